@@ -1,0 +1,24 @@
+# `make chat` sets up and runs the main job; `make test` sets up and passes every check.
+PY    ?= python3
+VENV  ?= .venv
+BIN   := $(VENV)/bin
+PARTS := graphs memory checkpointers stores
+.PHONY: chat test setup check fix lint view types unit bench clean
+
+chat: setup  ; $(BIN)/perdure chat --thread hello
+test: setup check
+
+setup: $(VENV)/.ready
+$(VENV)/.ready: pyproject.toml
+	$(PY) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable ".[encryption]" --group dev
+	@touch $@
+
+check: lint types unit
+fix:   ; $(BIN)/ruff format . && $(BIN)/ruff check --fix .
+lint:  ; $(BIN)/ruff format --check . && $(BIN)/ruff check .
+view:  ; @rm -rf build/view && mkdir -p build/view/perdure && ln -s $(CURDIR)/src/perdure/* $(PARTS:%=$(CURDIR)/%) build/view/perdure/
+types: view ; $(BIN)/mypy -p perdure -p tests && PYTHONPATH=build/view $(BIN)/lint-imports --no-cache
+unit:  ; $(BIN)/python -m pytest
+clean: ; rm -rf build $(VENV) .mypy_cache .pytest_cache .ruff_cache

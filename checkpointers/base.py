@@ -1,0 +1,196 @@
+"""The contract of perdure's checkpointers: what they add to langgraph's, and how a config is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+
+from langchain_core.runnables import RunnableConfig
+
+from perdure.errors import InvalidConfig
+
+OnConflict = Literal["fork", "wait", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryItem:
+    """One thing that was said on the way to a checkpoint.
+
+    Attributes:
+        value: The item as it was stored: a message, or an element of a list or `(key, value)`
+            of a dict.
+        seen: Whether it is still part of the channel's value at that checkpoint, that is, whether
+            the model is shown it.
+        position: Its place in the channel's log; grows with time, never reused.
+    """
+
+    value: Any
+    seen: bool
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadInfo:
+    """What `threads()` says of one thread.
+
+    Attributes:
+        thread_id: As given in the config.
+        checkpoints: How many checkpoints it has, over all its namespaces.
+        items: How many items its log holds (messages and other elements), each counted once.
+        size_bytes: Bytes of its checkpoints, items and pending writes, without index overhead.
+        created_at: When its first checkpoint or write came (UTC).
+        updated_at: When its last one came (UTC).
+        namespaces: Its checkpoint namespaces; `""` is the root graph.
+    """
+
+    thread_id: str
+    checkpoints: int
+    items: int
+    size_bytes: int
+    created_at: datetime
+    updated_at: datetime
+    namespaces: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """A checkpoint without its values: what it takes to draw the tree of a thread.
+
+    Attributes:
+        checkpoint_id: Its id.
+        parent_id: The id of the checkpoint it was made from, if any. The parent may be pruned.
+        checkpoint_ns: Its namespace.
+        order: Its place in the order in which the thread's checkpoints were put.
+        is_head: Whether a run that names no `checkpoint_id` starts from it.
+        metadata: As put.
+        ts: Its timestamp, as put (ISO 8601).
+        counts: For each channel that holds a list or dict, how many items it has here.
+    """
+
+    checkpoint_id: str
+    parent_id: str | None
+    checkpoint_ns: str
+    order: int
+    is_head: bool
+    metadata: Mapping[str, Any]
+    ts: str
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PruneReport:
+    """What a prune, retention run or delete removed."""
+
+    checkpoints: int = 0
+    items: int = 0
+    threads: int = 0
+
+    def __add__(self, other: PruneReport) -> PruneReport:
+        return PruneReport(
+            self.checkpoints + other.checkpoints,
+            self.items + other.items,
+            self.threads + other.threads,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which checkpoints of a thread to keep; the head of each namespace always stays.
+
+    A checkpoint stays if any rule given keeps it. Without `history`, what was said and is no
+    longer part of a kept checkpoint goes too.
+
+    Attributes:
+        last: The newest so many of each namespace.
+        days: Those put within so many days.
+        turns: Those at which a turn ended (the last before the next input, and each branch's tip).
+        history: Whether everything said stays readable through `history()`.
+    """
+
+    last: int | None = None
+    days: float | None = None
+    turns: bool = False
+    history: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What `import_from` took over. `skipped` were there already, equal."""
+
+    threads: int = 0
+    checkpoints: int = 0
+    writes: int = 0
+    skipped: int = 0
+
+
+class Address(NamedTuple):
+    """Where a config points: thread, namespace and (perhaps) one checkpoint."""
+
+    thread_id: str
+    checkpoint_ns: str
+    checkpoint_id: str | None
+
+    def config(self, checkpoint_id: str) -> RunnableConfig:
+        """The config of one checkpoint at this address."""
+        return {
+            "configurable": {
+                "thread_id": self.thread_id,
+                "checkpoint_ns": self.checkpoint_ns,
+                "checkpoint_id": checkpoint_id,
+            }
+        }
+
+
+def address(config: RunnableConfig) -> Address:
+    """Read the address out of a config.
+
+    Raises:
+        InvalidConfig: `thread_id` is missing or empty, or one of the three is not text.
+    """
+    configurable = config.get("configurable") if isinstance(config, Mapping) else None
+    if not isinstance(configurable, Mapping):
+        raise InvalidConfig(
+            f"the config {config!r} has no 'configurable' mapping; "
+            "pass {'configurable': {'thread_id': 'some-id'}}"
+        )
+    thread_id = check_thread_id(configurable.get("thread_id"))
+    ns = configurable.get("checkpoint_ns", "")
+    if not isinstance(ns, str):
+        raise InvalidConfig(f"checkpoint_ns is {ns!r}; expected a string ('' is the root graph)")
+    checkpoint_id = configurable.get("checkpoint_id")
+    if checkpoint_id is not None and not isinstance(checkpoint_id, str):
+        raise InvalidConfig(f"checkpoint_id is {checkpoint_id!r}; expected a string or nothing")
+    return Address(thread_id, ns, checkpoint_id or None)
+
+
+def check_thread_id(thread_id: object) -> str:
+    """The thread id as text. Integers and UUIDs are taken as their text, as langgraph's savers do.
+
+    Raises:
+        InvalidConfig: It is missing, empty or of another type.
+    """
+    if isinstance(thread_id, bool) or thread_id is None:
+        raise InvalidConfig(
+            f"thread_id is {thread_id!r}; a checkpointer needs one to know which conversation "
+            "this is: pass {'configurable': {'thread_id': 'some-id'}}"
+        )
+    text = thread_id if isinstance(thread_id, str) else str(thread_id)
+    if not text:
+        raise InvalidConfig("thread_id is empty; pass a non-empty string")
+    return text
+
+
+__all__ = [
+    "Address",
+    "CheckpointInfo",
+    "HistoryItem",
+    "ImportReport",
+    "OnConflict",
+    "PruneReport",
+    "Retention",
+    "ThreadInfo",
+    "address",
+    "check_thread_id",
+]

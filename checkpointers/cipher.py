@@ -1,0 +1,135 @@
+"""Sealing of stored bytes: AES-GCM bound to the place of each row, or a cipher of langgraph's."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING, Protocol
+
+from perdure.errors import CorruptRecord, MissingDependency, WrongKey
+
+if TYPE_CHECKING:
+    from langgraph.checkpoint.serde.base import CipherProtocol
+
+_NONCE = 12  # bytes; NIST SP 800-38D §8.2.2: random nonces of 96 bits
+KEY_SIZES = (16, 24, 32)
+
+
+class Seal(Protocol):
+    """What stands between plain bytes and the file. `place` names the row they belong to."""
+
+    @property
+    def hash_key(self) -> bytes:
+        """Keys the content hashes, so that equal hashes tell nothing without the key."""
+
+    def seal(self, data: bytes, place: bytes) -> bytes:
+        """Encrypt."""
+
+    def open(self, data: bytes, place: bytes) -> bytes:
+        """Decrypt.
+
+        Raises:
+            CorruptRecord: The bytes are damaged, or were moved from another place.
+        """
+
+
+class Clear:
+    """No encryption."""
+
+    hash_key = b""
+
+    def seal(self, data: bytes, place: bytes) -> bytes:
+        """The bytes as they are."""
+        return data
+
+    def open(self, data: bytes, place: bytes) -> bytes:
+        """The bytes as they are."""
+        return data
+
+
+class AESGCM:
+    """Authenticated encryption; a row moved or changed does not open (NIST SP 800-38D).
+
+    Args:
+        key: 16, 24 or 32 bytes.
+
+    Raises:
+        WrongKey: The key has another length.
+        MissingDependency: The package `cryptography` is not installed.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        try:
+            from cryptography.exceptions import InvalidTag
+            from cryptography.hazmat.primitives.ciphers import aead
+        except ImportError as exc:
+            raise MissingDependency(
+                "encryption needs the package 'cryptography': pip install 'perdure[encryption]'"
+            ) from exc
+        if len(key) not in KEY_SIZES:
+            raise WrongKey(f"the key has {len(key)} bytes; AES-GCM takes 16, 24 or 32")
+        self._aead = aead.AESGCM(key)
+        self._invalid = InvalidTag
+        self.hash_key = hashlib.blake2b(b"perdure content hash", key=key, digest_size=32).digest()
+
+    def seal(self, data: bytes, place: bytes) -> bytes:
+        """A random nonce, then the ciphertext with its tag."""
+        nonce = os.urandom(_NONCE)
+        return nonce + self._aead.encrypt(nonce, data, place)
+
+    def open(self, data: bytes, place: bytes) -> bytes:
+        """See `Seal.open`."""
+        try:
+            return self._aead.decrypt(data[:_NONCE], data[_NONCE:], place)
+        except (self._invalid, ValueError) as exc:
+            raise CorruptRecord(
+                f"the row {place.decode(errors='replace')!r} does not decrypt: it was damaged, "
+                "changed or moved; restore it from a backup"
+            ) from exc
+
+
+class LangGraphCipher:
+    """The cipher of a langgraph `EncryptedSerializer`, for those who have one already.
+
+    It has no associated data, so unlike `AESGCM` it cannot tell a row that was moved.
+    """
+
+    def __init__(self, cipher: CipherProtocol) -> None:
+        self._cipher = cipher
+        # such a cipher offers no key to derive from: equal contents must not be told apart by
+        # hash, so each process hashes with a key of its own and finds only what it stored itself
+        self.hash_key = os.urandom(32)
+
+    def seal(self, data: bytes, place: bytes) -> bytes:
+        """The cipher's name, its length before it, then the ciphertext."""
+        name, sealed = self._cipher.encrypt(data)
+        text = name.encode()
+        return bytes((len(text),)) + text + sealed
+
+    def open(self, data: bytes, place: bytes) -> bytes:
+        """See `Seal.open`."""
+        try:
+            end = 1 + data[0]
+            return self._cipher.decrypt(data[1:end].decode(), data[end:])
+        except Exception as exc:
+            raise CorruptRecord(
+                f"the row {place.decode(errors='replace')!r} does not decrypt ({exc}): it was "
+                "damaged, or written with another key"
+            ) from exc
+
+
+def key_bytes(key: bytes | str | None) -> bytes | None:
+    """A key as bytes: bytes as they are, text as hex.
+
+    Raises:
+        WrongKey: The text is not hex of 16, 24 or 32 bytes.
+    """
+    if key is None or isinstance(key, bytes):
+        return key
+    try:
+        return bytes.fromhex(key)
+    except ValueError as exc:
+        raise WrongKey(
+            "the key is not hexadecimal; make one with: "
+            'python -c "import secrets; print(secrets.token_hex(32))"'
+        ) from exc

@@ -1,0 +1,210 @@
+"""What this process remembers of threads: decoded items and recent checkpoints, within a budget.
+
+Never the source of truth. An item at a position never changes, so what is remembered of it stays
+right whoever writes; only a deletion makes it stale, and each deletion moves the thread's `swept`
+counter, which every operation reads from the database and compares.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from perdure.checkpointers.codec import Codec, Decoded, content_bytes, content_header
+from perdure.checkpointers.manifest import Range, Ranges
+
+PIECE: Final = 256  # items compared at once
+_PACKED_MIN: Final = 16
+_RECENT: Final = 8  # checkpoints remembered per thread
+_ITEM_OVERHEAD: Final = 600  # bytes that a decoded item takes beside its text, about
+
+
+class Item:
+    """One item of a log: its stored bytes and, once asked for, its decoded form."""
+
+    __slots__ = ("decoded", "stored")
+
+    def __init__(self, stored: bytes) -> None:
+        self.stored = stored
+        self.decoded: Decoded | None = None
+
+
+class Lane:
+    """The remembered part of one log."""
+
+    __slots__ = ("_index", "_indexed", "_packed", "key", "items", "name")
+
+    def __init__(self, key: int, name: str) -> None:
+        self.key = key
+        self.name = name
+        self.items: dict[int, Item] = {}
+        self._packed: dict[int, tuple[int, bytes]] = {}
+        self._index: dict[bytes, int] = {}
+        self._indexed = 0
+
+    def has(self, start: int, stop: int) -> bool:
+        """Whether every item of a range is here."""
+        return all(map(self.items.__contains__, range(start, stop)))
+
+    def decoded(self, start: int, stop: int, codec: Codec) -> list[Decoded]:
+        """The items of a range, decoded.
+
+        Raises:
+            KeyError: One of them is not here.
+        """
+        out = []
+        for item in map(self.items.__getitem__, range(start, stop)):
+            if item.decoded is None:
+                item.decoded = codec.decode(item.stored)
+            out.append(item.decoded)
+        return out
+
+    def find(self, stored: bytes) -> int | None:
+        """The position of an item with these bytes, if one is here."""
+        if self._indexed != len(self.items):
+            for position in list(self.items)[self._indexed :]:
+                self._index.setdefault(self.items[position].stored, position)
+            self._indexed = len(self.items)
+        return self._index.get(stored)
+
+    def same(self, values: Sequence[Any], start: int, codec: Codec) -> bool:
+        """Whether the items from `start` on hold just these values, by content."""
+        stop = start + len(values)
+        if not self.has(start, stop):
+            return False
+        packed = self._content(start, stop, codec)
+        return packed is not None and content_bytes(values) == content_header(len(values)) + packed
+
+    def _content(self, start: int, stop: int, codec: Codec) -> bytes | None:
+        end, packed = self._packed.get(start, (start, b""))
+        if end == stop:
+            return packed
+        if end > stop:
+            end, packed = start, b""
+        parts = [packed]
+        for decoded in self.decoded(end, stop, codec):
+            content = decoded.content()
+            if content is None:
+                return None
+            parts.append(content)
+        packed = b"".join(parts)
+        if stop > self._packed.get(start, (start,))[0]:
+            if len(self._packed) > _PACKED_MIN + 2 * len(self.items) // PIECE:
+                self._packed.clear()  # a window that moves leaves pieces behind that no one asks for
+            self._packed[start] = (stop, packed)
+        return packed
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """A checkpoint's row, unpacked, with the ranges of its lists and dicts at hand.
+
+    Attributes:
+        uid: The checkpoint id.
+        key: The row's key.
+        parent: The parent's id.
+        fields: `[v, ts, updated_channels, metadata, other]` as stored.
+        versions: Channel versions.
+        seen: Versions seen, by node.
+        refs: A reference for each channel that has a value.
+        ranges: For channels split into a log: its lane and ranges.
+        said: The same, for what was said on the way here.
+    """
+
+    uid: str
+    key: int
+    parent: str | None
+    fields: list[Any]
+    versions: dict[str, Any]
+    seen: dict[str, dict[str, Any]]
+    refs: dict[str, Any]
+    ranges: dict[str, tuple[int, Ranges]] = field(default_factory=dict)
+    said: dict[str, tuple[int, Ranges]] = field(default_factory=dict)
+
+
+class Thread:
+    """What is remembered of one thread, true as long as `key` and `swept` are."""
+
+    __slots__ = ("key", "lanes", "lines", "recent", "size", "swept", "thread_id")
+
+    def __init__(self, thread_id: str, key: int, swept: int) -> None:
+        self.thread_id = thread_id
+        self.key = key
+        self.swept = swept
+        self.lanes: dict[int, Lane] = {}
+        self.lines: dict[str, int] = {}
+        self.recent: OrderedDict[tuple[str, str], Snapshot] = OrderedDict()
+        self.size = 0
+
+    def lane_named(self, name: str) -> Lane | None:
+        """The lane of a channel, if anything of it is remembered."""
+        return next((lane for lane in self.lanes.values() if lane.name == name), None)
+
+    def lane(self, key: int, name: str) -> Lane:
+        """The lane with a key."""
+        lane = self.lanes.get(key)
+        if lane is None:
+            lane = self.lanes.setdefault(key, Lane(key, name))
+        return lane
+
+    def add_items(self, lane: Lane, items: Iterable[tuple[int, bytes]]) -> None:
+        """Remember items at their positions."""
+        for position, stored in items:
+            if position not in lane.items:
+                lane.items[position] = Item(stored)
+                self.size += 4 * len(stored) + _ITEM_OVERHEAD
+
+    def remember(self, ns: str, snapshot: Snapshot) -> None:
+        """Keep a checkpoint at hand for the puts that follow it."""
+        self.recent[ns, snapshot.uid] = snapshot
+        self.recent.move_to_end((ns, snapshot.uid))
+        while len(self.recent) > _RECENT:
+            self.recent.popitem(last=False)
+
+
+class Memo:
+    """The threads remembered, the least recently used forgotten first.
+
+    Args:
+        limit_bytes: About how much memory to use.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._threads: OrderedDict[str, Thread] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def peek(self, thread_id: str) -> Thread | None:
+        """What is remembered, if anything; it may be stale."""
+        return self._threads.get(thread_id)
+
+    def thread(self, thread_id: str, key: int, swept: int) -> Thread:
+        """What is remembered of a thread in this state; nothing of a former one."""
+        with self._lock:
+            known = self._threads.get(thread_id)
+            if known is None or known.key != key or known.swept < swept:
+                known = self._threads[thread_id] = Thread(thread_id, key, swept)
+            elif known.swept > swept:
+                return Thread(thread_id, key, swept)  # a reader on an older snapshot
+            self._threads.move_to_end(thread_id)
+            total = sum(thread.size for thread in self._threads.values())
+            while total > self._limit and len(self._threads) > 1:
+                total -= self._threads.popitem(last=False)[1].size
+            return known
+
+    def forget(self, thread_id: str) -> None:
+        """Drop what is remembered of a thread."""
+        with self._lock:
+            self._threads.pop(thread_id, None)
+
+
+def pieces(ranges: Ranges) -> Iterable[Range]:
+    """Ranges cut at multiples of `PIECE`, so that the same pieces come up again and again."""
+    for start, stop in ranges:
+        while start < stop:
+            end = min(stop, (start // PIECE + 1) * PIECE)
+            yield start, end
+            start = end

@@ -1,0 +1,326 @@
+"""What to store of a channel's value: which parts the log has already, and which are new.
+
+Equality is decided by content alone: nothing is trusted for being the same object, so an object
+that was changed in place is stored again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from langchain_core.messages import BaseMessage
+from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoint
+
+from perdure.checkpointers.base import Address
+from perdure.checkpointers.codec import Codec
+from perdure.checkpointers.conflicts import Origin
+from perdure.checkpointers.manifest import DICT, LIST, Range, Ranges
+from perdure.checkpointers.memo import PIECE, Lane, Snapshot, Thread, pieces
+
+INLINE_BYTES: Final = 128  # up to here a value stands in the checkpoint itself
+_OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen"}
+START: Final = "__start__"  # langgraph's input channel: a dict of other channels' updates
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """An item that is not known to be stored."""
+
+    stored: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """A small value, in place."""
+
+    stored: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class One:
+    """A value stored as one item of a lane."""
+
+    lane: str
+    item: New | Range
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """A list or dict stored as items of a lane, in order."""
+
+    kind: int
+    lane: str
+    parts: list[New | Range]
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """A small dict of values that are split themselves."""
+
+    entries: dict[str, Node]
+
+
+Node = Inline | One | Many | Map
+
+
+@dataclass(slots=True)
+class PlannedPut:
+    """A checkpoint to put. A channel without a plan is as it is in the parent.
+
+    `remembered` is the state of the thread that the plan rests on, if it rests on one.
+    """
+
+    thread_id: str
+    ns: str
+    uid: str
+    parent: str | None
+    fields: list[Any]
+    metadata: dict[str, Any]
+    versions: dict[str, Any]
+    seen: dict[str, dict[str, Any]]
+    nodes: dict[str, Node | None]
+    remembered: tuple[int, int] | None
+    origin: Origin | None
+    on_conflict: Literal["fork", "error"]
+
+
+@dataclass(slots=True)
+class PlannedWrites:
+    """Pending writes of one task: `(index, channel, node)` each."""
+
+    thread_id: str
+    ns: str
+    uid: str
+    task: str
+    path: str
+    writes: list[tuple[int, str, Node]]
+    replace: bool
+    remembered: tuple[int, int] | None
+
+
+@dataclass(slots=True)
+class Planner:
+    """Plans values against what is remembered of their thread.
+
+    Args:
+        codec: Encodes items.
+        thread: What is remembered; nothing for a plan that has to stand by itself.
+    """
+
+    codec: Codec
+    thread: Thread | None
+
+    def plan(self, lane: str, value: Any, hint: Ranges | None, path: str) -> Node:
+        """Plan one value.
+
+        Args:
+            lane: The log its items belong to.
+            value: The value.
+            hint: Where the channel's former value stands, likely to be much the same.
+            path: How an error names the value.
+
+        Raises:
+            Unstorable: It, or a part of it, cannot be stored.
+            ForbiddenType: A type in it is not on the allowlist.
+        """
+        if lane == START and _is_input(value):
+            return Map(
+                {k: self.plan(k, v, None, f"{path}[{k!r}]") for k, v in value.items()}
+            )
+        if type(value) is list and value and not self._whole(value, path):
+            return Many(LIST, lane, self._match(lane, value, hint, path))
+        if type(value) is dict and _splittable(value) and not self._whole(value, path):
+            pairs = [[k, v] for k, v in value.items()]
+            return Many(DICT, lane, self._match(lane, pairs, hint, path))
+        stored = self.codec.encode(value, lambda: path)
+        if len(stored) <= INLINE_BYTES and not isinstance(value, BaseMessage):
+            return Inline(stored)
+        return One(lane, self._known(lane, stored) or New(stored))
+
+    def checkpoint(
+        self,
+        at: Address,
+        checkpoint: Checkpoint,
+        metadata: dict[str, Any],
+        new_versions: ChannelVersions,
+        origin: Origin | None,
+        on_conflict: Literal["fork", "error"],
+    ) -> PlannedPut:
+        """Plan a checkpoint whose parent is at an address.
+
+        Raises:
+            Unstorable: A value cannot be stored.
+            ForbiddenType: A value could not be read back.
+        """
+        versions = checkpoint["channel_versions"]
+        recent = self.thread.recent if self.thread else {}
+        parent = recent.get((at.checkpoint_ns, at.checkpoint_id or ""))
+        nodes: dict[str, Node | None] = {}
+        for channel, value in checkpoint["channel_values"].items():
+            if parent is not None and _unchanged(channel, parent, versions, new_versions):
+                nodes[channel] = None
+                continue
+            hint = parent.ranges.get(channel) if parent is not None else None
+            path = f"channel_values[{channel!r}]"
+            nodes[channel] = self.plan(channel, value, hint[1] if hint else None, path)
+        other = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
+        fields = [
+            self.codec.encode(other, lambda: "checkpoint"),
+            self.codec.encode(metadata, lambda: "metadata"),
+        ]
+        return PlannedPut(
+            at.thread_id,
+            at.checkpoint_ns,
+            checkpoint["id"],
+            at.checkpoint_id,
+            fields,
+            metadata,
+            dict(versions),
+            {node: dict(seen) for node, seen in checkpoint["versions_seen"].items()},
+            nodes,
+            self._state(),
+            origin,
+            on_conflict,
+        )
+
+    def writes(
+        self,
+        at: Address,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str,
+        replace: bool,
+    ) -> PlannedWrites:
+        """Plan what a task wrote.
+
+        Raises:
+            Unstorable: A value cannot be stored.
+            ForbiddenType: A value could not be read back.
+        """
+        planned = [
+            (
+                WRITES_IDX_MAP.get(channel, i),
+                channel,
+                self.plan(channel, value, None, f"the write to {channel!r}"),
+            )
+            for i, (channel, value) in enumerate(writes)
+        ]
+        return PlannedWrites(
+            at.thread_id,
+            at.checkpoint_ns,
+            at.checkpoint_id or "",
+            task_id,
+            task_path,
+            planned,
+            replace,
+            self._state(),
+        )
+
+    def _state(self) -> tuple[int, int] | None:
+        return (self.thread.key, self.thread.swept) if self.thread else None
+
+    def _whole(self, value: list[Any] | dict[Any, Any], path: str) -> bool:
+        """Whether a list or dict is too small to be worth splitting."""
+        if len(value) > INLINE_BYTES:
+            return False
+        parts: Sequence[Any] = value if isinstance(value, list) else list(value.values())
+        if any(isinstance(part, BaseMessage) for part in parts):
+            return False
+        return len(self.codec.encode(value, lambda: path)) <= INLINE_BYTES
+
+    def _known(self, lane: str, stored: bytes) -> Range | None:
+        found = self.thread.lane_named(lane) if self.thread else None
+        position = found.find(stored) if found else None
+        return None if position is None else (position, position + 1)
+
+    def _match(
+        self, name: str, values: list[Any], hint: Ranges | None, path: str
+    ) -> list[New | Range]:
+        lane = self.thread.lane_named(name) if self.thread else None
+        if lane is None:
+            return [New(self.codec.encode(v, _at(path, i))) for i, v in enumerate(values)]
+        parts: list[New | Range] = []
+        i = 0
+        for start, stop in pieces(hint or []):
+            part = values[i : i + stop - start]
+            if not part or not lane.same(part, start, self.codec):
+                break
+            parts.append((start, start + len(part)))
+            i += len(part)
+        while i < len(values):
+            stored = self.codec.encode(values[i], _at(path, i))
+            position = lane.find(stored)
+            i += 1
+            if position is None:
+                parts.append(New(stored))
+            else:
+                length = 1 + self._run(lane, values, i, position + 1)
+                parts.append((position, position + length))
+                i += length - 1
+        return parts
+
+    def _run(self, lane: Lane, values: list[Any], i: int, start: int) -> int:
+        """How many values from `i` on stand in the lane from `start` on."""
+        length, step = 0, 1
+        while step:
+            part = values[i + length : i + length + step]
+            if part and lane.same(part, start + length, self.codec):
+                length += len(part)
+                step = min(2 * step, PIECE)
+            else:
+                step //= 2
+        return length
+
+
+def new_items(node: Node) -> Iterator[tuple[str, New]]:
+    """Every new item of a plan, with its lane."""
+    match node:
+        case One(lane, New() as item):
+            yield lane, item
+        case Many(_, lane, parts):
+            for part in parts:
+                if isinstance(part, New):
+                    yield lane, part
+        case Map(entries):
+            for inner in entries.values():
+                yield from new_items(inner)
+
+
+def known_ranges(node: Node) -> Iterator[tuple[str, Range]]:
+    """Every range of a plan that was taken to be stored, with its lane."""
+    match node:
+        case One(lane, tuple() as item):
+            yield lane, item
+        case Many(_, lane, parts):
+            for part in parts:
+                if not isinstance(part, New):
+                    yield lane, part
+        case Map(entries):
+            for inner in entries.values():
+                yield from known_ranges(inner)
+
+
+def _unchanged(
+    channel: str, parent: Snapshot, versions: ChannelVersions, new_versions: ChannelVersions
+) -> bool:
+    """Whether a channel is what it is in the parent: langgraph's versions say so."""
+    return (
+        channel not in new_versions
+        and channel in parent.refs
+        and channel in versions
+        and parent.versions.get(channel) == versions[channel]
+    )
+
+
+def _at(path: str, i: int) -> Callable[[], str]:
+    return lambda: f"{path}[{i}]"
+
+
+def _is_input(value: Any) -> bool:
+    return type(value) is dict and 0 < len(value) <= 32 and all(type(k) is str for k in value)
+
+
+def _splittable(value: dict[Any, Any]) -> bool:
+    return bool(value) and all(type(key) in (str, int) for key in value)

@@ -1,0 +1,84 @@
+"""The tables of the checkpointers, as numbered steps; a step that has shipped is never edited.
+
+Keys of `checkpoints` and `log` are composed: `line << 32 | seq` and `lane << 32 | position`, so that
+a thread's rows lie together and a range of them is a range of keys.
+"""
+
+from __future__ import annotations
+
+from perdure.storage.migrations import Migration
+
+BITS = 32
+
+SQLITE = Migration(
+    "checkpointers",
+    (
+        """
+        CREATE TABLE settings (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT, WITHOUT ROWID;
+        CREATE TABLE threads (
+            thread INTEGER PRIMARY KEY AUTOINCREMENT,
+            thread_id TEXT NOT NULL UNIQUE,
+            seq INTEGER NOT NULL DEFAULT 0,
+            swept INTEGER NOT NULL DEFAULT 0,
+            checkpoints INTEGER NOT NULL DEFAULT 0,
+            items INTEGER NOT NULL DEFAULT 0,
+            bytes INTEGER NOT NULL DEFAULT 0,
+            created_at REAL NOT NULL,
+            updated_at REAL NOT NULL
+        ) STRICT;
+        CREATE INDEX threads_activity ON threads (updated_at);
+        CREATE TABLE lines (
+            line INTEGER PRIMARY KEY AUTOINCREMENT,
+            thread INTEGER NOT NULL,
+            ns TEXT NOT NULL,
+            head INTEGER NOT NULL,
+            UNIQUE (thread, ns)
+        ) STRICT;
+        CREATE TABLE lanes (
+            lane INTEGER PRIMARY KEY AUTOINCREMENT,
+            thread INTEGER NOT NULL,
+            name TEXT NOT NULL,
+            next INTEGER NOT NULL DEFAULT 0,
+            UNIQUE (thread, name)
+        ) STRICT;
+        CREATE TABLE log (
+            id INTEGER PRIMARY KEY,
+            h INTEGER NOT NULL,
+            body BLOB NOT NULL
+        ) STRICT;
+        CREATE INDEX log_h ON log (h);
+        CREATE TABLE checkpoints (
+            id INTEGER PRIMARY KEY,
+            line INTEGER NOT NULL,
+            uid ANY NOT NULL,
+            parent ANY,
+            put_at REAL NOT NULL,
+            body BLOB NOT NULL,
+            UNIQUE (line, uid)
+        ) STRICT;
+        CREATE TABLE writes (
+            line INTEGER NOT NULL,
+            uid ANY NOT NULL,
+            task ANY NOT NULL,
+            path TEXT NOT NULL,
+            body BLOB NOT NULL,
+            PRIMARY KEY (line, uid, task)
+        ) STRICT, WITHOUT ROWID;
+        CREATE TABLE tags (
+            tag INTEGER NOT NULL,
+            checkpoint INTEGER NOT NULL,
+            PRIMARY KEY (tag, checkpoint)
+        ) STRICT, WITHOUT ROWID
+        """,
+    ),
+)
+
+
+def place(table: int, within: int) -> int:
+    """The key of a row: a line and a sequence number, or a lane and a position."""
+    return table << BITS | within
+
+
+def span(table: int, start: int = 0, stop: int = 1 << BITS) -> tuple[int, int]:
+    """The half-open range of keys of positions `start` to `stop`."""
+    return (table << BITS) + start, (table << BITS) + stop

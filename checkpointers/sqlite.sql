@@ -1,0 +1,177 @@
+-- touch_thread: count one more checkpoint and give it its place in the thread's order
+UPDATE threads SET seq = seq + 1, checkpoints = checkpoints + 1, updated_at = max(updated_at, ?)
+WHERE thread_id = ? RETURNING thread, seq, swept;
+
+-- find_thread: its key and the counter that tells whether anything was deleted from it
+SELECT thread, seq, swept FROM threads WHERE thread_id = ?;
+
+-- new_thread: a thread nobody has written to yet
+INSERT INTO threads (thread_id, created_at, updated_at) VALUES (?, ?, ?) RETURNING thread;
+
+-- add_size: what a write added to the thread
+UPDATE threads SET items = items + ?, bytes = bytes + ?, updated_at = max(updated_at, ?) WHERE thread = ?;
+
+-- find_line: the line of checkpoints of one namespace
+SELECT line, head FROM lines WHERE thread = ? AND ns = ?;
+
+-- new_line: the first checkpoint of a namespace
+INSERT INTO lines (thread, ns, head) VALUES (?, ?, 0) RETURNING line, head;
+
+-- set_head: the checkpoint from which the next run starts
+UPDATE lines SET head = ? WHERE line = ?;
+
+-- thread_lines: all namespaces of a thread
+SELECT line, ns, head FROM lines WHERE thread = ? ORDER BY line;
+
+-- find_lane: the log of one channel
+SELECT lane FROM lanes WHERE thread = ? AND name = ?;
+
+-- lane_name: which channel a log belongs to
+SELECT name FROM lanes WHERE lane = ?;
+
+-- new_lane: the first item of a channel
+INSERT INTO lanes (thread, name) VALUES (?, ?) RETURNING lane;
+
+-- take_positions: reserve places at the end of a log; a place is never given twice
+UPDATE lanes SET next = next + ? WHERE lane = ? RETURNING next;
+
+-- thread_lanes: all logs of a thread
+SELECT lane, name, next FROM lanes WHERE thread = ? ORDER BY lane;
+
+-- same_hash: candidates for being the item already
+SELECT id, body FROM log WHERE h = ?;
+
+-- add_item: one item, at its place
+INSERT INTO log (id, h, body) VALUES (?, ?, ?);
+
+-- items_between: a range of a log
+SELECT id, body FROM log WHERE id >= ? AND id < ? ORDER BY id;
+
+-- block_at: one item, and whose it is
+SELECT t.thread_id, l.name, i.body
+FROM log i JOIN lanes l ON l.lane = i.id >> 32 JOIN threads t ON t.thread = l.thread WHERE i.id = ?;
+
+-- count_between: how many items of a range are there
+SELECT count(*) FROM log WHERE id >= ? AND id < ?;
+
+-- item_keys: the items of a log, without their bodies
+SELECT id, length(body) FROM log WHERE id >= ? AND id < ?;
+
+-- drop_items: items nothing refers to
+DELETE FROM log WHERE id >= ? AND id < ?;
+
+-- find_checkpoint: one checkpoint by its id
+SELECT id, uid, parent, body FROM checkpoints WHERE line = ? AND uid = ?;
+
+-- checkpoint_at: one checkpoint by its place
+SELECT id, uid, parent, body FROM checkpoints WHERE id = ?;
+
+-- head_of: the checkpoint a run starts from, and the keys that lead to it
+SELECT t.thread, t.swept, l.line, c.id, c.uid, c.parent, c.body
+FROM threads t JOIN lines l ON l.thread = t.thread JOIN checkpoints c ON c.id = (l.line << 32) + l.head
+WHERE t.thread_id = ? AND l.ns = ?;
+
+-- checkpoint_of: one checkpoint by its id, and the keys that lead to it
+SELECT t.thread, t.swept, l.line, c.id, c.uid, c.parent, c.body
+FROM threads t JOIN lines l ON l.thread = t.thread JOIN checkpoints c ON c.line = l.line AND c.uid = ?
+WHERE t.thread_id = ? AND l.ns = ?;
+
+-- add_checkpoint: a checkpoint at its place
+INSERT INTO checkpoints (id, line, uid, parent, put_at, body) VALUES (?, ?, ?, ?, ?, ?);
+
+-- replace_checkpoint: the same checkpoint, put once more
+UPDATE checkpoints SET parent = ?, put_at = ?, body = ? WHERE id = ?;
+
+-- line_checkpoints: a page of a line, newest first
+SELECT id, uid, parent, body FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC LIMIT ?;
+
+-- line_bodies: all of a line, newest first
+SELECT id, uid, parent, body FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC;
+
+-- rewrite_checkpoint: a checkpoint that forgets what was said before
+UPDATE checkpoints SET body = ? WHERE id = ?;
+
+-- set_counts: what a copied thread holds
+UPDATE threads SET seq = ?, checkpoints = ?, items = ?, bytes = ? WHERE thread = ?;
+
+-- line_page: a page of a line's places, newest first
+SELECT id, uid FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC LIMIT ?;
+
+-- line_keys: the places of a line's checkpoints, newest first
+SELECT id, uid, parent, put_at FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC;
+
+-- drop_checkpoint: one checkpoint
+DELETE FROM checkpoints WHERE id = ?;
+
+-- newest_of: the last checkpoint put in a line
+SELECT max(id) FROM checkpoints WHERE id >= ? AND id < ?;
+
+-- find_writes: what a task wrote already
+SELECT body FROM writes WHERE line = ? AND uid = ? AND task = ?;
+
+-- put_writes: what a task wrote
+INSERT INTO writes (line, uid, task, path, body) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (line, uid, task) DO UPDATE SET path = excluded.path, body = excluded.body;
+
+-- writes_of: what the tasks of a checkpoint wrote
+SELECT task, path, body FROM writes WHERE line = ? AND uid = ?;
+
+-- line_writes: the pending writes of a line
+SELECT uid, task, path, body FROM writes WHERE line = ?;
+
+-- drop_writes: the pending writes of a checkpoint
+DELETE FROM writes WHERE line = ? AND uid = ?;
+
+-- add_tag: make a checkpoint findable by one of its metadata values
+INSERT OR IGNORE INTO tags (tag, checkpoint) VALUES (?, ?);
+
+-- drop_tag: its opposite
+DELETE FROM tags WHERE tag = ? AND checkpoint = ?;
+
+-- tagged: checkpoints with a metadata value, newest first within a line
+SELECT checkpoint FROM tags WHERE tag = ? ORDER BY checkpoint DESC;
+
+-- tagged_in: the same within one line, below a place
+SELECT checkpoint FROM tags WHERE tag = ? AND checkpoint >= ? AND checkpoint < ? ORDER BY checkpoint DESC;
+
+-- thread_of_line: who a line belongs to
+SELECT t.thread_id, l.ns, t.thread, t.swept FROM lines l JOIN threads t ON t.thread = l.thread WHERE l.line = ?;
+
+-- swept: tell every process that items of the thread are gone
+UPDATE threads SET swept = swept + 1, checkpoints = checkpoints - ?, items = items - ?, bytes = bytes - ?
+WHERE thread = ?;
+
+-- drop_line_checkpoints: a whole line
+DELETE FROM checkpoints WHERE id >= ? AND id < ?;
+
+-- drop_line_writes: a whole line's pending writes
+DELETE FROM writes WHERE line = ?;
+
+-- drop_lines: the lines of a thread
+DELETE FROM lines WHERE thread = ?;
+
+-- drop_lanes: the logs of a thread
+DELETE FROM lanes WHERE thread = ?;
+
+-- drop_thread: the thread itself
+DELETE FROM threads WHERE thread = ?;
+
+-- list_threads: a page, newest activity first
+SELECT thread, thread_id, checkpoints, items, bytes, created_at, updated_at FROM threads
+WHERE (updated_at, thread) < (?, ?) AND substr(thread_id, 1, length(?)) = ?
+ORDER BY updated_at DESC, thread DESC LIMIT ?;
+
+-- one_thread: the same, for one
+SELECT thread, thread_id, checkpoints, items, bytes, created_at, updated_at FROM threads WHERE thread_id = ?;
+
+-- thread_ids: every thread, in the order they came
+SELECT thread, thread_id FROM threads WHERE thread > ? ORDER BY thread LIMIT ?;
+
+-- totals: over the whole database
+SELECT count(*), coalesce(sum(checkpoints), 0), coalesce(sum(items), 0), coalesce(sum(bytes), 0) FROM threads;
+
+-- get_setting: how the file was made
+SELECT value FROM settings WHERE name = ?;
+
+-- set_setting: remember how the file was made
+INSERT INTO settings (name, value) VALUES (?, ?);

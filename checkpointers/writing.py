@@ -1,0 +1,390 @@
+"""Putting checkpoints and writes: flows that run within one transaction of the writer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ormsgpack
+
+from perdure.checkpointers.base import Address
+from perdure.checkpointers.cipher import Seal
+from perdure.checkpointers.codec import PACK
+from perdure.checkpointers.manifest import (
+    ITEM,
+    MAP,
+    Range,
+    Ranges,
+    cut_blocks,
+    flat,
+    joined,
+    positions,
+    said,
+)
+from perdure.checkpointers.memo import Memo, Snapshot
+from perdure.checkpointers.plan import (
+    Inline,
+    Many,
+    Map,
+    New,
+    Node,
+    One,
+    PlannedPut,
+    PlannedWrites,
+    known_ranges,
+)
+from perdure.checkpointers.reading import BLOCKS, Reader
+from perdure.checkpointers.records import (
+    checkpoint_place,
+    content_hash,
+    item_place,
+    pack_id,
+    pack_snapshot,
+    pack_writes,
+    tags_of,
+    unpack_writes,
+    writes_place,
+    written,
+)
+from perdure.checkpointers.schema import place, span
+from perdure.errors import ConcurrentUpdate
+from perdure.storage.flow import Flow, Statement
+
+
+
+class Stale(Exception):
+    """A plan rests on items that were deleted meanwhile: plan again, from nothing."""
+
+
+@dataclass(slots=True)
+class Written:
+    """What a flow wrote, for the memo to take over once it is committed."""
+
+    thread_id: str
+    ns: str
+    key: int
+    swept: int
+    line: int
+    snapshot: Snapshot | None = None
+    lanes: dict[str, int] = field(default_factory=dict)
+    items: list[tuple[str, int, bytes]] = field(default_factory=list)
+    added: int = 0
+    size: int = 0
+
+    def take_over(self, memo: Memo) -> None:
+        """Remember what was written."""
+        thread = memo.thread(self.thread_id, self.key, self.swept)
+        thread.lines[self.ns] = self.line
+        for name, key in self.lanes.items():
+            thread.lane(key, name)
+        for name, position, stored in self.items:
+            thread.add_items(thread.lane(self.lanes[name], name), [(position, stored)])
+        if self.snapshot is not None:
+            thread.remember(self.ns, self.snapshot)
+
+
+@dataclass(slots=True)
+class Writer:
+    """The flows that write.
+
+    Args:
+        sql: The statements, by name.
+        seal: Encrypts what is written.
+        memo: What is remembered of threads.
+        reader: The flows that read.
+    """
+
+    sql: dict[str, str]
+    seal: Seal
+    memo: Memo
+    reader: Reader
+
+    # -- a checkpoint
+
+    def put(self, plan: PlannedPut) -> Flow[Written]:
+        """Store a checkpoint and move the head to it, or leave it as a fork.
+
+        Raises:
+            Stale: Something the plan rests on was deleted.
+            ConcurrentUpdate: Another run moved the head, and conflicts are errors.
+        """
+        now = time.time()
+        thread, seq, swept = yield from self._touch(plan.thread_id, now)
+        out = Written(plan.thread_id, plan.ns, thread, swept, 0)
+        planned = [node for node in plan.nodes.values() if node is not None]
+        yield from self._verify(planned, plan.remembered, thread, swept)
+        line, head = yield from self._line(out, plan.ns)
+        out.line = line
+        parent = yield from self._snapshot(out, plan.parent)
+        moves = self._moves_head(plan, parent, line, head)
+        snapshot = yield from self._build(out, plan, parent)
+        body = pack_snapshot(snapshot, (yield from self._written_said(out, snapshot)))
+        yield from self._store(out, plan, snapshot, place(line, seq), body, moves, now)
+        return out
+
+    def _touch(self, thread_id: str, now: float) -> Flow[tuple[int, int, int]]:
+        rows = yield Statement(self.sql["touch_thread"], (now, thread_id))
+        if not rows:
+            yield Statement(self.sql["new_thread"], (thread_id, now, now))
+            rows = yield Statement(self.sql["touch_thread"], (now, thread_id))
+        thread, seq, swept = rows[0]
+        return thread, seq, swept
+
+    def _line(self, out: Written, ns: str) -> Flow[tuple[int, int]]:
+        rows = yield Statement(self.sql["find_line"], (out.key, ns))
+        if not rows:
+            rows = yield Statement(self.sql["new_line"], (out.key, ns))
+        line, head = rows[0]
+        return line, head
+
+    def _verify(
+        self, nodes: Iterable[Node], remembered: tuple[int, int] | None, thread: int, swept: int
+    ) -> Flow[None]:
+        """Make sure that what a plan takes to be stored is; a deletion may have come between."""
+        if remembered == (thread, swept):
+            return
+        for node in nodes:
+            for name, (start, stop) in known_ranges(node):
+                rows = yield Statement(self.sql["find_lane"], (thread, name))
+                if not rows:
+                    raise Stale
+                (counted,) = (
+                    yield Statement(self.sql["count_between"], span(rows[0][0], start, stop))
+                )[0]
+                if counted != stop - start:
+                    raise Stale
+
+    def _snapshot(self, out: Written, uid: str | None) -> Flow[Snapshot | None]:
+        """The parent: remembered, or read."""
+        if uid is None:
+            return None
+        thread = self.memo.peek(out.thread_id)
+        if thread is not None and (thread.key, thread.swept) == (out.key, out.swept):
+            found = thread.recent.get((out.ns, uid))
+            if found is not None:
+                return found
+        return (yield from self.reader.snapshot(out.thread_id, out.ns, out.line, uid))
+
+    def _moves_head(
+        self, plan: PlannedPut, parent: Snapshot | None, line: int, head: int
+    ) -> bool:
+        """Compare and swap on the parent: False leaves the checkpoint as the tip of a fork."""
+        if plan.origin is None or head == 0 or plan.origin.deliberate:
+            return True
+        if parent is not None and parent.key == place(line, head):
+            return True
+        if plan.on_conflict == "error":
+            raise ConcurrentUpdate(
+                f"thread {plan.thread_id!r}: another run moved its head on from checkpoint "
+                f"{plan.parent!r} while this one was at work; run it again from the new head, or "
+                "open the checkpointer with on_conflict='fork' or 'wait'"
+            )
+        return False
+
+    def _build(self, out: Written, plan: PlannedPut, parent: Snapshot | None) -> Flow[Snapshot]:
+        snapshot = Snapshot(
+            plan.uid, 0, plan.parent, plan.fields, plan.versions, plan.seen, {}, {}, {}
+        )
+        for channel, node in plan.nodes.items():
+            if node is not None:
+                snapshot.refs[channel] = yield from self._resolve(out, node, snapshot, channel)
+            elif parent is None or channel not in parent.refs:
+                raise Stale
+            else:
+                snapshot.refs[channel] = parent.refs[channel]
+                if channel in parent.ranges:
+                    snapshot.ranges[channel] = parent.ranges[channel]
+        if parent is not None:
+            snapshot.said.update(parent.said)
+        for channel, (lane, ranges) in snapshot.ranges.items():
+            before = snapshot.said.get(channel)
+            former = before[1] if before is not None and before[0] == lane else []
+            snapshot.said[channel] = (lane, said(former, ranges))
+        return snapshot
+
+    def _written_said(self, out: Written, snapshot: Snapshot) -> Flow[dict[str, Any]]:
+        """What was said, where it differs from what the channel holds now."""
+        result = {}
+        for channel, (lane, ranges) in snapshot.said.items():
+            if snapshot.ranges.get(channel) != (lane, ranges):
+                result[channel] = [lane, (yield from self._written_ranges(out, ranges))]
+        return result
+
+    def _store(
+        self,
+        out: Written,
+        plan: PlannedPut,
+        snapshot: Snapshot,
+        key: int,
+        body: bytes,
+        moves: bool,
+        now: float,
+    ) -> Flow[None]:
+        uid, parent = pack_id(plan.uid), pack_id(plan.parent)
+        rows = yield Statement(self.sql["find_checkpoint"], (out.line, uid))
+        if rows:
+            key = rows[0][0]
+            yield from self._untag(out, plan, rows[0])
+        snapshot.key = key
+        sealed = self.seal.seal(
+            body, checkpoint_place(plan.thread_id, plan.ns, plan.uid, plan.parent, key)
+        )
+        if rows:
+            yield Statement(self.sql["replace_checkpoint"], (parent, now, sealed, key))
+            yield Statement(self.sql["swept"], (1, 0, len(rows[0][3]), out.key))
+            out.swept += 1
+        else:
+            values = (key, out.line, uid, parent, now, sealed)
+            yield Statement(self.sql["add_checkpoint"], values)
+            if moves:
+                yield Statement(self.sql["set_head"], (key & 0xFFFFFFFF, out.line))
+        for number in tags_of(self.seal, plan.metadata):
+            yield Statement(self.sql["add_tag"], (number, key))
+        size = out.size + len(sealed)
+        yield Statement(self.sql["add_size"], (out.added, size, now, out.key))
+        out.snapshot = snapshot
+
+    def _untag(self, out: Written, plan: PlannedPut, row: tuple[Any, ...]) -> Flow[None]:
+        former = self.reader.open_row(plan.thread_id, plan.ns, row)
+        for number in tags_of(self.seal, self.reader.metadata(former)):
+            yield Statement(self.sql["drop_tag"], (number, row[0]))
+
+    def rewind(self, at: Address) -> Flow[bool]:
+        """Move the head to a checkpoint. Returns whether there is such a checkpoint."""
+        params = (pack_id(at.checkpoint_id), at.thread_id, at.checkpoint_ns)
+        rows = yield Statement(self.sql["checkpoint_of"], params)
+        if rows:
+            yield Statement(self.sql["set_head"], (rows[0][3] & 0xFFFFFFFF, rows[0][2]))
+        return bool(rows)
+
+    # -- pending writes
+
+    def put_writes(self, plan: PlannedWrites) -> Flow[Written]:
+        """Store what a task wrote, for its checkpoint, which may not be there yet.
+
+        Raises:
+            Stale: Something the plan rests on was deleted.
+        """
+        now = time.time()
+        rows = yield Statement(self.sql["find_thread"], (plan.thread_id,))
+        if not rows:
+            yield Statement(self.sql["new_thread"], (plan.thread_id, now, now))
+            rows = yield Statement(self.sql["find_thread"], (plan.thread_id,))
+        thread, _, swept = rows[0]
+        out = Written(plan.thread_id, plan.ns, thread, swept, 0)
+        nodes = [node for _, _, node in plan.writes]
+        yield from self._verify(nodes, plan.remembered, thread, swept)
+        out.line, _ = yield from self._line(out, plan.ns)
+        new: list[list[Any]] = []
+        for index, channel, node in plan.writes:
+            ref = yield from self._resolve(out, node, None, channel)
+            new.append([index, channel, ref])
+        yield from self._store_writes(out, plan, new, now)
+        return out
+
+    def _store_writes(
+        self, out: Written, plan: PlannedWrites, new: list[list[Any]], now: float
+    ) -> Flow[None]:
+        uid, task = pack_id(plan.uid), pack_id(plan.task)
+        bound = writes_place(plan.thread_id, plan.ns, plan.uid, plan.task, "")
+        rows = yield Statement(self.sql["find_writes"], (out.line, uid, task))
+        if rows:
+            had = unpack_writes(self.seal.open(rows[0][0], bound))
+            merged = {write[0]: write for write in (had if plan.replace else new)}
+            merged |= {write[0]: write for write in (new if plan.replace else had)}
+            new = [merged[index] for index in sorted(merged)]
+        body = self.seal.seal(pack_writes(new), bound)
+        values = (out.line, uid, task, plan.path, body)
+        yield Statement(self.sql["put_writes"], values)
+        size = out.size + len(body) - (len(rows[0][0]) if rows else 0)
+        yield Statement(self.sql["add_size"], (out.added, size, now, out.key))
+
+    # -- items
+
+    def _resolve(
+        self, out: Written, node: Node, snapshot: Snapshot | None, channel: str
+    ) -> Flow[Any]:
+        """A plan's reference, once its new items are in the log."""
+        match node:
+            case Inline(stored):
+                return stored
+            case Map(entries):
+                refs = {}
+                for key, inner in entries.items():
+                    refs[key] = yield from self._resolve(out, inner, None, key)
+                return [MAP, refs]
+            case One(lane, item):
+                ranges = yield from self._append(out, lane, [item])
+                return [ITEM, out.lanes[lane], ranges[0][0]]
+            case Many(kind, lane, parts):
+                ranges = yield from self._append(out, lane, parts)
+                if snapshot is not None:
+                    snapshot.ranges[channel] = (out.lanes[lane], ranges)
+                return [kind, out.lanes[lane], (yield from self._written_ranges(out, ranges))]
+
+    def _written_ranges(self, out: Written, ranges: Ranges) -> Flow[list[Any]]:
+        blocks, rest = cut_blocks(ranges)
+        if not blocks:
+            return written(rest, [])
+        items = [New(ormsgpack.packb(flat(block), option=PACK)) for block in blocks]
+        found = yield from self._append(out, BLOCKS, list(items))
+        return written(rest, [out.lanes[BLOCKS], *positions(found)])
+
+    def _append(self, out: Written, name: str, parts: list[New | Range]) -> Flow[Ranges]:
+        """Where the parts stand, in order, after the new ones have been appended."""
+        lane = yield from self._lane(out, name)
+        new = {part.stored for part in parts if isinstance(part, New)}
+        if not new:
+            return joined(part for part in parts if not isinstance(part, New))
+        found = yield from self._find(out, lane, name, new)
+        fresh = list(dict.fromkeys(p.stored for p in parts if isinstance(p, New) and p.stored not in found))
+        if fresh:
+            rows = yield Statement(self.sql["take_positions"], (len(fresh), lane))
+            first = rows[0][0] - len(fresh)
+            found |= {stored: first + i for i, stored in enumerate(fresh)}
+            yield from self._insert(out, lane, name, first, fresh)
+        return joined(
+            part if not isinstance(part, New) else (found[part.stored], found[part.stored] + 1)
+            for part in parts
+        )
+
+    def _lane(self, out: Written, name: str) -> Flow[int]:
+        key = out.lanes.get(name)
+        if key is None:
+            rows = yield Statement(self.sql["find_lane"], (out.key, name))
+            if not rows:
+                rows = yield Statement(self.sql["new_lane"], (out.key, name))
+            key = out.lanes[name] = rows[0][0]
+        return key
+
+    def _find(
+        self, out: Written, lane: int, name: str, wanted: set[bytes]
+    ) -> Flow[dict[bytes, int]]:
+        """Which of these contents the lane has, and where."""
+        found: dict[bytes, int] = {}
+        for stored in wanted:
+            rows = yield Statement(self.sql["same_hash"], (content_hash(self.seal, lane, stored),))
+            for key, body in rows:
+                position = key & 0xFFFFFFFF
+                bound = item_place(out.thread_id, name, position)
+                if key >> 32 == lane and self.seal.open(body, bound) == stored:
+                    found[stored] = position
+                    out.items.append((name, position, stored))
+                    break
+        return found
+
+    def _insert(
+        self, out: Written, lane: int, name: str, first: int, fresh: list[bytes]
+    ) -> Flow[None]:
+        rows = []
+        for position, stored in enumerate(fresh, first):
+            body = self.seal.seal(stored, item_place(out.thread_id, name, position))
+            rows.append((place(lane, position), content_hash(self.seal, lane, stored), body))
+            out.size += len(body)
+            out.added += 1
+            out.items.append((name, position, stored))
+        yield Statement(self.sql["add_item"], rows, many=True)
+
+

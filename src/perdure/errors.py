@@ -1,0 +1,107 @@
+"""Every error perdure raises, in one hierarchy.
+
+    PerdureError
+    ├─ ConfigurationError (ValueError)     an argument or setting is wrong; nothing was touched
+    │  ├─ InvalidConfig                    a RunnableConfig without a usable thread_id, checkpoint_ns …
+    │  ├─ WrongKey                         the encryption key does not open this database
+    │  └─ MissingDependency (ImportError)  an extra is needed and not installed
+    ├─ StorageError                        the database refused; see __cause__
+    │  ├─ StorageUnavailable               locked, busy or closed: may be retried
+    │  ├─ StorageFull                      no disk space left; nothing was half written
+    │  ├─ NotADatabase                     the path is a directory, or a file that is not perdure's
+    │  ├─ SchemaMismatch                   written by a newer perdure
+    │  └─ CorruptRecord                    a stored row cannot be read back, or was tampered with
+    ├─ SerializationError (TypeError)      a value cannot be stored or read back
+    │  ├─ Unstorable                       the serializer refuses the value; the path to it is named
+    │  └─ ForbiddenType                    its type is not on the allowlist
+    ├─ UnknownThread (LookupError)         no thread by that id
+    ├─ UnknownCheckpoint (LookupError)     no checkpoint by that id in the thread
+    ├─ ConcurrentUpdate                    another run moved the thread's head (on_conflict="error")
+    ├─ BlockingCallInLoop (RuntimeError)   a blocking call that would stop an event loop for good
+    ├─ InvalidUpdate (ValueError)          a reducer was given an update it cannot apply
+    └─ ImportFailed (ValueError)           a file to import is malformed; says where
+
+A message says what happened, to which object, what was expected and what to do.
+"""
+
+from __future__ import annotations
+
+
+class PerdureError(Exception):
+    """The root of every error perdure raises."""
+
+
+class ConfigurationError(PerdureError, ValueError):
+    """An argument or a setting is wrong; nothing was read or written."""
+
+
+class InvalidConfig(ConfigurationError):
+    """A `RunnableConfig` lacks what a checkpointer needs, or holds it in a wrong form."""
+
+
+class WrongKey(ConfigurationError):
+    """The encryption key, or its absence, does not fit the database."""
+
+
+class MissingDependency(ConfigurationError, ImportError):
+    """A feature needs a package that an extra of perdure installs."""
+
+
+class StorageError(PerdureError):
+    """The database refused an operation; `__cause__` is the driver's error."""
+
+
+class StorageUnavailable(StorageError):
+    """The database is locked, busy or closed. The operation may be retried."""
+
+
+class StorageFull(StorageError):
+    """No disk space is left. The state is as it was before the operation."""
+
+
+class NotADatabase(StorageError):
+    """The path is not a file that perdure could have written."""
+
+
+class SchemaMismatch(StorageError):
+    """The database was written by a newer perdure than this one."""
+
+
+class CorruptRecord(StorageError):
+    """A stored row cannot be read back: damaged, truncated or tampered with."""
+
+
+class SerializationError(PerdureError, TypeError):
+    """A value cannot be written, or cannot be read back."""
+
+
+class Unstorable(SerializationError):
+    """The serializer refuses a value. The message names the path to it."""
+
+
+class ForbiddenType(SerializationError):
+    """A type is not on the deserialisation allowlist. `allow=[...]` adds one."""
+
+
+class UnknownThread(PerdureError, LookupError):
+    """No thread has that id."""
+
+
+class UnknownCheckpoint(PerdureError, LookupError):
+    """The thread has no checkpoint with that id."""
+
+
+class ConcurrentUpdate(PerdureError):
+    """Another run moved the head of the thread while this one was at work."""
+
+
+class BlockingCallInLoop(PerdureError, RuntimeError):
+    """A blocking call was made where it would wait for the event loop it blocks."""
+
+
+class InvalidUpdate(PerdureError, ValueError):
+    """A reducer was given an update that cannot be applied."""
+
+
+class ImportFailed(PerdureError, ValueError):
+    """A file to import is malformed."""

@@ -1,0 +1,1 @@
+"""Long-term state: namespaced JSON documents. The stores themselves are not built yet."""
