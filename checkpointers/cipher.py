@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.serde.base import CipherProtocol
 
 _NONCE = 12  # bytes; NIST SP 800-38D §8.2.2: random nonces of 96 bits
+Place = tuple[str | int | None, ...]  # what a row is bound to: its kind, thread and position
 KEY_SIZES = (16, 24, 32)
 
 
@@ -22,10 +23,10 @@ class Seal(Protocol):
     def hash_key(self) -> bytes:
         """Keys the content hashes, so that equal hashes tell nothing without the key."""
 
-    def seal(self, data: bytes, place: bytes) -> bytes:
+    def seal(self, data: bytes, place: Place) -> bytes:
         """Encrypt."""
 
-    def open(self, data: bytes, place: bytes) -> bytes:
+    def open(self, data: bytes, place: Place) -> bytes:
         """Decrypt.
 
         Raises:
@@ -38,11 +39,11 @@ class Clear:
 
     hash_key = b""
 
-    def seal(self, data: bytes, place: bytes) -> bytes:
+    def seal(self, data: bytes, place: Place) -> bytes:
         """The bytes as they are."""
         return data
 
-    def open(self, data: bytes, place: bytes) -> bytes:
+    def open(self, data: bytes, place: Place) -> bytes:
         """The bytes as they are."""
         return data
 
@@ -72,18 +73,18 @@ class AESGCM:
         self._invalid = InvalidTag
         self.hash_key = hashlib.blake2b(b"perdure content hash", key=key, digest_size=32).digest()
 
-    def seal(self, data: bytes, place: bytes) -> bytes:
+    def seal(self, data: bytes, place: Place) -> bytes:
         """A random nonce, then the ciphertext with its tag."""
         nonce = os.urandom(_NONCE)
-        return nonce + self._aead.encrypt(nonce, data, place)
+        return nonce + self._aead.encrypt(nonce, data, repr(place).encode())
 
-    def open(self, data: bytes, place: bytes) -> bytes:
+    def open(self, data: bytes, place: Place) -> bytes:
         """See `Seal.open`."""
         try:
-            return self._aead.decrypt(data[:_NONCE], data[_NONCE:], place)
+            return self._aead.decrypt(data[:_NONCE], data[_NONCE:], repr(place).encode())
         except (self._invalid, ValueError) as exc:
             raise CorruptRecord(
-                f"the row {place.decode(errors='replace')!r} does not decrypt: it was damaged, "
+                f"the row {place!r} does not decrypt: it was damaged, "
                 "changed or moved; restore it from a backup"
             ) from exc
 
@@ -100,20 +101,20 @@ class LangGraphCipher:
         # hash, so each process hashes with a key of its own and finds only what it stored itself
         self.hash_key = os.urandom(32)
 
-    def seal(self, data: bytes, place: bytes) -> bytes:
+    def seal(self, data: bytes, place: Place) -> bytes:
         """The cipher's name, its length before it, then the ciphertext."""
         name, sealed = self._cipher.encrypt(data)
         text = name.encode()
         return bytes((len(text),)) + text + sealed
 
-    def open(self, data: bytes, place: bytes) -> bytes:
+    def open(self, data: bytes, place: Place) -> bytes:
         """See `Seal.open`."""
         try:
             end = 1 + data[0]
             return self._cipher.decrypt(data[1:end].decode(), data[end:])
         except Exception as exc:
             raise CorruptRecord(
-                f"the row {place.decode(errors='replace')!r} does not decrypt ({exc}): it was "
+                f"the row {place!r} does not decrypt ({exc}): it was "
                 "damaged, or written with another key"
             ) from exc
 

@@ -13,23 +13,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from perdure.checkpointers.codec import Codec, Decoded, content_bytes, content_header
+from perdure.checkpointers.codec import Codec, Item, content_bytes, content_header
 from perdure.checkpointers.manifest import Range, Ranges
 
 PIECE: Final = 256  # items compared at once
 _PACKED_MIN: Final = 16
+_WEIGH_EVERY: Final = 64  # requests between two looks at how much is remembered
+_THREAD_OVERHEAD: Final = 20_000  # bytes of a thread with nothing in it and its checkpoints
 _RECENT: Final = 8  # checkpoints remembered per thread
 _ITEM_OVERHEAD: Final = 600  # bytes that a decoded item takes beside its text, about
-
-
-class Item:
-    """One item of a log: its stored bytes and, once asked for, its decoded form."""
-
-    __slots__ = ("decoded", "stored")
-
-    def __init__(self, stored: bytes) -> None:
-        self.stored = stored
-        self.decoded: Decoded | None = None
 
 
 class Lane:
@@ -49,17 +41,16 @@ class Lane:
         """Whether every item of a range is here."""
         return all(map(self.items.__contains__, range(start, stop)))
 
-    def decoded(self, start: int, stop: int, codec: Codec) -> list[Decoded]:
-        """The items of a range, decoded.
-
-        Raises:
-            KeyError: One of them is not here.
-        """
-        out = []
-        for item in map(self.items.__getitem__, range(start, stop)):
-            if item.decoded is None:
-                item.decoded = codec.decode(item.stored)
-            out.append(item.decoded)
+    def fresh(self, ranges: Ranges, codec: Codec) -> list[Any]:
+        """New values of the items of ranges that are all here."""
+        out: list[Any] = []
+        for start, stop in pieces(ranges):
+            values = codec.fresh(map(self.items.__getitem__, range(start, stop)))
+            if start not in self._packed:
+                packed = content_bytes(values)
+                if packed is not None:
+                    self._keep(start, stop, packed[len(content_header(len(values))) :])
+            out += values
         return out
 
     def find(self, stored: bytes) -> int | None:
@@ -84,18 +75,18 @@ class Lane:
             return packed
         if end > stop:
             end, packed = start, b""
-        parts = [packed]
-        for decoded in self.decoded(end, stop, codec):
-            content = decoded.content()
-            if content is None:
-                return None
-            parts.append(content)
-        packed = b"".join(parts)
+        more = codec.content(map(self.items.__getitem__, range(end, stop)))
+        if more is None:
+            return None
+        packed += more
         if stop > self._packed.get(start, (start,))[0]:
-            if len(self._packed) > _PACKED_MIN + 2 * len(self.items) // PIECE:
-                self._packed.clear()  # a window that moves leaves pieces behind that no one asks for
-            self._packed[start] = (stop, packed)
+            self._keep(start, stop, packed)
         return packed
+
+    def _keep(self, start: int, stop: int, packed: bytes) -> None:
+        if len(self._packed) > _PACKED_MIN + 2 * len(self.items) // PIECE:
+            self._packed.clear()  # a window that moves leaves pieces behind that no one asks for
+        self._packed[start] = (stop, packed)
 
 
 @dataclass(slots=True)
@@ -137,7 +128,7 @@ class Thread:
         self.lanes: dict[int, Lane] = {}
         self.lines: dict[str, int] = {}
         self.recent: OrderedDict[tuple[str, str], Snapshot] = OrderedDict()
-        self.size = 0
+        self.size = _THREAD_OVERHEAD
 
     def lane_named(self, name: str) -> Lane | None:
         """The lane of a channel, if anything of it is remembered."""
@@ -176,6 +167,7 @@ class Memo:
         self._limit = limit_bytes
         self._threads: OrderedDict[str, Thread] = OrderedDict()
         self._lock = threading.Lock()
+        self._asked = 0
 
     def peek(self, thread_id: str) -> Thread | None:
         """What is remembered, if anything; it may be stale."""
@@ -190,10 +182,15 @@ class Memo:
             elif known.swept > swept:
                 return Thread(thread_id, key, swept)  # a reader on an older snapshot
             self._threads.move_to_end(thread_id)
-            total = sum(thread.size for thread in self._threads.values())
-            while total > self._limit and len(self._threads) > 1:
-                total -= self._threads.popitem(last=False)[1].size
+            self._asked += 1
+            if self._asked % _WEIGH_EVERY == 0:
+                self._shed()
             return known
+
+    def _shed(self) -> None:
+        total = sum(thread.size for thread in self._threads.values())
+        while total > self._limit and len(self._threads) > 1:
+            total -= self._threads.popitem(last=False)[1].size
 
     def forget(self, thread_id: str) -> None:
         """Drop what is remembered of a thread."""

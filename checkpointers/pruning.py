@@ -197,7 +197,7 @@ class Pruner:
             for lane, numbers in snapshot.said.values():
                 yield from self._mark_ranges(lane, numbers, live, seen)
         for uid, task, _, body in (yield Statement(self.sql["line_writes"], (line,))):
-            bound = writes_place(thread_id, ns, unpack_id(uid) or "", unpack_id(task) or "", "")
+            bound = writes_place(thread_id, ns, unpack_id(uid) or "", unpack_id(task) or "")
             for _, _, ref in unpack_writes(self.reader.seal.open(body, bound)):
                 yield from self._mark_ref(ref, live, seen)
 
@@ -318,9 +318,9 @@ class Pruner:
 
     def _copied_writes(self, to: _Copied, uid: str, task: str, body: bytes) -> bytes:
         seal = self.reader.seal
-        writes = unpack_writes(seal.open(body, writes_place(to.source, to.ns, uid, task, "")))
+        writes = unpack_writes(seal.open(body, writes_place(to.source, to.ns, uid, task)))
         moved = [[i, channel, _moved(ref, to.lanes)] for i, channel, ref in writes]
-        return seal.seal(pack_writes(moved), writes_place(to.target, to.ns, uid, task, ""))
+        return seal.seal(pack_writes(moved), writes_place(to.target, to.ns, uid, task))
 
 
 @dataclass(frozen=True, slots=True)

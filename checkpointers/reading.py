@@ -107,7 +107,7 @@ class Reader:
 
     def metadata(self, snapshot: Snapshot) -> dict[str, Any]:
         """A checkpoint's metadata, new at each call."""
-        return self.codec.decode(snapshot.fields[1]).fresh()  # type: ignore[no-any-return]
+        return self.codec.decode(snapshot.fields[1])  # type: ignore[no-any-return]
 
     def _resolve(self, thread: Thread, snapshot: Snapshot) -> Flow[None]:
         """Put the ranges of split channels at hand."""
@@ -153,7 +153,7 @@ class Reader:
                 values[channel] = yield from self.value(found.thread, ref)
         writes = yield from self.writes(found, at.checkpoint_ns)
         checkpoint = {
-            **self.codec.decode(snapshot.fields[0]).fresh(),
+            **self.codec.decode(snapshot.fields[0]),
             "id": snapshot.uid,
             "channel_values": values,
             "channel_versions": dict(snapshot.versions),
@@ -176,7 +176,7 @@ class Reader:
         out = []
         for packed, path, body in rows:
             task = unpack_id(packed) or ""
-            bound = writes_place(found.thread.thread_id, ns, uid, task, "")
+            bound = writes_place(found.thread.thread_id, ns, uid, task)
             for index, channel, ref in unpack_writes(self.seal.open(body, bound)):
                 if channels is None or channel in channels:
                     value = yield from self.value(found.thread, ref)
@@ -187,7 +187,7 @@ class Reader:
     def value(self, thread: Thread, ref: Any) -> Flow[Any]:
         """The value a reference stands for."""
         if isinstance(ref, bytes):
-            return self.codec.decode(ref).fresh()
+            return self.codec.decode(ref)
         kind = ref[0]
         if kind == MAP:
             out = {}
@@ -196,22 +196,14 @@ class Reader:
             return out
         if kind == ITEM:
             lane = yield from self._load(thread, ref[1], [(ref[2], ref[2] + 1)])
-            return lane.decoded(ref[2], ref[2] + 1, self.codec)[0].fresh()
+            return lane.fresh([(ref[2], ref[2] + 1)], self.codec)[0]
         ranges = yield from self.ranges(thread, ref[2])
         return (yield from self._split(thread, kind, ref[1], ranges))
 
     def _split(self, thread: Thread, kind: int, key: int, ranges: Ranges) -> Flow[Any]:
         lane = yield from self._load(thread, key, ranges)
-        values = self.fresh(lane, ranges)
+        values = lane.fresh(ranges, self.codec)
         return dict(values) if kind == DICT else values
-
-    def fresh(self, lane: Lane, ranges: Ranges) -> list[Any]:
-        """New copies of the items of ranges that are loaded."""
-        return [
-            decoded.fresh()
-            for start, stop in ranges
-            for decoded in lane.decoded(start, stop, self.codec)
-        ]
 
     def _load(self, thread: Thread, key: int, ranges: Ranges) -> Flow[Lane]:
         """Make sure that the items of ranges are remembered."""
@@ -249,6 +241,6 @@ class Reader:
             return [], [], []
         lane = yield from self._load(found.thread, key, ranges)
         shown = found.snapshot.ranges.get(channel, (key, []))[1]
-        return self.fresh(lane, ranges), ranges, shown
+        return lane.fresh(ranges, self.codec), ranges, shown
 
 

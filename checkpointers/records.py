@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import ormsgpack
 
-from perdure.checkpointers.cipher import Seal
+from perdure.checkpointers.cipher import Place, Seal
 from perdure.checkpointers.codec import PACK, UNPACK
 from perdure.checkpointers.manifest import DICT, LIST, Ranges
 from perdure.checkpointers.memo import Snapshot
@@ -28,30 +27,35 @@ def pack_id(text: str | None) -> bytes | str | None:
     if text is None or len(text) != 36:
         return text
     try:
-        packed = uuid.UUID(text)
+        packed = bytes.fromhex(text.replace("-", ""))
     except ValueError:
         return text
-    return packed.bytes if str(packed) == text else text
+    return packed if len(packed) == 16 and _hyphened(packed) == text else text
 
 
 def unpack_id(stored: bytes | str | None) -> str | None:
     """The id that `pack_id` was given."""
-    return str(uuid.UUID(bytes=stored)) if isinstance(stored, bytes) else stored
+    return _hyphened(stored) if isinstance(stored, bytes) else stored
 
 
-def item_place(thread_id: str, lane: str, position: int) -> bytes:
+def _hyphened(packed: bytes) -> str:
+    text = packed.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def item_place(thread_id: str, lane: str, position: int) -> Place:
     """What binds an item to its row."""
-    return repr(("item", thread_id, lane, position)).encode()
+    return ("item", thread_id, lane, position)
 
 
-def checkpoint_place(thread_id: str, ns: str, uid: str, parent: str | None, key: int) -> bytes:
+def checkpoint_place(thread_id: str, ns: str, uid: str, parent: str | None, key: int) -> Place:
     """What binds a checkpoint to its row."""
-    return repr(("checkpoint", thread_id, ns, uid, parent, key)).encode()
+    return ("checkpoint", thread_id, ns, uid, parent, key)
 
 
-def writes_place(thread_id: str, ns: str, uid: str, task: str, path: str) -> bytes:
+def writes_place(thread_id: str, ns: str, uid: str, task: str) -> Place:
     """What binds pending writes to their row."""
-    return repr(("writes", thread_id, ns, uid, task, path)).encode()
+    return ("writes", thread_id, ns, uid, task)
 
 
 def content_hash(seal: Seal, lane: int, stored: bytes) -> int:

@@ -10,7 +10,6 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -125,21 +124,23 @@ class LogSaver(Views, BaseCheckpointSaver[Any]):
     def _read(self, flow: Flow[T]) -> T:
         return self.database.read(flow)
 
-    async def _aread(self, work: Callable[[], T]) -> T:
-        return await asyncio.wrap_future(self.database.in_thread(work))
+    def _aread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return self.database.in_thread(work)
 
-    def _submit(self, plan: PlannedPut | PlannedWrites) -> Future[Written]:
-        flow = (
-            self._writer.put(plan) if isinstance(plan, PlannedPut) else self._writer.put_writes(plan)
-        )
-        return self.database.submit(flow, committed=lambda out: out.take_over(self._memo))
+    def _flow(self, plan: PlannedPut | PlannedWrites) -> Flow[Written]:
+        if isinstance(plan, PlannedPut):
+            return self._writer.put(plan)
+        return self._writer.put_writes(plan)
+
+    def _take_over(self, written: Written) -> None:
+        written.take_over(self._memo)
 
     def _write(self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str) -> None:
         try:
-            self._submit(plan(self._planner(thread_id))).result()
+            self.database.write(self._flow(plan(self._planner(thread_id))), self._take_over)
         except Stale:
             self._memo.forget(thread_id)
-            self._submit(plan(Planner(self._codec, None))).result()
+            self.database.write(self._flow(plan(Planner(self._codec, None))), self._take_over)
 
     async def _awrite(
         self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str, items: int
@@ -147,15 +148,15 @@ class LogSaver(Views, BaseCheckpointSaver[Any]):
         async def planned(planner: Planner) -> PlannedPut | PlannedWrites:
             if items <= OFF_LOOP_ITEMS:
                 return plan(planner)
-            return await asyncio.wrap_future(self.database.in_thread(lambda: plan(planner)))
+            return await self.database.in_thread(lambda: plan(planner))
 
         try:
             ready = await planned(self._planner(thread_id))
-            await asyncio.wrap_future(self._submit(ready))
+            await self.database.awrite(self._flow(ready), self._take_over)
         except Stale:
             self._memo.forget(thread_id)
             ready = await planned(Planner(self._codec, None))
-            await asyncio.wrap_future(self._submit(ready))
+            await self.database.awrite(self._flow(ready), self._take_over)
 
     def _planner(self, thread_id: str) -> Planner:
         return Planner(self._codec, self._memo.peek(thread_id))
@@ -369,9 +370,9 @@ class LogSaver(Views, BaseCheckpointSaver[Any]):
         total = PruneReport()
         while True:
             flow = self._pruner.prune(thread_id, keep, history=history, limit=PRUNE_BATCH)
-            done = self.database.submit(flow, committed=lambda _: self._memo.forget(thread_id))
-            total += done.result()
-            if done.result().checkpoints < PRUNE_BATCH:
+            done = self.database.write(flow, lambda _: self._memo.forget(thread_id))
+            total += done
+            if done.checkpoints < PRUNE_BATCH:
                 return total
 
     def delete_thread(self, thread_id: str) -> None:
@@ -386,8 +387,7 @@ class LogSaver(Views, BaseCheckpointSaver[Any]):
         total = PruneReport()
         for thread_id in thread_ids:
             flow = self._pruner.delete_thread(thread_id)
-            job = self.database.submit(flow, committed=_forgetting(self._memo, thread_id))
-            total += job.result()
+            total += self.database.write(flow, _forgetting(self._memo, thread_id))
         self.database.shrink()
         return total
 
@@ -423,7 +423,7 @@ class LogSaver(Views, BaseCheckpointSaver[Any]):
             InvalidConfig: The target exists.
         """
         source, target = checked(source_thread_id), checked(target_thread_id)
-        self.database.submit(self._pruner.copy_thread(source, target, checkpoint_id)).result()
+        self.database.write(self._pruner.copy_thread(source, target, checkpoint_id))
 
     async def acopy_thread(
         self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
@@ -496,7 +496,7 @@ class LogSaver(Views, BaseCheckpointSaver[Any]):
             UnknownCheckpoint: The thread has no such checkpoint.
         """
         at = Address(checked(thread_id), checkpoint_ns, checkpoint_id)
-        if not self.database.submit(self._writer.rewind(at)).result():
+        if not self.database.write(self._writer.rewind(at)):
             raise UnknownCheckpoint(
                 f"thread {thread_id!r} has no checkpoint {checkpoint_id!r} in namespace "
                 f"{checkpoint_ns!r}; checkpoints() lists them"

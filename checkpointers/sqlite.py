@@ -78,7 +78,7 @@ class SQLiteCheckpointer(LogSaver):
         sql = load("perdure.checkpointers", "sqlite.sql")
         try:
             check = _check_key(sql, seal, os.fspath(path))
-            database.read(check) if read_only else database.submit(check).result()
+            database.read(check) if read_only else database.write(check)
             return cls(
                 database,
                 sql,
@@ -106,7 +106,7 @@ def _check_key(sql: dict[str, str], seal: Seal, path: str) -> Flow[None]:
     sealed = isinstance(seal, AESGCM)
     if rows:
         try:
-            if sealed and seal.open(rows[0][0], _CHECK.encode()) == _PROOF:
+            if sealed and seal.open(rows[0][0], (_CHECK,)) == _PROOF:
                 return
         except CorruptRecord:
             pass
@@ -119,4 +119,4 @@ def _check_key(sql: dict[str, str], seal: Seal, path: str) -> Flow[None]:
         threads = (yield Statement(sql["totals"]))[0][0]
         if threads:
             raise WrongKey(f"{path!r} holds threads that are not encrypted; open it without a key")
-        yield Statement(sql["set_setting"], (_CHECK, seal.seal(_PROOF, _CHECK.encode())))
+        yield Statement(sql["set_setting"], (_CHECK, seal.seal(_PROOF, (_CHECK,))))

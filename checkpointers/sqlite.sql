@@ -1,18 +1,16 @@
--- touch_thread: count one more checkpoint and give it its place in the thread's order
-UPDATE threads SET seq = seq + 1, checkpoints = checkpoints + 1, updated_at = max(updated_at, ?)
-WHERE thread_id = ? RETURNING thread, seq, swept;
-
 -- find_thread: its key and the counter that tells whether anything was deleted from it
 SELECT thread, seq, swept FROM threads WHERE thread_id = ?;
+
+-- state: a thread and one of its namespaces, as they are before a write
+SELECT t.thread, t.seq, t.swept, l.line, l.head
+FROM threads t LEFT JOIN lines l ON l.thread = t.thread AND l.ns = ? WHERE t.thread_id = ?;
 
 -- new_thread: a thread nobody has written to yet
 INSERT INTO threads (thread_id, created_at, updated_at) VALUES (?, ?, ?) RETURNING thread;
 
--- add_size: what a write added to the thread
-UPDATE threads SET items = items + ?, bytes = bytes + ?, updated_at = max(updated_at, ?) WHERE thread = ?;
-
--- find_line: the line of checkpoints of one namespace
-SELECT line, head FROM lines WHERE thread = ? AND ns = ?;
+-- grow: what a write added to the thread
+UPDATE threads SET seq = ?, checkpoints = checkpoints + ?, items = items + ?, bytes = bytes + ?,
+updated_at = max(updated_at, ?) WHERE thread = ?;
 
 -- new_line: the first checkpoint of a namespace
 INSERT INTO lines (thread, ns, head) VALUES (?, ?, 0) RETURNING line, head;
@@ -38,8 +36,8 @@ UPDATE lanes SET next = next + ? WHERE lane = ? RETURNING next;
 -- thread_lanes: all logs of a thread
 SELECT lane, name, next FROM lanes WHERE thread = ? ORDER BY lane;
 
--- same_hash: candidates for being the item already
-SELECT id, body FROM log WHERE h = ?;
+-- same_hash: candidates for being the items already
+SELECT id, h, body FROM log WHERE h IN (SELECT value FROM json_each(?));
 
 -- add_item: one item, at its place
 INSERT INTO log (id, h, body) VALUES (?, ?, ?);
@@ -77,7 +75,8 @@ FROM threads t JOIN lines l ON l.thread = t.thread JOIN checkpoints c ON c.line 
 WHERE t.thread_id = ? AND l.ns = ?;
 
 -- add_checkpoint: a checkpoint at its place
-INSERT INTO checkpoints (id, line, uid, parent, put_at, body) VALUES (?, ?, ?, ?, ?, ?);
+INSERT INTO checkpoints (id, line, uid, parent, put_at, body) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (line, uid) DO NOTHING RETURNING id;
 
 -- replace_checkpoint: the same checkpoint, put once more
 UPDATE checkpoints SET parent = ?, put_at = ?, body = ? WHERE id = ?;
@@ -108,6 +107,10 @@ SELECT max(id) FROM checkpoints WHERE id >= ? AND id < ?;
 
 -- find_writes: what a task wrote already
 SELECT body FROM writes WHERE line = ? AND uid = ? AND task = ?;
+
+-- add_writes: what a task wrote, if it is the first of it
+INSERT INTO writes (line, uid, task, path, body) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (line, uid, task) DO NOTHING RETURNING 1;
 
 -- put_writes: what a task wrote
 INSERT INTO writes (line, uid, task, path, body) VALUES (?, ?, ?, ?, ?)

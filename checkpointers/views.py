@@ -207,7 +207,7 @@ class Views:
         self, thread_id: str, ns: str, row: Row, is_head: bool
     ) -> Flow[CheckpointInfo]:
         snapshot = yield from self._reader.info(thread_id, ns, row)
-        fields: dict[str, Any] = self._reader.codec.decode(snapshot.fields[0]).fresh()
+        fields: dict[str, Any] = self._reader.codec.decode(snapshot.fields[0])
         return CheckpointInfo(
             snapshot.uid,
             snapshot.parent,

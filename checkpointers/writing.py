@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from perdure.checkpointers.manifest import (
     positions,
     said,
 )
-from perdure.checkpointers.memo import Memo, Snapshot
+from perdure.checkpointers.memo import Memo, Snapshot, Thread
 from perdure.checkpointers.plan import (
     Inline,
     Many,
@@ -67,6 +68,9 @@ class Written:
     key: int
     swept: int
     line: int
+    head: int
+    seq: int
+    known: Thread | None = None
     snapshot: Snapshot | None = None
     lanes: dict[str, int] = field(default_factory=dict)
     items: list[tuple[str, int, bytes]] = field(default_factory=list)
@@ -111,39 +115,38 @@ class Writer:
             ConcurrentUpdate: Another run moved the head, and conflicts are errors.
         """
         now = time.time()
-        thread, seq, swept = yield from self._touch(plan.thread_id, now)
-        out = Written(plan.thread_id, plan.ns, thread, swept, 0)
+        out = yield from self._begin(plan.thread_id, plan.ns, now)
         planned = [node for node in plan.nodes.values() if node is not None]
-        yield from self._verify(planned, plan.remembered, thread, swept)
-        line, head = yield from self._line(out, plan.ns)
-        out.line = line
+        yield from self._verify(out, planned, plan.remembered)
         parent = yield from self._snapshot(out, plan.parent)
-        moves = self._moves_head(plan, parent, line, head)
+        moves = self._moves_head(plan, parent, out)
         snapshot = yield from self._build(out, plan, parent)
         body = pack_snapshot(snapshot, (yield from self._written_said(out, snapshot)))
-        yield from self._store(out, plan, snapshot, place(line, seq), body, moves, now)
+        yield from self._store(out, plan, snapshot, body, moves, now)
         return out
 
-    def _touch(self, thread_id: str, now: float) -> Flow[tuple[int, int, int]]:
-        rows = yield Statement(self.sql["touch_thread"], (now, thread_id))
+    def _begin(self, thread_id: str, ns: str, now: float) -> Flow[Written]:
+        """The thread and namespace as they are; new ones if need be."""
+        rows = yield Statement(self.sql["state"], (ns, thread_id))
         if not rows:
             yield Statement(self.sql["new_thread"], (thread_id, now, now))
-            rows = yield Statement(self.sql["touch_thread"], (now, thread_id))
-        thread, seq, swept = rows[0]
-        return thread, seq, swept
-
-    def _line(self, out: Written, ns: str) -> Flow[tuple[int, int]]:
-        rows = yield Statement(self.sql["find_line"], (out.key, ns))
-        if not rows:
-            rows = yield Statement(self.sql["new_line"], (out.key, ns))
-        line, head = rows[0]
-        return line, head
+            rows = yield Statement(self.sql["state"], (ns, thread_id))
+        thread, seq, swept, line, head = rows[0]
+        if line is None:
+            line, head = (yield Statement(self.sql["new_line"], (thread, ns)))[0]
+        out = Written(thread_id, ns, thread, swept, line, head, seq)
+        known = self.memo.peek(thread_id)
+        if known is not None and (known.key, known.swept) == (thread, swept):
+            out.known = known
+            out.lanes.update({lane.name: key for key, lane in known.lanes.items()})
+        return out
 
     def _verify(
-        self, nodes: Iterable[Node], remembered: tuple[int, int] | None, thread: int, swept: int
+        self, out: Written, nodes: Iterable[Node], remembered: tuple[int, int] | None
     ) -> Flow[None]:
         """Make sure that what a plan takes to be stored is; a deletion may have come between."""
-        if remembered == (thread, swept):
+        thread = out.key
+        if remembered == (thread, out.swept):
             return
         for node in nodes:
             for name, (start, stop) in known_ranges(node):
@@ -160,20 +163,16 @@ class Writer:
         """The parent: remembered, or read."""
         if uid is None:
             return None
-        thread = self.memo.peek(out.thread_id)
-        if thread is not None and (thread.key, thread.swept) == (out.key, out.swept):
-            found = thread.recent.get((out.ns, uid))
-            if found is not None:
-                return found
+        found = out.known.recent.get((out.ns, uid)) if out.known else None
+        if found is not None:
+            return found
         return (yield from self.reader.snapshot(out.thread_id, out.ns, out.line, uid))
 
-    def _moves_head(
-        self, plan: PlannedPut, parent: Snapshot | None, line: int, head: int
-    ) -> bool:
+    def _moves_head(self, plan: PlannedPut, parent: Snapshot | None, out: Written) -> bool:
         """Compare and swap on the parent: False leaves the checkpoint as the tip of a fork."""
-        if plan.origin is None or head == 0 or plan.origin.deliberate:
+        if plan.origin is None or out.head == 0 or plan.origin.deliberate:
             return True
-        if parent is not None and parent.key == place(line, head):
+        if parent is not None and parent.key == place(out.line, out.head):
             return True
         if plan.on_conflict == "error":
             raise ConcurrentUpdate(
@@ -217,36 +216,38 @@ class Writer:
         out: Written,
         plan: PlannedPut,
         snapshot: Snapshot,
-        key: int,
         body: bytes,
         moves: bool,
         now: float,
     ) -> Flow[None]:
+        key = snapshot.key = place(out.line, out.seq + 1)
+        sealed = self._sealed(plan, key, body)
         uid, parent = pack_id(plan.uid), pack_id(plan.parent)
-        rows = yield Statement(self.sql["find_checkpoint"], (out.line, uid))
-        if rows:
-            key = rows[0][0]
-            yield from self._untag(out, plan, rows[0])
-        snapshot.key = key
-        sealed = self.seal.seal(
-            body, checkpoint_place(plan.thread_id, plan.ns, plan.uid, plan.parent, key)
-        )
-        if rows:
-            yield Statement(self.sql["replace_checkpoint"], (parent, now, sealed, key))
-            yield Statement(self.sql["swept"], (1, 0, len(rows[0][3]), out.key))
-            out.swept += 1
-        else:
-            values = (key, out.line, uid, parent, now, sealed)
-            yield Statement(self.sql["add_checkpoint"], values)
+        values = (key, out.line, uid, parent, now, sealed)
+        if (yield Statement(self.sql["add_checkpoint"], values)):
+            out.seq += 1
             if moves:
-                yield Statement(self.sql["set_head"], (key & 0xFFFFFFFF, out.line))
+                yield Statement(self.sql["set_head"], (out.seq, out.line))
+            grown = (out.seq, 1, out.added, out.size + len(sealed), now, out.key)
+        else:
+            row = (yield Statement(self.sql["find_checkpoint"], (out.line, uid)))[0]
+            key = snapshot.key = row[0]
+            sealed = self._sealed(plan, key, body)
+            yield from self._untag(plan, row)
+            yield Statement(self.sql["replace_checkpoint"], (parent, now, sealed, key))
+            yield Statement(self.sql["swept"], (0, 0, len(row[3]), out.key))
+            out.swept += 1
+            grown = (out.seq, 0, out.added, out.size + len(sealed), now, out.key)
         for number in tags_of(self.seal, plan.metadata):
             yield Statement(self.sql["add_tag"], (number, key))
-        size = out.size + len(sealed)
-        yield Statement(self.sql["add_size"], (out.added, size, now, out.key))
+        yield Statement(self.sql["grow"], grown)
         out.snapshot = snapshot
 
-    def _untag(self, out: Written, plan: PlannedPut, row: tuple[Any, ...]) -> Flow[None]:
+    def _sealed(self, plan: PlannedPut, key: int, body: bytes) -> bytes:
+        bound = checkpoint_place(plan.thread_id, plan.ns, plan.uid, plan.parent, key)
+        return self.seal.seal(body, bound)
+
+    def _untag(self, plan: PlannedPut, row: tuple[Any, ...]) -> Flow[None]:
         former = self.reader.open_row(plan.thread_id, plan.ns, row)
         for number in tags_of(self.seal, self.reader.metadata(former)):
             yield Statement(self.sql["drop_tag"], (number, row[0]))
@@ -268,38 +269,30 @@ class Writer:
             Stale: Something the plan rests on was deleted.
         """
         now = time.time()
-        rows = yield Statement(self.sql["find_thread"], (plan.thread_id,))
-        if not rows:
-            yield Statement(self.sql["new_thread"], (plan.thread_id, now, now))
-            rows = yield Statement(self.sql["find_thread"], (plan.thread_id,))
-        thread, _, swept = rows[0]
-        out = Written(plan.thread_id, plan.ns, thread, swept, 0)
-        nodes = [node for _, _, node in plan.writes]
-        yield from self._verify(nodes, plan.remembered, thread, swept)
-        out.line, _ = yield from self._line(out, plan.ns)
+        out = yield from self._begin(plan.thread_id, plan.ns, now)
+        yield from self._verify(out, [node for _, _, node in plan.writes], plan.remembered)
         new: list[list[Any]] = []
         for index, channel, node in plan.writes:
             ref = yield from self._resolve(out, node, None, channel)
             new.append([index, channel, ref])
-        yield from self._store_writes(out, plan, new, now)
+        size = yield from self._store_writes(out, plan, new)
+        yield Statement(self.sql["grow"], (out.seq, 0, out.added, out.size + size, now, out.key))
         return out
 
-    def _store_writes(
-        self, out: Written, plan: PlannedWrites, new: list[list[Any]], now: float
-    ) -> Flow[None]:
+    def _store_writes(self, out: Written, plan: PlannedWrites, new: list[list[Any]]) -> Flow[int]:
+        """Returns by how many bytes the row grew."""
         uid, task = pack_id(plan.uid), pack_id(plan.task)
-        bound = writes_place(plan.thread_id, plan.ns, plan.uid, plan.task, "")
-        rows = yield Statement(self.sql["find_writes"], (out.line, uid, task))
-        if rows:
-            had = unpack_writes(self.seal.open(rows[0][0], bound))
-            merged = {write[0]: write for write in (had if plan.replace else new)}
-            merged |= {write[0]: write for write in (new if plan.replace else had)}
-            new = [merged[index] for index in sorted(merged)]
+        bound = writes_place(plan.thread_id, plan.ns, plan.uid, plan.task)
         body = self.seal.seal(pack_writes(new), bound)
-        values = (out.line, uid, task, plan.path, body)
-        yield Statement(self.sql["put_writes"], values)
-        size = out.size + len(body) - (len(rows[0][0]) if rows else 0)
-        yield Statement(self.sql["add_size"], (out.added, size, now, out.key))
+        if (yield Statement(self.sql["add_writes"], (out.line, uid, task, plan.path, body))):
+            return len(body)
+        rows = yield Statement(self.sql["find_writes"], (out.line, uid, task))
+        had = unpack_writes(self.seal.open(rows[0][0], bound))
+        first, then = (had, new) if plan.replace else (new, had)
+        merged = {write[0]: write for write in [*first, *then]}
+        body = self.seal.seal(pack_writes([merged[i] for i in sorted(merged)]), bound)
+        yield Statement(self.sql["put_writes"], (out.line, uid, task, plan.path, body))
+        return len(body) - len(rows[0][0])
 
     # -- items
 
@@ -364,15 +357,24 @@ class Writer:
     ) -> Flow[dict[bytes, int]]:
         """Which of these contents the lane has, and where."""
         found: dict[bytes, int] = {}
+        known = out.known.lanes.get(lane) if out.known else None
+        unknown: dict[int, list[bytes]] = {}
         for stored in wanted:
-            rows = yield Statement(self.sql["same_hash"], (content_hash(self.seal, lane, stored),))
-            for key, body in rows:
-                position = key & 0xFFFFFFFF
-                bound = item_place(out.thread_id, name, position)
-                if key >> 32 == lane and self.seal.open(body, bound) == stored:
+            position = known.find(stored) if known else None
+            if position is None:
+                unknown.setdefault(content_hash(self.seal, lane, stored), []).append(stored)
+            else:
+                found[stored] = position
+        if not unknown:
+            return found
+        rows = yield Statement(self.sql["same_hash"], (json.dumps(list(unknown)),))
+        for key, hashed, body in rows:
+            position = key & 0xFFFFFFFF
+            if key >> 32 == lane:
+                stored = self.seal.open(body, item_place(out.thread_id, name, position))
+                if stored in unknown[hashed]:
                     found[stored] = position
                     out.items.append((name, position, stored))
-                    break
         return found
 
     def _insert(

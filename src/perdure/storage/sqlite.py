@@ -1,7 +1,6 @@
 """One SQLite file: one writer thread that commits in groups, readers beside it, one per process.
 
-Usable from asyncio and from threads alike: work is handed to the writer as flows and answered
-through `concurrent.futures.Future`. SQLite before 3.51.3 can damage a WAL file when several
+Usable from asyncio and from threads alike: work is handed to the writer as flows. SQLite before 3.51.3 can damage a WAL file when several
 connections write and checkpoint at once (https://sqlite.org/wal.html#walresetbug), so each process
 has one writing connection per file, automatic checkpoints are off, and the writer checkpoints under
 a lock between processes.
@@ -9,15 +8,16 @@ a lock between processes.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import os
 import sqlite3
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, Literal, TypeVar
 
 from filelock import FileLock, Timeout
@@ -26,11 +26,13 @@ from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
 from perdure.storage.flow import Flow, Row, Statement, run
 from perdure.storage.migrations import Migration, check_identity, migrate, version
 from perdure.storage.sqlite_errors import check_path, mapped
+from perdure.storage.workers import Promise, Workers, settle
 
 T = TypeVar("T")
 Synchronous = Literal["full", "normal"]
 
 WAL_LIMIT_BYTES = 4 << 20  # checkpoint when the WAL has grown by this much
+WAL_LOOK_EVERY = 32  # commits between two looks at its size
 VACUUM_PAGES = 512  # pages given back per step, so that a vacuum never holds up writers for long
 MEMORY = ":memory:"
 
@@ -38,29 +40,20 @@ MEMORY = ":memory:"
 class _Job(Generic[T]):
     """A flow waiting for the writer, and who is told how it ended."""
 
-    __slots__ = ("aborted", "committed", "flow", "future", "result")
+    __slots__ = ("committed", "flow", "promise", "result")
 
     def __init__(
-        self,
-        flow: Flow[T],
-        committed: Callable[[T], None] | None,
-        aborted: Callable[[], None] | None,
+        self, flow: Flow[T], committed: Callable[[T], None] | None, promise: Promise[T]
     ) -> None:
         self.flow = flow
         self.committed = committed
-        self.aborted = aborted
-        self.future: Future[T] = Future()
+        self.promise = promise
         self.result: T
-
-    def fail(self, exc: BaseException) -> None:
-        if self.aborted is not None:
-            self.aborted()
-        self.future.set_exception(exc)
 
     def succeed(self) -> None:
         if self.committed is not None:
             self.committed(self.result)
-        self.future.set_result(self.result)
+        self.promise.keep(self.result)
 
 
 class Database:
@@ -100,23 +93,28 @@ class Database:
         self._users = 1
         self._pid = os.getpid()
         self._closed = False
-        self._pending: deque[_Job[Any]] = deque()
-        self._wake = threading.Condition()
+        self._pending: SimpleQueue[_Job[Any] | None] = SimpleQueue()  # None: no more will come
+        self._gate = threading.Lock()  # between handing work in and closing
         self._readers: list[sqlite3.Connection] = []
         self._all_readers: list[sqlite3.Connection] = []
-        self._pool = ThreadPoolExecutor(4, thread_name_prefix="perdure-read")
+        self._workers = Workers(4, "perdure-read")
         self._wal_mark = 0
+        self._commits = 0
         self._vacuum_wanted = False
         self._write_lock = threading.Lock()  # held while the writing connection is in use
         self._file_lock = FileLock(path + ".lock", thread_local=False) if self._on_disk else None
         self._writer: sqlite3.Connection | None = None
+        self._thread: threading.Thread | None = None
         check_path(path, read_only)
         with mapped(path):
             if read_only:
                 self._check_readable(migration)
             else:
                 self._writer = self._open_writer(migration)
-                threading.Thread(target=self._write_loop, name="perdure-write", daemon=True).start()
+                self._thread = threading.Thread(
+                    target=self._write_loop, name="perdure-write", daemon=True
+                )
+                self._thread.start()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], migration: Migration, **options: Any) -> Database:
@@ -212,13 +210,8 @@ class Database:
 
     # -- writing
 
-    def submit(
-        self,
-        flow: Flow[T],
-        committed: Callable[[T], None] | None = None,
-        aborted: Callable[[], None] | None = None,
-    ) -> Future[T]:
-        """Hand a flow to the writer. The future resolves once its transaction is committed.
+    def write(self, flow: Flow[T], committed: Callable[[T], None] | None = None) -> T:
+        """Have the writer run a flow, and wait until its transaction is committed.
 
         Flows that wait at the same moment share a transaction; each is a savepoint of it, so one
         that fails undoes only itself.
@@ -226,18 +219,31 @@ class Database:
         Args:
             flow: The work.
             committed: Called in the writer thread with the result, after the commit.
-            aborted: Called there instead when nothing of the flow was kept.
 
         Raises:
             StorageUnavailable: The database is closed.
-            StorageError: It was opened read-only.
+            StorageError: It was opened read-only, or refuses.
         """
-        job = _Job(flow, committed, aborted)
-        with self._wake:
+        future = self._submit(flow, committed, awaited=False).future
+        assert isinstance(future, Future)
+        return future.result()
+
+    def awrite(
+        self, flow: Flow[T], committed: Callable[[T], None] | None = None
+    ) -> asyncio.Future[T]:
+        """See `write`."""
+        future = self._submit(flow, committed, awaited=True).future
+        assert isinstance(future, asyncio.Future)
+        return future
+
+    def _submit(
+        self, flow: Flow[T], committed: Callable[[T], None] | None, *, awaited: bool
+    ) -> Promise[T]:
+        promise: Promise[T] = Promise(awaited=awaited)
+        with self._gate:
             self._writer_or_raise()
-            self._pending.append(job)
-            self._wake.notify()
-        return job.future
+            self._pending.put(_Job(flow, committed, promise))
+        return promise
 
     def _writer_or_raise(self) -> sqlite3.Connection:
         if self._closed or self._pid != os.getpid():
@@ -250,18 +256,19 @@ class Database:
         return self._writer
 
     def _write_loop(self) -> None:
-        while True:
-            with self._wake:
-                while not self._pending:
-                    if self._closed:
-                        return
-                    self._wake.wait()
-                batch = [job for job in self._pending if job.future.set_running_or_notify_cancel()]
-                self._pending.clear()
-            if batch:
+        job = self._pending.get()
+        while job is not None:
+            batch = [job]
+            with contextlib.suppress(Empty):
+                while (job := self._pending.get_nowait()) is not None:
+                    batch.append(job)
+            ready = [j for j in batch if j.promise.claim()]
+            if ready:
                 with self._write_lock:
-                    self._commit(batch)
+                    self._commit(ready)
                     self._housekeep()
+            if job is not None:
+                job = self._pending.get()
 
     def _commit(self, batch: list[_Job[Any]]) -> None:
         conn = self._writer
@@ -271,15 +278,17 @@ class Database:
         try:
             with mapped(self.path):
                 conn.execute("BEGIN IMMEDIATE")
+                step = self._within_savepoint if len(batch) > 1 else self._alone
                 for job in batch:
                     try:
-                        job.result = self._within_savepoint(conn, job)
+                        job.result = step(conn, job)
                         done.append(job)
                     except BaseException as exc:
                         failed.append((job, exc))
-                        if not conn.in_transaction:  # a full disk undoes all of it at once
-                            raise
-                conn.execute("COMMIT")
+                        if not conn.in_transaction and len(batch) > 1:
+                            raise  # a full disk, say, undoes all of it at once
+                if conn.in_transaction:
+                    conn.execute("COMMIT")
         except BaseException as exc:
             with contextlib.suppress(sqlite3.Error):
                 if conn.in_transaction:
@@ -288,9 +297,20 @@ class Database:
             failed += [(job, exc) for job in batch if id(job) not in told]
             done = []
         for job, error in failed:
-            job.fail(error)
+            job.promise.fail(error)
         for job in done:
             job.succeed()
+        settle(job.promise for job in batch)
+
+    def _alone(self, conn: sqlite3.Connection, job: _Job[T]) -> T:
+        """A job that has the transaction to itself: if it fails, all of it is undone."""
+        try:
+            with mapped(self.path):
+                return run(job.flow, lambda statement: _execute(conn, statement))
+        except BaseException:
+            if conn.in_transaction:
+                conn.execute("ROLLBACK")
+            raise
 
     def _within_savepoint(self, conn: sqlite3.Connection, job: _Job[T]) -> T:
         conn.execute("SAVEPOINT job")
@@ -310,9 +330,10 @@ class Database:
     def _housekeep(self) -> None:
         """After a commit and before the next: keep the WAL short, the file small. Never fails."""
         with contextlib.suppress(sqlite3.Error, OSError):
-            if self._vacuum_wanted and not self._pending:
+            if self._vacuum_wanted and self._pending.empty():
                 self._vacuum_wanted = self._vacuum_step()
-            if self._on_disk:
+            self._commits += 1
+            if self._on_disk and self._commits % WAL_LOOK_EVERY == 0:
                 size = os.path.getsize(self.path + "-wal")
                 if size - self._wal_mark > WAL_LIMIT_BYTES:
                     self._wal_mark = self._checkpoint(wait_s=0.05)
@@ -348,7 +369,7 @@ class Database:
 
         self._vacuum_wanted = True
         while self._vacuum_wanted:
-            self.submit(nothing()).result()
+            self.write(nothing())
         with self._write_lock, mapped(self.path):
             if self._on_disk and self._writer is not None:
                 self._wal_mark = self._checkpoint(wait_s=1.0)
@@ -362,7 +383,7 @@ class Database:
             StorageUnavailable: The database is closed.
         """
         if not self._on_disk:
-            return self.submit(flow).result()
+            return self.write(flow)
         with self._reader() as conn, mapped(self.path):
             conn.execute("BEGIN")
             try:
@@ -370,11 +391,17 @@ class Database:
             finally:
                 conn.execute("COMMIT")
 
-    def in_thread(self, work: Callable[[], T]) -> Future[T]:
-        """Run blocking work in one of this database's reading threads."""
+    def in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Run blocking work in one of this database's reading threads.
+
+        Raises:
+            StorageUnavailable: The database is closed.
+        """
         if self._closed:
             raise StorageUnavailable(f"the database {self.path!r} is closed")
-        return self._pool.submit(work)
+        future = self._workers.submit(work, awaited=True).future
+        assert isinstance(future, asyncio.Future)
+        return future
 
     def _new_reader(self) -> sqlite3.Connection:
         try:
@@ -412,16 +439,13 @@ class Database:
             key = os.path.realpath(self.path)
             if Database._open.get(key) is self:
                 del Database._open[key]
-        with self._wake:
+        with self._gate:
             self._closed = True
-            self._wake.notify_all()
-        self._pool.shutdown(wait=True)
-        with self._write_lock:
-            batch = [job for job in self._pending if job.future.set_running_or_notify_cancel()]
-            self._pending.clear()
-            if batch:
-                self._commit(batch)
-            self._close_connections()
+            self._pending.put(None)
+        self._workers.close()
+        if self._thread is not None:
+            self._thread.join()
+        self._close_connections()
 
     def _close_connections(self) -> None:
         with contextlib.suppress(StorageUnavailable), self._between_processes():
