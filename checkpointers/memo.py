@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from perdure.checkpointers.codec import Codec, Item, content_bytes, content_header
+from perdure.checkpointers.collector import collector_paused
 from perdure.checkpointers.manifest import Range, Ranges
 
 PIECE: Final = 256  # items compared at once
@@ -44,13 +45,14 @@ class Lane:
     def fresh(self, ranges: Ranges, codec: Codec) -> list[Any]:
         """New values of the items of ranges that are all here."""
         out: list[Any] = []
-        for start, stop in pieces(ranges):
-            values = codec.fresh(map(self.items.__getitem__, range(start, stop)))
-            if start not in self._packed:
-                packed = content_bytes(values)
-                if packed is not None:
-                    self._keep(start, stop, packed[len(content_header(len(values))) :])
-            out += values
+        with collector_paused():
+            for start, stop in pieces(ranges):
+                values = codec.fresh(map(self.items.__getitem__, range(start, stop)))
+                if start not in self._packed:
+                    packed = content_bytes(values)
+                    if packed is not None:
+                        self._keep(start, stop, packed[len(content_header(len(values))) :])
+                out += values
         return out
 
     def find(self, stored: bytes) -> int | None:
