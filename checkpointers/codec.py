@@ -216,7 +216,9 @@ class Codec:
                 parts.append(ormsgpack.packb(item.template.fields, option=PACK))
             elif cls is not None:
                 parts.append(ormsgpack.packb(_unpack_fields(cls, item.stored), option=PACK))
-            elif self.compact and item.stored[:1] == _MSGPACK and _unpacked(item.stored) is not _EXT:
+            elif (
+                self.compact and item.stored[:1] == _MSGPACK and _unpacked(item.stored) is not _EXT
+            ):
                 parts.append(item.stored[1:])
             else:
                 return None

@@ -30,7 +30,9 @@ def delta_history(
         here = Found(target.thread, target.line, snapshot)
         found = yield from reader.writes(here, at.checkpoint_ns, frozenset(remaining))
         for channel in remaining:
-            writes[channel].append([(task, c, value) for _, task, c, value in found if c == channel])
+            writes[channel].append(
+                [(task, c, value) for _, task, c, value in found if c == channel]
+            )
         for channel in remaining & snapshot.refs.keys():
             seeds[channel] = yield from reader.value(target.thread, snapshot.refs[channel])
         remaining -= snapshot.refs.keys()

@@ -28,7 +28,7 @@ _ITEM_OVERHEAD: Final = 600  # bytes that a decoded item takes beside its text, 
 class Lane:
     """The remembered part of one log."""
 
-    __slots__ = ("_index", "_indexed", "_packed", "key", "items", "name")
+    __slots__ = ("_index", "_indexed", "_packed", "items", "key", "name")
 
     def __init__(self, key: int, name: str) -> None:
         self.key = key

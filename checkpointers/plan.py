@@ -126,9 +126,7 @@ class Planner:
             ForbiddenType: A type in it is not on the allowlist.
         """
         if lane == START and _is_input(value):
-            return Map(
-                {k: self.plan(k, v, None, f"{path}[{k!r}]") for k, v in value.items()}
-            )
+            return Map({k: self.plan(k, v, None, f"{path}[{k!r}]") for k, v in value.items()})
         if type(value) is list and value and not self._whole(value, path):
             return Many(LIST, lane, self._match(lane, value, hint, path))
         if type(value) is dict and _splittable(value) and not self._whole(value, path):

@@ -201,7 +201,9 @@ class Pruner:
             for _, _, ref in unpack_writes(self.reader.seal.open(body, bound)):
                 yield from self._mark_ref(ref, live, seen)
 
-    def _mark_ref(self, ref: Any, live: dict[int, Ranges], seen: set[tuple[int, int]]) -> Flow[None]:
+    def _mark_ref(
+        self, ref: Any, live: dict[int, Ranges], seen: set[tuple[int, int]]
+    ) -> Flow[None]:
         for lane, numbers in references(ref):
             yield from self._mark_ranges(lane, numbers, live, seen)
 
@@ -405,5 +407,3 @@ def keep_heads(line: list[Kept]) -> set[int]:
 def keep_but(doomed: set[int]) -> Keep:
     """All but some."""
     return lambda line: {c.key for c in line} - doomed
-
-

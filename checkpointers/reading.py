@@ -10,7 +10,6 @@ import ormsgpack
 from langgraph.checkpoint.base import (
     CheckpointMetadata,
     CheckpointTuple,
-    PendingWrite,
     writes_sort_key,
 )
 
@@ -224,9 +223,7 @@ class Reader:
                 thread.add_items(lane, self._opened(thread.thread_id, lane, rows))
         return lane
 
-    def _opened(
-        self, thread_id: str, lane: Lane, rows: list[Row]
-    ) -> Iterator[tuple[int, bytes]]:
+    def _opened(self, thread_id: str, lane: Lane, rows: list[Row]) -> Iterator[tuple[int, bytes]]:
         for key, body in rows:
             position = key & 0xFFFFFFFF
             yield position, self.seal.open(body, item_place(thread_id, lane.name, position))
@@ -242,5 +239,3 @@ class Reader:
         lane = yield from self._load(found.thread, key, ranges)
         shown = found.snapshot.ranges.get(channel, (key, []))[1]
         return lane.fresh(ranges, self.codec), ranges, shown
-
-

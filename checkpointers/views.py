@@ -203,9 +203,7 @@ class Views:
                     out.append((yield from self._checkpoint(thread_id, ns, row, is_head)))
         return sorted(out, key=lambda info: -info.order)
 
-    def _checkpoint(
-        self, thread_id: str, ns: str, row: Row, is_head: bool
-    ) -> Flow[CheckpointInfo]:
+    def _checkpoint(self, thread_id: str, ns: str, row: Row, is_head: bool) -> Flow[CheckpointInfo]:
         snapshot = yield from self._reader.info(thread_id, ns, row)
         fields: dict[str, Any] = self._reader.codec.decode(snapshot.fields[0])
         return CheckpointInfo(

@@ -54,7 +54,6 @@ from perdure.errors import ConcurrentUpdate
 from perdure.storage.flow import Flow, Statement
 
 
-
 class Stale(Exception):
     """A plan rests on items that were deleted meanwhile: plan again, from nothing."""
 
@@ -332,7 +331,9 @@ class Writer:
         if not new:
             return joined(part for part in parts if not isinstance(part, New))
         found = yield from self._find(out, lane, name, new)
-        fresh = list(dict.fromkeys(p.stored for p in parts if isinstance(p, New) and p.stored not in found))
+        fresh = list(
+            dict.fromkeys(p.stored for p in parts if isinstance(p, New) and p.stored not in found)
+        )
         if fresh:
             rows = yield Statement(self.sql["take_positions"], (len(fresh), lane))
             first = rows[0][0] - len(fresh)
@@ -388,5 +389,3 @@ class Writer:
             out.added += 1
             out.items.append((name, position, stored))
         yield Statement(self.sql["add_item"], rows, many=True)
-
-

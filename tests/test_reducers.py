@@ -106,29 +106,31 @@ def test_golden_slices() -> None:
     """Chosen slices, worked out by hand."""
     widen = message_reducer(on_split="widen")
 
-    assert ["a4", "h5"] == ids(messages(TALK, Keep(4, 6)))
-    assert ["a6", "t7", "a8"] == ids(widen(TALK, Keep(start=-2)))
-    assert ["a1", "t2", "t3", "a4"] == ids(widen(TALK, Keep(3, 5)))
-    assert ["a6", "t7", "a8"] == ids(messages(TALK, Keep(start=-2, on_split="widen")))
-    assert ["a8"] == ids(messages(TALK, {"type": "keep", "from": -1, "to": None}))
-    assert [] == messages(TALK, Keep(3, 3))
+    assert ids(messages(TALK, Keep(4, 6))) == ["a4", "h5"]
+    assert ids(widen(TALK, Keep(start=-2))) == ["a6", "t7", "a8"]
+    assert ids(widen(TALK, Keep(3, 5))) == ["a1", "t2", "t3", "a4"]
+    assert ids(messages(TALK, Keep(start=-2, on_split="widen"))) == ["a6", "t7", "a8"]
+    assert ids(messages(TALK, {"type": "keep", "from": -1, "to": None})) == ["a8"]
+    assert messages(TALK, Keep(3, 3)) == []
 
 
 def test_parts_of_an_update_apply_in_order() -> None:
     """Messages, removals and keeps in one list apply left to right."""
     value = [human(0), human(1), human(2)]
 
-    assert ["h1", "h2", "h3"] == ids(messages(value, [Keep(-2), human(3)]))
-    assert ["h3"] == ids(messages(value, [human(3), Keep(-1)]))
-    assert ["h0", "h2"] == ids(messages(value, [RemoveMessage(id="h1"), Keep(-2)]))
-    assert ["h9"] == ids(messages(value, [Keep(-1), RemoveMessage(id=REMOVE_ALL_MESSAGES), human(9)]))
-    assert [3, 4, 9] == keepable()([1, 2, 3], [Keep(-1), 4, 9])
+    assert ids(messages(value, [Keep(-2), human(3)])) == ["h1", "h2", "h3"]
+    assert ids(messages(value, [human(3), Keep(-1)])) == ["h3"]
+    assert ids(messages(value, [RemoveMessage(id="h1"), Keep(-2)])) == ["h0", "h2"]
+    assert ids(
+        messages(value, [Keep(-1), RemoveMessage(id=REMOVE_ALL_MESSAGES), human(9)])
+    ) == ["h9"]
+    assert keepable()([1, 2, 3], [Keep(-1), 4, 9]) == [3, 4, 9]
 
 
 def test_first_update_of_an_empty_channel() -> None:
     """A keep on nothing is nothing, and None counts as an empty list."""
-    assert [] == messages(None, Keep(-5))
-    assert [1] == keepable()(None, [1])
+    assert messages(None, Keep(-5)) == []
+    assert keepable()(None, [1]) == [1]
 
 
 @pytest.mark.parametrize(
@@ -185,10 +187,10 @@ def test_updates_of_one_superstep_apply_in_order_in_a_graph() -> None:
     config: Any = {"configurable": {"thread_id": "1"}}
     out = graph.invoke({"messages": [human(0), human(1)], "log": ["x", "y"]}, config)
 
-    assert ["h1", "new"] == ids(out["messages"])
-    assert ["y", "new"] == out["log"]
+    assert ids(out["messages"]) == ["h1", "new"]
+    assert out["log"] == ["y", "new"]
     graph.update_state(config, {"messages": {"type": "keep", "from": 0, "to": 1}}, as_node="b_says")
-    assert ["h1"] == ids(graph.get_state(config).values["messages"])
+    assert ids(graph.get_state(config).values["messages"]) == ["h1"]
 
 
 def test_chat_state_is_a_state() -> None:
@@ -197,4 +199,4 @@ def test_chat_state_is_a_state() -> None:
     builder.add_node("n", lambda state: {"messages": [AIMessage("hi", id="r")]})
     builder.add_edge(START, "n")
 
-    assert ["h0", "r"] == ids(builder.compile().invoke({"messages": [human(0)]})["messages"])
+    assert ids(builder.compile().invoke({"messages": [human(0)]})["messages"]) == ["h0", "r"]

@@ -1,0 +1,6 @@
+"""Composed agent graphs, ready to run or to take apart."""
+
+from perdure.graphs.chat import chat_graph
+from perdure.graphs.responder import QuotingResponder
+
+__all__ = ["QuotingResponder", "chat_graph"]

@@ -1,0 +1,81 @@
+"""A chat model for when none is configured: it quotes what it is shown, and says so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+
+NOTICE: Final = "(No model is configured; set PERDURE_MODEL for real answers.)"
+_WORD: Final = re.compile(r"\w+")
+_QUOTES = 2
+# words that say nothing of what a question is about
+_COMMON: Final = frozenset(
+    ["a", "about", "am", "an", "and", "are", "as", "at", "be", "did", "do", "does", "for", "from", "have", "how", "i", "in", "is", "it", "me", "my", "of", "on", "or", "say", "said", "tell", "that", "the", "this", "to", "was", "we", "what", "when", "where", "which", "who", "why", "will", "with", "you", "your"]
+)
+
+
+class QuotingResponder(BaseChatModel):
+    """Answers the newest message by quoting the earlier ones that share most words with it.
+
+    Deterministic, offline, and plain about being no model.
+    """
+
+    @property
+    def _llm_type(self) -> str:
+        return "perdure-quoting-responder"
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        message = AIMessage(_answer(messages))
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        for word in re.findall(r"\S+\s*|\s+", _answer(messages)):
+            chunk = ChatGenerationChunk(message=AIMessageChunk(content=word))
+            if run_manager is not None:
+                run_manager.on_llm_new_token(word, chunk=chunk)
+            yield chunk
+
+
+def _answer(messages: list[BaseMessage]) -> str:
+    asked = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
+    if asked is None:
+        return f"I was shown no question. {NOTICE}"
+    earlier = [m for m in messages if m is not asked and m.text.strip() and NOTICE not in m.text]
+    wanted = _words(asked.text)
+    scored = [(len(wanted & _words(m.text)), i, m) for i, m in enumerate(earlier)]
+    best = sorted((s for s in scored if s[0]), key=lambda s: (-s[0], -s[1]))[:_QUOTES]
+    if not best:
+        said = f"This thread shows me {len(earlier)} earlier message{'s' * (len(earlier) != 1)}"
+        return f"{said}, and none of them speaks of that. {NOTICE}"
+    quotes = "\n".join(
+        f"- {'you' if isinstance(m, HumanMessage) else 'I'} said: “{_short(m.text)}”"
+        for _, _, m in sorted(best, key=lambda s: s[1])
+    )
+    return f"From this thread I remember:\n{quotes}\n{NOTICE}"
+
+
+def _words(text: str) -> set[str]:
+    return {word for word in _WORD.findall(text.casefold()) if word not in _COMMON}
+
+
+def _short(text: str, limit: int = 200) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"

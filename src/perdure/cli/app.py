@@ -1,0 +1,47 @@
+"""The Typer application, and the options that every command shares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from perdure.checkpointers import SQLiteCheckpointer
+    from perdure.settings import Settings
+
+app = typer.Typer(
+    name="perdure",
+    help="Memory for LangGraph agents: threads that resume, history that stays.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+DB = Annotated[
+    str | None,
+    typer.Option("--db", help="The database file; else PERDURE_DB, else the data folder's."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def settings_for(db: str | None) -> Settings:
+    """The settings with a command's own arguments."""
+    from perdure.settings import load
+
+    return load(db=db)
+
+
+def open_saver(db: str | None) -> SQLiteCheckpointer:
+    """Open the database that a command works on."""
+    from perdure.checkpointers import SQLiteCheckpointer
+
+    settings = settings_for(db)
+    return SQLiteCheckpointer.open(settings.db, key=settings.key)
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask before something is gone for good."""
+    if not yes:
+        typer.confirm(question, abort=True)

@@ -1,0 +1,96 @@
+"""`perdure chat`: talk on a thread, from where it was left."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perdure.cli.app import DB, app, open_saver, settings_for
+from perdure.cli.output import console, line, notes
+
+if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
+
+    from perdure.settings import Settings
+
+_SHOWN = 4  # messages repeated when a thread is resumed
+
+
+@app.command()
+def chat(
+    thread: Annotated[str, typer.Option("--thread", "-t", help="The conversation to go on with.")],
+    message: Annotated[
+        str | None, typer.Option("--message", "-m", help="Say this, print the answer, and end.")
+    ] = None,
+    keep_last: Annotated[
+        int | None, typer.Option(help="Show the model about this many messages; history keeps all.")
+    ] = None,
+    db: DB = None,
+) -> None:
+    """Talk. The thread goes on where it was, also after a crash; /quit or end of input ends."""
+    from perdure.graphs import chat_graph
+
+    settings = settings_for(db)
+    with open_saver(db) as saver:
+        graph = chat_graph(_model(settings), checkpointer=saver, keep_last=keep_last)
+        config = {"configurable": {"thread_id": thread}}
+        _resume(graph, saver, config, thread)
+        for said in [message] if message is not None else _typed():
+            _turn(graph, {"messages": [{"role": "user", "content": said}]}, config)
+
+
+def _model(settings: Settings) -> BaseChatModel | None:
+    if settings.model is None:
+        return None
+    from langchain_openai import ChatOpenAI
+
+    return ChatOpenAI(
+        model=settings.model,
+        base_url=settings.base_url,
+        api_key=settings.api_key or "none",  # type: ignore[arg-type]
+    )
+
+
+def _resume(graph: Any, saver: Any, config: Any, thread: str) -> None:
+    """Say where the thread stands, and finish what was cut off."""
+    state = graph.get_state(config)
+    if not state.created_at:
+        notes.print(f"thread {thread!r} is new", style="dim", markup=False)
+        return
+    said = saver.history(thread)
+    seen = sum(item.seen for item in said)
+    notes.print(
+        f"thread {thread!r}: {len(said)} messages said, the model sees {seen}, "
+        f"{len(said) - seen} are only history",
+        style="dim",
+        markup=False,
+    )
+    for item in said[-_SHOWN:]:
+        mark = "●" if item.seen else "○"
+        notes.print(f"{mark} {item.value.type}: {line(item.value.text)}", style="dim", markup=False)
+    if state.next:
+        notes.print("the last turn was cut off; finishing it", style="dim")
+        _turn(graph, None, config)
+
+
+def _typed() -> Any:
+    """What the user types, a line a turn, until /quit or the end of input."""
+    prompt = sys.stdin.isatty()
+    while True:
+        if prompt:
+            console.print("> ", end="")
+        text = sys.stdin.readline()
+        if not text or text.strip() == "/quit":
+            return
+        if text.strip():
+            yield text.strip()
+
+
+def _turn(graph: Any, given: Any, config: Any) -> None:
+    """Run a turn and print the answer as it comes."""
+    for chunk, metadata in graph.stream(given, config, stream_mode="messages", durability="sync"):
+        if metadata.get("langgraph_node") == "respond" and chunk.type in ("AIMessageChunk", "ai"):
+            print(chunk.text, end="", flush=True)
+    print(flush=True)

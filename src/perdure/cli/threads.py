@@ -1,0 +1,165 @@
+"""`perdure threads`, `history`, `show` and `stats`: looking at what is there."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perdure.cli.app import DB, AsJson, app, open_saver
+from perdure.cli.output import ago, as_json, console, line, size, table
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+    from perdure.checkpointers import CheckpointInfo
+
+Thread = Annotated[str, typer.Argument(metavar="ID", help="The thread.")]
+_RUN = 6  # checkpoints in a row that are shown before the middle of them is left out
+
+
+@app.command()
+def threads(
+    limit: Annotated[int, typer.Option(help="At most so many.")] = 50,
+    after: Annotated[str | None, typer.Option(help="The last thread of the page before.")] = None,
+    prefix: Annotated[str, typer.Option(help="Only ids that begin so.")] = "",
+    db: DB = None,
+    json: AsJson = False,
+) -> None:
+    """List threads, the latest activity first."""
+    with open_saver(db) as saver:
+        found = saver.threads(limit=limit, after=after, prefix=prefix)
+    if json:
+        as_json([asdict(info) for info in found])
+        return
+    table(
+        ["thread", "items", "checkpoints", "size", "last activity"],
+        [
+            (t.thread_id, t.items, t.checkpoints, size(t.size_bytes), ago(t.updated_at))
+            for t in found
+        ],
+    )
+
+
+@app.command()
+def history(
+    thread: Thread,
+    channel: Annotated[str, typer.Option(help="The channel to show.")] = "messages",
+    checkpoint: Annotated[str | None, typer.Option(help="Only the way to this one.")] = None,
+    db: DB = None,
+    json: AsJson = False,
+) -> None:
+    """Show everything said on a thread: ● is what the model sees, ○ is only history."""
+    with open_saver(db) as saver:
+        chosen = full_id(saver, thread, checkpoint) if checkpoint else None
+        said = saver.history(thread, channel=channel, checkpoint_id=chosen)
+    if json:
+        as_json([{"seen": i.seen, "position": i.position, **_plain(i.value)} for i in said])
+        return
+    for item in said:
+        value = _plain(item.value)
+        text = line(str(value.get("content", value)), 200 if console.is_terminal else 10_000)
+        console.print(f"{'●' if item.seen else '○'} {value.get('type', '')}: {text}", markup=False)
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    if hasattr(value, "text") and hasattr(value, "model_dump"):
+        return {**value.model_dump(exclude_none=True), "content": value.content}
+    return {"content": value}
+
+
+@app.command()
+def show(
+    thread: Thread,
+    every: Annotated[bool, typer.Option("--all", help="Leave no checkpoint out.")] = False,
+    db: DB = None,
+    json: AsJson = False,
+) -> None:
+    """Show a thread's checkpoints as a tree; forks are branches, the head is marked."""
+    with open_saver(db) as saver:
+        found = saver.checkpoints(thread)
+    if json:
+        as_json([asdict(info) for info in found])
+        return
+    from rich.tree import Tree
+
+    tree = Tree(thread)
+    children: dict[tuple[str, str | None], list[CheckpointInfo]] = {}
+    present = {(info.checkpoint_ns, info.checkpoint_id) for info in found}
+    for info in reversed(found):
+        parent = info.parent_id if (info.checkpoint_ns, info.parent_id) in present else None
+        children.setdefault((info.checkpoint_ns, parent), []).append(info)
+    for ns in dict.fromkeys(info.checkpoint_ns for info in reversed(found)):
+        root = tree.add(ns, style="italic") if ns else tree
+        for first in children.get((ns, None), []):
+            _branch(root, first, children, every)
+    console.print(tree)
+
+
+def _branch(tree: Tree, first: CheckpointInfo, children: Any, every: bool) -> None:
+    """Add a run of checkpoints and, where it forks, its branches, each under its first."""
+    waiting = [(tree, first, False)]
+    while waiting:
+        at, info, forked = waiting.pop(0)
+        run = [info]
+        while len(after := children.get((info.checkpoint_ns, info.checkpoint_id), [])) == 1:
+            info = after[0]
+            run.append(info)
+        if forked:
+            at = at.add(_label(run.pop(0)))
+        hidden = len(run) - _RUN if len(run) > _RUN + 1 and not every else 0
+        last = at
+        for i, step in enumerate(run):
+            if hidden and i == _RUN // 2:
+                at.add(f"… {hidden} more (--all shows them)", style="dim")
+            if not hidden or i < _RUN // 2 or i >= _RUN // 2 + hidden:
+                last = at.add(_label(step))
+        waiting += [(last, child, True) for child in after]
+
+
+def _label(info: CheckpointInfo) -> str:
+    messages = f", {info.counts['messages']} messages" if "messages" in info.counts else ""
+    head = " [bold green]← head[/]" if info.is_head else ""
+    step, source = info.metadata.get("step", "?"), info.metadata.get("source", "?")
+    return f"{short(info.checkpoint_id)}  step {step} ({source}){messages}{head}"
+
+
+def short(checkpoint_id: str) -> str:
+    """An id by its telling part: the end of a UUID differs where the beginning does not.
+
+    >>> short("1f0c8b9e-0000-6000-8000-0123456789ab")
+    '1f0c8b9e-0000'
+    """
+    return checkpoint_id[:13]
+
+
+def full_id(saver: Any, thread: str, beginning: str) -> str:
+    """The checkpoint that an abbreviated id names."""
+    from perdure.errors import UnknownCheckpoint
+
+    ids = [
+        info.checkpoint_id
+        for info in saver.checkpoints(thread, checkpoint_ns="")
+        if info.checkpoint_id.startswith(beginning)
+    ]
+    if len(ids) != 1:
+        raise UnknownCheckpoint(
+            f"thread {thread!r} has {len(ids)} checkpoints whose id begins with {beginning!r}; "
+            f"'perdure show {thread} --all' lists them"
+        )
+    return str(ids[0])
+
+
+@app.command()
+def stats(db: DB = None, json: AsJson = False) -> None:
+    """Show sizes, counts and the SQLite in use."""
+    with open_saver(db) as saver:
+        found = saver.stats()
+    if json:
+        as_json(found)
+        return
+    table(
+        ["", ""],
+        [(k, size(v) if k.endswith("_bytes") else str(v)) for k, v in found.items()],
+    )
