@@ -1,4 +1,4 @@
-"""The contract of perdure's checkpointers: what they add to langgraph's, and how a config is read."""
+"""What perdure's checkpointers add to langgraph's contract, and how a config is read."""
 
 from __future__ import annotations
 

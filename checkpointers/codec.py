@@ -63,7 +63,7 @@ _REQUIRED: Final = {
     cls: {name for name, field in cls.model_fields.items() if field.is_required()} for cls in _CODES
 }
 # in the order of the fields, as the serializer rebuilds them; required ones hold a place only
-_DEFAULTS: Final = {
+_DEFAULTS: Final[dict[type[BaseMessage], dict[str, Any]]] = {
     cls: {
         name: None if field.is_required() else field.get_default(call_default_factory=True)
         for name, field in cls.model_fields.items()

@@ -69,7 +69,7 @@ class Pruner:
     # -- whole threads
 
     def delete_thread(self, thread_id: str) -> Flow[PruneReport]:
-        """Remove a thread with all its checkpoints, writes and items. An unknown one is no error."""
+        """Remove a thread and all that belongs to it. An unknown one is no error."""
         rows = yield Statement(self.sql["one_thread"], (thread_id,))
         if not rows:
             return PruneReport()
@@ -236,7 +236,7 @@ class Pruner:
             raise UnknownThread(f"there is no thread {source!r} to copy")
         if (yield Statement(self.sql["one_thread"], (target,))):
             raise InvalidConfig(f"thread {target!r} exists already; copy to a new thread_id")
-        thread, _, checkpoints, items, size, created_at, _ = rows[0]
+        thread, _, _, items, size, created_at, _ = rows[0]
         now = time.time()
         new = (yield Statement(self.sql["new_thread"], (target, created_at, now)))[0][0]
         seq = (yield Statement(self.sql["find_thread"], (source,)))[0][1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import ormsgpack
 from langgraph.checkpoint.base import (
@@ -106,7 +106,8 @@ class Reader:
 
     def metadata(self, snapshot: Snapshot) -> dict[str, Any]:
         """A checkpoint's metadata, new at each call."""
-        return self.codec.decode(snapshot.fields[1])  # type: ignore[no-any-return]
+        metadata: dict[str, Any] = self.codec.decode(snapshot.fields[1])
+        return metadata
 
     def _resolve(self, thread: Thread, snapshot: Snapshot) -> Flow[None]:
         """Put the ranges of split channels at hand."""
@@ -115,7 +116,7 @@ class Reader:
             ranges = yield from self.ranges(thread, numbers)
             snapshot.ranges[channel] = said[channel] = (lane, ranges)
         for channel, (lane, numbers) in snapshot.said.items():
-            said[channel] = (lane, (yield from self.ranges(thread, numbers)))  # type: ignore[arg-type]
+            said[channel] = (lane, (yield from self.ranges(thread, numbers)))
         snapshot.said = said
 
     def ranges(self, thread: Thread, numbers: list[Any]) -> Flow[Ranges]:
@@ -140,7 +141,7 @@ class Reader:
 
     # -- values
 
-    def tuple(self, at: Address, found: Found) -> Flow[CheckpointTuple]:
+    def checkpoint_tuple(self, at: Address, found: Found) -> Flow[CheckpointTuple]:
         """A checkpoint with all its values and pending writes, shared with nobody."""
         snapshot = found.snapshot
         values = {}
@@ -161,7 +162,7 @@ class Reader:
         return CheckpointTuple(
             at.config(snapshot.uid),
             checkpoint,  # type: ignore[arg-type]
-            CheckpointMetadata(**self.metadata(snapshot)),
+            cast(CheckpointMetadata, self.metadata(snapshot)),
             at.config(snapshot.parent) if snapshot.parent else None,
             [(task, channel, value) for _, task, channel, value in writes],
         )
@@ -229,7 +230,7 @@ class Reader:
             yield position, self.seal.open(body, item_place(thread_id, lane.name, position))
 
     def said(self, at: Address, channel: str) -> Flow[tuple[list[Any], Ranges, Ranges] | None]:
-        """Everything a channel held on the way to a checkpoint: values, where, and what it holds."""
+        """What a channel held on the way to a checkpoint: the values, where, and what is left."""
         found = yield from self.find(at)
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""The checkpointer: langgraph's `BaseCheckpointSaver` over perdure's log, both colours on one object.
+"""The checkpointer: langgraph's `BaseCheckpointSaver` over perdure's log, in both colours.
 
 Each method is written once. The blocking form runs its flow in the calling thread (reads) or hands
 it to the writer and waits; the `a` form awaits the same work in another thread.
@@ -34,12 +34,12 @@ from perdure.checkpointers.conflicts import Origin, origin_of, set_out
 from perdure.checkpointers.delta import delta_history
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.memo import Memo
-from perdure.checkpointers.plan import Planner
+from perdure.checkpointers.plan import PlannedPut, PlannedWrites, Planner
 from perdure.checkpointers.pruning import Keep, Pruner, keep_but, keep_heads, keep_rule
 from perdure.checkpointers.reading import Reader
 from perdure.checkpointers.views import Views
 from perdure.checkpointers.waiting import Queue
-from perdure.checkpointers.writing import PlannedPut, PlannedWrites, Stale, Writer, Written
+from perdure.checkpointers.writing import Stale, Writer, Written
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownCheckpoint
 from perdure.storage.flow import Flow
 from perdure.storage.sqlite import Database
@@ -165,7 +165,7 @@ class LogSaver(Views, BaseCheckpointSaver[Any]):
 
     def _get(self, at: Address) -> Flow[CheckpointTuple | None]:
         found = yield from self._reader.find(at)
-        return None if found is None else (yield from self._reader.tuple(at, found))
+        return None if found is None else (yield from self._reader.checkpoint_tuple(at, found))
 
     def _set_out(self, at: Address, found: CheckpointTuple | None) -> CheckpointTuple | None:
         checkpoint_id = found.checkpoint["id"] if found else None

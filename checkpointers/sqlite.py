@@ -43,7 +43,7 @@ class SQLiteCheckpointer(LogSaver):
         cache_bytes: int = 128 << 20,
         **options: Any,
     ) -> Self:
-        """Open a database, creating it if it is not there. Use the result in `with` or `async with`.
+        """Open a database, creating it if need be; the result is for `with` or `async with`.
 
         Args:
             path: A file, or `":memory:"`.

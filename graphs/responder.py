@@ -15,9 +15,16 @@ NOTICE: Final = "(No model is configured; set PERDURE_MODEL for real answers.)"
 _WORD: Final = re.compile(r"\w+")
 _QUOTES = 2
 # words that say nothing of what a question is about
+# fmt: off
 _COMMON: Final = frozenset(
-    ["a", "about", "am", "an", "and", "are", "as", "at", "be", "did", "do", "does", "for", "from", "have", "how", "i", "in", "is", "it", "me", "my", "of", "on", "or", "say", "said", "tell", "that", "the", "this", "to", "was", "we", "what", "when", "where", "which", "who", "why", "will", "with", "you", "your"]
+    {
+    "a", "about", "am", "an", "and", "are", "as", "at", "be", "did", "do", "does", "for",
+    "from", "have", "how", "i", "in", "is", "it", "me", "my", "of", "on", "or", "say", "said",
+    "tell", "that", "the", "this", "to", "was", "we", "what", "when", "where", "which", "who",
+    "why", "will", "with", "you", "your",
+    }
 )
+# fmt: on
 
 
 class QuotingResponder(BaseChatModel):

@@ -67,7 +67,7 @@ def message_reducer(*, on_split: OnSplit = "error") -> Reducer:
     def reduce(left: Any, right: Any) -> Any:
         if not _has_keep(right):
             return add_messages([] if left is None else left, right)
-        value = add_messages([] if left is None else left, [])
+        value: Any = add_messages([] if left is None else left, [])
         for part in _parts(right):
             if isinstance(part, Mapping):
                 value = _cut_messages(list(value), part, on_split)
@@ -79,7 +79,10 @@ def message_reducer(*, on_split: OnSplit = "error") -> Reducer:
 
 
 def keepable(reducer: Reducer = operator.add) -> Reducer:
-    """Give the reducer of any list channel keeps: `Annotated[list[str], keepable()]`.
+    """Add keeps to the reducer of any list channel.
+
+    >>> keepable()(["a", "b", "c"], [Keep(start=-1), "d"])
+    ['c', 'd']
 
     A dict `{"type": "keep", "from": …, "to": …}` is therefore not an element such a list can hold.
 

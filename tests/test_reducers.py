@@ -121,9 +121,9 @@ def test_parts_of_an_update_apply_in_order() -> None:
     assert ids(messages(value, [Keep(-2), human(3)])) == ["h1", "h2", "h3"]
     assert ids(messages(value, [human(3), Keep(-1)])) == ["h3"]
     assert ids(messages(value, [RemoveMessage(id="h1"), Keep(-2)])) == ["h0", "h2"]
-    assert ids(
-        messages(value, [Keep(-1), RemoveMessage(id=REMOVE_ALL_MESSAGES), human(9)])
-    ) == ["h9"]
+    assert ids(messages(value, [Keep(-1), RemoveMessage(id=REMOVE_ALL_MESSAGES), human(9)])) == [
+        "h9"
+    ]
     assert keepable()([1, 2, 3], [Keep(-1), 4, 9]) == [3, 4, 9]
 
 

@@ -2,7 +2,7 @@
 
     PerdureError
     ├─ ConfigurationError (ValueError)     an argument or setting is wrong; nothing was touched
-    │  ├─ InvalidConfig                    a RunnableConfig without a usable thread_id, checkpoint_ns …
+    │  ├─ InvalidConfig                    a RunnableConfig without a usable thread_id
     │  ├─ WrongKey                         the encryption key does not open this database
     │  └─ MissingDependency (ImportError)  an extra is needed and not installed
     ├─ StorageError                        the database refused; see __cause__

@@ -1,4 +1,4 @@
-"""Settings of the command line and the ready-made graphs: arguments, then `PERDURE_*`, then a file."""
+"""Settings of the command line: from arguments, then `PERDURE_*`, then a file."""
 
 from __future__ import annotations
 

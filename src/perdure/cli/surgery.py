@@ -67,7 +67,8 @@ def prune(
         as_json({"checkpoints": done.checkpoints, "items": done.items, "threads": done.threads})
     else:
         console.print(
-            f"{done.checkpoints} checkpoints and {done.items} items of {done.threads} threads deleted"
+            f"deleted {done.checkpoints} checkpoints and {done.items} items "
+            f"of {done.threads} threads"
         )
 
 

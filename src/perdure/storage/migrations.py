@@ -34,7 +34,7 @@ def check_identity(conn: sqlite3.Connection, path: str) -> bool:
     if not tables and found == 0:
         return False
     hint = (
-        "it was written by langgraph-checkpoint-sqlite: open a new file and call import_from() on it"
+        "langgraph-checkpoint-sqlite wrote it: open a new file and call import_from() on it"
         if {"checkpoints", "writes"} <= tables
         else "give a new path, or one that perdure wrote"
     )

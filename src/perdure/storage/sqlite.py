@@ -1,9 +1,9 @@
-"""One SQLite file: one writer thread that commits in groups, readers beside it, one per process.
+"""One SQLite file: one writer thread that commits in groups, readers beside it.
 
-Usable from asyncio and from threads alike: work is handed to the writer as flows. SQLite before 3.51.3 can damage a WAL file when several
-connections write and checkpoint at once (https://sqlite.org/wal.html#walresetbug), so each process
-has one writing connection per file, automatic checkpoints are off, and the writer checkpoints under
-a lock between processes.
+Usable from asyncio and from threads alike: work is handed to the writer as flows. SQLite before
+3.51.3 can damage a WAL file when several connections write and checkpoint at once
+(https://sqlite.org/wal.html#walresetbug), so each process has one writing connection per file,
+automatic checkpoints are off, and the writer checkpoints under a lock between processes.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class Database:
                 wanted = options.get("synchronous", "full")
                 if wanted != shared.synchronous:
                     raise ConfigurationError(
-                        f"{text!r} is open in this process with synchronous={shared.synchronous!r}; "
-                        f"open it with the same, not {wanted!r}"
+                        f"{text!r} is open in this process with synchronous="
+                        f"{shared.synchronous!r}; open it with the same, not {wanted!r}"
                     )
                 with shared._write_lock, mapped(text):
                     shared._migrate(shared._writer_or_raise(), migration)
@@ -205,7 +205,8 @@ class Database:
                 yield
         except Timeout as exc:
             raise StorageUnavailable(
-                f"another process has held {self.path + '.lock'!r} for {self._timeout_s} s; try again"
+                f"another process has held {self.path + '.lock'!r} for {self._timeout_s} s; "
+                "try again"
             ) from exc
 
     # -- writing
@@ -349,7 +350,8 @@ class Database:
     def _checkpoint(self, wait_s: float) -> int:
         """Move the WAL into the database file. Returns the bytes left in the WAL."""
         conn = self._writer
-        assert conn is not None and self._file_lock is not None
+        assert conn is not None
+        assert self._file_lock is not None
         wal = self.path + "-wal"
         try:
             with self._file_lock.acquire(timeout=wait_s):

@@ -1,0 +1,49 @@
+"""The checkpointers under contract, and both doors into them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from perdure.checkpointers import SQLiteCheckpointer
+
+KEY = b"0123456789abcdef0123456789abcdef"
+
+
+def _langgraph_encrypted(folder: Path, **options: Any) -> SQLiteCheckpointer:
+    serde = EncryptedSerializer.from_pycryptodome_aes(
+        serde=JsonPlusSerializer(allowed_msgpack_modules=None), key=KEY[:16]
+    )
+    return SQLiteCheckpointer.open(folder / "lg.db", serde=serde, **options)
+
+
+BACKENDS: dict[str, Callable[..., SQLiteCheckpointer]] = {
+    "memory": lambda folder, **options: SQLiteCheckpointer.open(":memory:", **options),
+    "file": lambda folder, **options: SQLiteCheckpointer.open(folder / "plain.db", **options),
+    "sealed": lambda folder, **options: SQLiteCheckpointer.open(
+        folder / "sealed.db", key=KEY, **options
+    ),
+    "langgraph-encrypted": _langgraph_encrypted,
+}
+
+
+class Blocking(SQLiteCheckpointer):
+    """The blocking door: each `a` method is answered by its blocking twin in a thread."""
+
+    async def aget_tuple(self, config: Any) -> Any:
+        return await asyncio.to_thread(self.get_tuple, config)
+
+    async def alist(self, config: Any, **options: Any) -> AsyncIterator[Any]:
+        for found in await asyncio.to_thread(lambda: list(self.list(config, **options))):
+            yield found
+
+    async def aput(self, *args: Any, **named: Any) -> Any:
+        return await asyncio.to_thread(self.put, *args, **named)
+
+    async def aput_writes(self, *args: Any, **named: Any) -> None:
+        await asyncio.to_thread(self.put_writes, *args, **named)

@@ -1,0 +1,42 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from perdure.checkpointers import SQLiteCheckpointer
+from tests.backends import BACKENDS
+
+settings.register_profile(
+    "default", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60
+)
+settings.register_profile("deep", deadline=None, max_examples=2000)
+settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Keep the developer's own settings out of the tests."""
+    for name in ("DB", "KEY", "MODEL", "BASE_URL", "API_KEY", "CONFIG"):
+        monkeypatch.delenv(f"PERDURE_{name}", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("LANGSMITH_TRACING", "false")
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def saver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SQLiteCheckpointer]:
+    """A checkpointer on each backend."""
+    with BACKENDS[request.param](tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def file_saver(tmp_path: Path) -> Iterator[SQLiteCheckpointer]:
+    """A checkpointer on a plain file."""
+    with SQLiteCheckpointer.open(tmp_path / "plain.db") as opened:
+        yield opened

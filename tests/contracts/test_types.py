@@ -1,0 +1,320 @@
+"""What comes back equals what langgraph's own saver gives back, type for type."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import threading
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    ChatMessage,
+    FunctionMessage,
+    HumanMessage,
+    RemoveMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.base.id import uuid6
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.types import Send
+from pydantic import BaseModel, Field
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.errors import ForbiddenType, Unstorable
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    inner: dict[str, Any]
+
+
+class Profile(BaseModel):
+    name: str = Field(alias="fullName")
+    tags: set[str] = set()
+    model_config = {"populate_by_name": True}
+
+
+ALLOW = [Colour, Point, Profile]
+
+
+def put(saver: Any, values: dict[str, Any], parent: Any = None, thread: str = "t") -> Any:
+    checkpoint = empty_checkpoint()
+    checkpoint["id"] = str(uuid6())
+    checkpoint["channel_values"] = values
+    checkpoint["channel_versions"] = dict.fromkeys(values, checkpoint["id"])
+    config = parent or {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
+    return saver.put(config, checkpoint, {"source": "loop"}, checkpoint["channel_versions"])
+
+
+def dump(value: Any) -> Any:
+    """A value with its types, so that 1, 1.0 and True differ."""
+    if hasattr(value, "model_dump"):
+        return (type(value), dump(value.__dict__), dump(getattr(value, "model_extra", None) or {}))
+    if isinstance(value, dict):
+        return (type(value), [(dump(k), dump(v)) for k, v in value.items()])
+    if isinstance(value, list | tuple):
+        return (type(value), [dump(part) for part in value])
+    return (type(value), repr(value))
+
+
+def both(values: dict[str, Any]) -> tuple[Any, Any]:
+    """The values as langgraph's InMemorySaver gives them back, and as perdure does."""
+    memory = InMemorySaver(serde=JsonPlusSerializer(allowed_msgpack_modules=ALLOW))
+    expected = memory.get_tuple(put(memory, values))
+    with SQLiteCheckpointer.open(":memory:", allow=ALLOW) as saver:
+        config = put(saver, values)
+        first, again = saver.get_tuple(config), saver.get_tuple(config)
+    assert expected is not None
+    assert first is not None
+    assert again is not None
+    assert dump(first.checkpoint["channel_values"]) == dump(again.checkpoint["channel_values"])
+    return expected.checkpoint["channel_values"], first.checkpoint["channel_values"]
+
+
+USAGE = {
+    "input_tokens": 3,
+    "output_tokens": 4,
+    "total_tokens": 7,
+    "input_token_details": {"cache_read": 1},
+}
+CALL = {"name": "f", "args": {"a": [1, {"b": None}]}, "id": "c1", "type": "tool_call"}
+BAD_CALL = {"name": "f", "args": "{", "id": "c2", "error": "no", "type": "invalid_tool_call"}
+BLOCKS: list[str | dict[Any, Any]] = [
+    {"type": "text", "text": "héllo"},
+    "plain",
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
+]
+MESSAGES = [
+    HumanMessage("hi", id="1", name="ann"),
+    HumanMessage(BLOCKS, id="2"),
+    HumanMessage("extra", id="3", mood="fine"),
+    SystemMessage("be brief"),
+    AIMessage("", id="4", tool_calls=[CALL], usage_metadata=USAGE),
+    AIMessage("x", id="5", invalid_tool_calls=[BAD_CALL], response_metadata={"n": 1.0, "t": True}),
+    AIMessage(BLOCKS, id="6", additional_kwargs={"deep": {"er": [{"x": (1, 2)}]}}),
+    AIMessage(
+        "old", additional_kwargs={"tool_calls": []}, response_metadata={"output_version": "v1"}
+    ),
+    ToolMessage("r", tool_call_id="c1", id="7", artifact={"k": [1]}, status="error"),
+    ToolMessage(BLOCKS, tool_call_id="c1", id="8"),
+    AIMessageChunk(content="chunk", id="9"),
+    ChatMessage(content="c", role="critic"),
+    FunctionMessage(content="f", name="g"),
+    RemoveMessage(id="1"),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: f"{type(m).__name__}-{m.id}")
+def test_messages_of_all_kinds(message: Any) -> None:
+    """Every kind of message comes back as langgraph's saver gives it back."""
+    expected, actual = both({"messages": [message], "one": message})
+
+    assert dump(expected) == dump(actual)
+    assert expected == actual
+    for there, here in (
+        (expected["one"], actual["one"]),
+        (expected["messages"][0], actual["messages"][0]),
+    ):
+        assert there.model_fields_set == here.model_fields_set
+        assert there.model_dump_json() == here.model_dump_json()
+
+
+VALUES = {
+    "plain": {"a": [1, 2.5, None, True, "x"], "b": {"c": b"bytes"}},
+    "numbers": [0, -1, 2**63, 1.0, float("inf"), True],
+    "sets": {"s": {1, 2}, "f": frozenset({"a"}), "t": (1, "two")},
+    "times": [datetime(2026, 1, 1, tzinfo=UTC), date(2026, 1, 1), timedelta(seconds=3)],
+    "uuid": UUID(int=7),
+    "decimal": Decimal("1.10"),
+    "path": Path("a/b"),
+    "bytes": b"\x00\xff",
+    "bytearray": bytearray(b"x"),
+    "none": None,
+    "empty": [],
+    "emptydict": {},
+    "enum": Colour.RED,
+    "dataclass": Point(1, {"p": [Colour.RED]}),
+    "model": Profile(fullName="Ann", tags={"x"}),
+    "models": [Profile(fullName=str(i)) for i in range(40)],
+    "long": list(range(1000)),
+    "strings": [f"item {i}" for i in range(500)],
+    "dicts": [{"i": i, "text": "x" * i} for i in range(40)],
+    "bigdict": {f"k{i}": {"v": i} for i in range(200)},
+    "intkeys": dict.fromkeys(range(50), "v" * 9),
+    "tuplekeys": {(1, 2): "v" * 200},
+    "mixed": [HumanMessage("m", id="1"), {"not": "a message"}, 3],
+    "send": [Send("node", {"x": 1})],
+    "nested": {"messages": [HumanMessage("m", id="1")], "n": 1},
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_of_all_kinds(name: str) -> None:
+    """Plain data, pydantic models, dataclasses, enums and the like come back the same."""
+    expected, actual = both({name: VALUES[name]})
+
+    assert dump(expected) == dump(actual)
+
+
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False)
+texts = st.text(st.characters(), max_size=6)
+data = st.recursive(
+    scalars | texts | st.binary(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+contents = texts | st.lists(texts | st.dictionaries(texts, data, max_size=2), max_size=3)
+metadata = st.dictionaries(texts, data, max_size=3)
+calls = st.lists(
+    st.builds(
+        lambda name, args, i: {"name": name, "args": args, "id": i, "type": "tool_call"},
+        texts,
+        st.dictionaries(texts, data, max_size=2),
+        texts | st.none(),
+    ),
+    max_size=2,
+)
+messages_ = st.one_of(
+    st.builds(HumanMessage, contents, id=texts | st.none(), additional_kwargs=metadata),
+    st.builds(SystemMessage, contents, response_metadata=metadata),
+    st.builds(AIMessage, contents, id=texts, tool_calls=calls, response_metadata=metadata),
+    st.builds(ToolMessage, contents, tool_call_id=texts, artifact=data),
+)
+tampering = st.tuples(
+    st.sampled_from(["content", "name", "id", "tool_calls", "usage_metadata", "type"]), data
+)
+
+
+@given(st.lists(messages_, max_size=4), st.none() | tampering)
+def test_any_message_equals_langgraphs(messages: list[Any], tampered: Any) -> None:
+    """Random messages, one of them tampered with in place, equal what langgraph gives back."""
+    if tampered is not None and messages:
+        messages[0].__dict__[tampered[0]] = tampered[1]
+    try:
+        expected, actual = both({"messages": messages})
+    except (Unstorable, TypeError):
+        return  # integers over 64 bits: both refuse
+
+    assert dump(expected) == dump(actual)
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ({"deep": [1, threading.Lock()]}, r"channel_values\['x'\]\['deep'\]\[1\]"),
+        ([HumanMessage("ok"), lambda: 1], r"channel_values\['x'\]\[1\]"),
+        (2**70, r"channel_values\['x'\]"),
+        (
+            HumanMessage("m", additional_kwargs={"f": {"g": object()}}),
+            r"additional_kwargs\['f'\]\['g'\]",
+        ),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_at_put(value: Any, path: str) -> None:
+    """The error names the path to the culprit, and nothing is written."""
+    with SQLiteCheckpointer.open(":memory:") as saver:
+        with pytest.raises(Unstorable, match=path):
+            put(saver, {"fine": "x" * 500, "x": value})
+
+        assert saver.threads() == []
+
+
+def test_types_off_the_allowlist_are_refused_at_put() -> None:
+    """A type that could not be read back is named, with what to do, before anything is written."""
+    with SQLiteCheckpointer.open(":memory:") as saver:
+        with pytest.raises(ForbiddenType, match=r"tests\.contracts\.test_types.*Point.*allow="):
+            put(saver, {"p": [{"in": Point(1, {})}]})
+
+        assert saver.threads() == []
+
+
+def test_types_off_the_allowlist_are_refused_at_read(tmp_path: Path) -> None:
+    """A database written with a wider allowlist is not rebuilt under a narrower one."""
+    with SQLiteCheckpointer.open(tmp_path / "x.db", allow=ALLOW) as saver:
+        config = put(saver, {"p": Point(1, {})})
+    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+        with pytest.raises(ForbiddenType, match="Point"):
+            saver.get_tuple(config)
+        clone = saver.with_allowlist([("tests.contracts.test_types", "Point")])
+        found = clone.get_tuple(config)
+
+    assert found is not None
+    assert found.checkpoint["channel_values"]["p"] == Point(1, {})
+
+
+def test_nothing_mutable_is_shared() -> None:
+    """Two reads share no mutable part, and changing one does not reach the next."""
+    with SQLiteCheckpointer.open(":memory:") as saver:
+        config = put(saver, {"messages": list(MESSAGES), "d": {"k": [1] * 300}})
+        for _ in range(3):
+            found = saver.get_tuple(config)
+            assert found is not None
+            values = found.checkpoint["channel_values"]
+            for message in values["messages"]:
+                message.additional_kwargs["seen"] = True
+                message.response_metadata["seen"] = True
+                message.content = "changed"
+            values["d"]["k"].append(2)
+        fresh = saver.get_tuple(config)
+
+    assert fresh is not None
+    assert dump(fresh.checkpoint["channel_values"]["messages"][0]) == dump(MESSAGES[0])
+    assert fresh.checkpoint["channel_values"]["d"] == {"k": [1] * 300}
+    assert fresh.checkpoint["channel_values"]["messages"][4].tool_calls == [CALL]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: setattr(m, "content", "other"),
+        lambda m: m.additional_kwargs.update(n=True),
+        lambda m: m.response_metadata.update(n=1.0),
+        lambda m: m.tool_calls[0]["args"].update(a=2),
+        lambda m: m.usage_metadata.update(input_tokens=9),
+        lambda m: setattr(m, "mood", "fine"),
+    ],
+)
+@pytest.mark.parametrize("at", [0, 300])
+def test_a_change_in_place_is_stored(change: Any, at: int) -> None:
+    """A message changed in place is stored again, also where only a number's type differs."""
+    with SQLiteCheckpointer.open(":memory:") as saver:
+        talk = [
+            AIMessage(
+                str(i),
+                id=str(i),
+                tool_calls=[CALL],
+                usage_metadata=USAGE,
+                additional_kwargs={"n": 1},
+                response_metadata={"n": 1},
+            )
+            for i in range(400)
+        ]
+        first = put(saver, {"messages": talk})
+        found = saver.get_tuple(first)
+        assert found is not None
+        live = found.checkpoint["channel_values"]["messages"]
+        change(live[at])
+        second = put(saver, {"messages": live}, found.config)
+        after, before = saver.get_tuple(second), saver.get_tuple(first)
+
+    assert after is not None
+    assert before is not None
+    assert dump(after.checkpoint["channel_values"]["messages"]) == dump(live)
+    assert dump(before.checkpoint["channel_values"]["messages"]) == dump(talk)
