@@ -117,12 +117,20 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What `import_from` took over. `skipped` were there already, equal."""
+    """What `import_from` took over; `skipped` checkpoints were here already, equal."""
 
     threads: int = 0
     checkpoints: int = 0
     writes: int = 0
     skipped: int = 0
+
+    def __add__(self, other: ImportReport) -> ImportReport:
+        return ImportReport(
+            self.threads + other.threads,
+            self.checkpoints + other.checkpoints,
+            self.writes + other.writes,
+            self.skipped + other.skipped,
+        )
 
 
 class Address(NamedTuple):

@@ -249,11 +249,25 @@ class Codec:
         """
         try:
             name, data = _untagged(stored)
+        except (IndexError, KeyError, UnicodeDecodeError) as exc:
+            raise CorruptRecord(
+                f"a stored value of {len(stored)} bytes does not say how it was written"
+            ) from exc
+        return self.load(name, data)
+
+    def load(self, name: str, data: bytes) -> Any:
+        """What the serializer wrote, under the name it gave its output.
+
+        Raises:
+            ForbiddenType: A type in it is not on the allowlist.
+            CorruptRecord: The serializer cannot read it.
+        """
+        try:
             with _Blocked() as blocked:
                 value = self.serde.loads_typed((name, data))
         except Exception as exc:
             raise CorruptRecord(
-                f"a stored value of {len(stored)} bytes cannot be read back ({exc}); "
+                f"a stored value of {len(data)} bytes cannot be read back ({exc}); "
                 "was it written with another serializer?"
             ) from exc
         if blocked:

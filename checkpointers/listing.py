@@ -14,7 +14,7 @@ from perdure.checkpointers.base import Address, address, check_thread_id
 from perdure.checkpointers.reading import Reader
 from perdure.checkpointers.records import pack_id, tag, unpack_id
 from perdure.checkpointers.schema import span
-from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.flow import Flow, Row, rows_of
 
 _PAGE: Final = 256  # rows read at once
 _LOW: Final = 0xFFFFFFFF
@@ -63,10 +63,7 @@ class Listing:
                     yield owner[0][0], key
 
     def _all(self, name: str, *params: Any) -> list[Row]:
-        def flow() -> Flow[list[Row]]:
-            return (yield Statement(self.sql[name], params))
-
-        rows: list[Row] = self.read(flow())
+        rows: list[Row] = self.read(rows_of(self.sql[name], *params))
         return rows
 
     def _everywhere(

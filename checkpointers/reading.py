@@ -82,6 +82,11 @@ class Reader:
         thread.remember(at.checkpoint_ns, known)
         return Found(thread, line, known)
 
+    def get(self, at: Address) -> Flow[CheckpointTuple | None]:
+        """The checkpoint of an address, with all its values."""
+        found = yield from self.find(at)
+        return None if found is None else (yield from self.checkpoint_tuple(at, found))
+
     def snapshot(self, thread_id: str, ns: str, line: int, uid: str) -> Flow[Snapshot | None]:
         """One checkpoint of a line."""
         rows = yield Statement(self.sql["find_checkpoint"], (line, pack_id(uid)))

@@ -6,11 +6,9 @@ it to the writer and waits; the `a` form awaits the same work in another thread.
 
 from __future__ import annotations
 
-import asyncio
 import random
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -24,33 +22,21 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
-from perdure.checkpointers.base import Address, OnConflict, PruneReport, Retention, address
-from perdure.checkpointers.base import check_thread_id as checked
-from perdure.checkpointers.cipher import Clear, LangGraphCipher, Seal
-from perdure.checkpointers.codec import Codec
+from perdure.checkpointers.base import Address, OnConflict, address
+from perdure.checkpointers.cipher import Clear, Seal
 from perdure.checkpointers.conflicts import Origin, origin_of, set_out
 from perdure.checkpointers.delta import delta_history
 from perdure.checkpointers.listing import Listing
-from perdure.checkpointers.memo import Memo
 from perdure.checkpointers.plan import PlannedPut, PlannedWrites, Planner
-from perdure.checkpointers.pruning import Keep, Pruner, keep_but, keep_heads, keep_rule
-from perdure.checkpointers.reading import Reader
+from perdure.checkpointers.upkeep import Upkeep
 from perdure.checkpointers.views import Views
 from perdure.checkpointers.waiting import Queue
-from perdure.checkpointers.writing import Stale, Writer, Written
-from perdure.errors import ConfigurationError, InvalidConfig, UnknownCheckpoint
-from perdure.storage.flow import Flow
+from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.storage.sqlite import Database
 
-T = TypeVar("T")
 
-OFF_LOOP_ITEMS = 512  # longer lists are compared in a thread, not on the event loop
-PRUNE_BATCH = 500  # checkpoints deleted per transaction
-
-
-class LogSaver(Views, BaseCheckpointSaver[Any]):
+class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
     """A checkpointer over an open database. Users open one with `SQLiteCheckpointer.open`.
 
     Args:
@@ -84,88 +70,7 @@ class LogSaver(Views, BaseCheckpointSaver[Any]):
         self._queue = Queue()
         self._bind(seal or Clear())
 
-    def _bind(self, seal: Seal) -> None:
-        serde = self.serde
-        if isinstance(serde, EncryptedSerializer):
-            # its ciphertext differs each time; what is compared is the plain text within
-            seal = LangGraphCipher(serde.cipher)
-            serde = serde.serde
-        self._seal = seal
-        self._codec = Codec(serde)
-        self._memo = Memo(self._cache_bytes)
-        self._reader = Reader(self._sql, seal, self._memo, self._codec)
-        self._writer = Writer(self._sql, seal, self._memo, self._reader)
-        self._pruner = Pruner(self._sql, self._reader)
-
-    # -- opening and closing
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
-
-    def close(self) -> None:
-        """Close the database, once everything handed to it is written."""
-        self.database.close()
-
-    async def aclose(self) -> None:
-        """See `close`."""
-        await asyncio.to_thread(self.database.close)
-
-    # -- running work in either colour
-
-    def _read(self, flow: Flow[T]) -> T:
-        return self.database.read(flow)
-
-    def _aread(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        return self.database.in_thread(work)
-
-    def _flow(self, plan: PlannedPut | PlannedWrites) -> Flow[Written]:
-        if isinstance(plan, PlannedPut):
-            return self._writer.put(plan)
-        return self._writer.put_writes(plan)
-
-    def _take_over(self, written: Written) -> None:
-        written.take_over(self._memo)
-
-    def _write(self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str) -> None:
-        try:
-            self.database.write(self._flow(plan(self._planner(thread_id))), self._take_over)
-        except Stale:
-            self._memo.forget(thread_id)
-            self.database.write(self._flow(plan(Planner(self._codec, None))), self._take_over)
-
-    async def _awrite(
-        self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str, items: int
-    ) -> None:
-        async def planned(planner: Planner) -> PlannedPut | PlannedWrites:
-            if items <= OFF_LOOP_ITEMS:
-                return plan(planner)
-            return await self.database.in_thread(lambda: plan(planner))
-
-        try:
-            ready = await planned(self._planner(thread_id))
-            await self.database.awrite(self._flow(ready), self._take_over)
-        except Stale:
-            self._memo.forget(thread_id)
-            ready = await planned(Planner(self._codec, None))
-            await self.database.awrite(self._flow(ready), self._take_over)
-
-    def _planner(self, thread_id: str) -> Planner:
-        return Planner(self._codec, self._memo.peek(thread_id))
-
     # -- reading
-
-    def _get(self, at: Address) -> Flow[CheckpointTuple | None]:
-        found = yield from self._reader.find(at)
-        return None if found is None else (yield from self._reader.checkpoint_tuple(at, found))
 
     def _set_out(self, at: Address, found: CheckpointTuple | None) -> CheckpointTuple | None:
         checkpoint_id = found.checkpoint["id"] if found else None
@@ -183,14 +88,14 @@ class LogSaver(Views, BaseCheckpointSaver[Any]):
         at = address(config)
         if self.on_conflict == "wait":
             self._queue.wait(config, at)
-        return self._set_out(at, self._read(self._get(at)))
+        return self._set_out(at, self._read(self._reader.get(at)))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
         at = address(config)
         if self.on_conflict == "wait":
             await self._queue.await_(config, at)
-        return self._set_out(at, await self._aread(lambda: self._read(self._get(at))))
+        return self._set_out(at, await self._aread(lambda: self._read(self._reader.get(at))))
 
     def list(
         self,
@@ -212,7 +117,7 @@ class LogSaver(Views, BaseCheckpointSaver[Any]):
         """
         listing = Listing(self._sql, self._reader, self._read)
         for at in listing.addresses(config, filter, before, limit):
-            found = self._read(self._get(at))
+            found = self._read(self._reader.get(at))
             if found is not None:  # it may have been pruned since
                 yield found
 
@@ -364,155 +269,9 @@ class LogSaver(Views, BaseCheckpointSaver[Any]):
             clone._bind(self._seal)
         return clone
 
-    # -- deleting and copying
-
-    def _prune(self, thread_id: str, keep: Keep, *, history: bool) -> PruneReport:
-        total = PruneReport()
-        while True:
-            flow = self._pruner.prune(thread_id, keep, history=history, limit=PRUNE_BATCH)
-            done = self.database.write(flow, lambda _: self._memo.forget(thread_id))
-            total += done
-            if done.checkpoints < PRUNE_BATCH:
-                return total
-
-    def delete_thread(self, thread_id: str) -> None:
-        """Remove a thread and give its space back; an unknown one is no error."""
-        self._delete_threads([checked(thread_id)])
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """See `delete_thread`."""
-        await asyncio.to_thread(self.delete_thread, thread_id)
-
-    def _delete_threads(self, thread_ids: Sequence[str]) -> PruneReport:
-        total = PruneReport()
-        for thread_id in thread_ids:
-            flow = self._pruner.delete_thread(thread_id)
-            total += self.database.write(flow, _forgetting(self._memo, thread_id))
-        self.database.shrink()
-        return total
-
-    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Remove every checkpoint, with its writes, whose metadata names one of these runs."""
-        listing = Listing(self._sql, self._reader, self._read)
-        doomed: dict[str, set[int]] = {}
-        for run_id in run_ids:
-            for thread_id, key in listing.keys_with("run_id", run_id):
-                doomed.setdefault(thread_id, set()).add(key)
-        for thread_id, keys in doomed.items():
-            self._prune(thread_id, keep_but(keys), history=True)
-        if doomed:
-            self.database.shrink()
-
-    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """See `delete_for_runs`."""
-        await asyncio.to_thread(self.delete_for_runs, run_ids)
-
-    def copy_thread(
-        self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
-    ) -> None:
-        """Copy a thread, with its history, into a new one that shares nothing with it.
-
-        Args:
-            source_thread_id: What to copy.
-            target_thread_id: The new thread.
-            checkpoint_id: Copy only the way to this checkpoint, which becomes the head.
-
-        Raises:
-            UnknownThread: There is no source.
-            UnknownCheckpoint: The source has no such checkpoint.
-            InvalidConfig: The target exists.
-        """
-        source, target = checked(source_thread_id), checked(target_thread_id)
-        self.database.write(self._pruner.copy_thread(source, target, checkpoint_id))
-
-    async def acopy_thread(
-        self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
-    ) -> None:
-        """See `copy_thread`."""
-        await asyncio.to_thread(
-            self.copy_thread, source_thread_id, target_thread_id, checkpoint_id=checkpoint_id
-        )
-
-    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Prune threads.
-
-        What was said stays readable through `history()`, and a checkpoint that a `DeltaChannel`
-        of a kept one is rebuilt from stays too.
-
-        Args:
-            thread_ids: Which; unknown ones are no error.
-            strategy: `"keep_latest"` keeps the head of each namespace, `"delete"` nothing.
-
-        Raises:
-            ConfigurationError: The strategy is another.
-        """
-        if strategy not in ("keep_latest", "delete"):
-            raise ConfigurationError(
-                f"strategy is {strategy!r}; expected 'keep_latest' or 'delete'"
-            )
-        ids = [checked(thread_id) for thread_id in thread_ids]
-        if strategy == "delete":
-            self._delete_threads(ids)
-            return
-        for thread_id in ids:
-            self._prune(thread_id, keep_heads, history=True)
-        if ids:
-            self.database.shrink()
-
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """See `prune`."""
-        await asyncio.to_thread(self.prune, thread_ids, strategy=strategy)
-
-    def retain(self, rule: Retention, *, thread_ids: Sequence[str] | None = None) -> PruneReport:
-        """Apply a retention rule, in batches that let others write in between.
-
-        Args:
-            rule: Which checkpoints stay.
-            thread_ids: Of which threads; None: of all.
-
-        Raises:
-            ConfigurationError: The rule keeps nothing in particular, or has a negative number.
-        """
-        _check_rule(rule)
-        keep = keep_rule(rule, time.time())
-        total = PruneReport()
-        ids = self._thread_ids() if thread_ids is None else [checked(t) for t in thread_ids]
-        for thread_id in ids:
-            done = self._prune(thread_id, keep, history=rule.history)
-            total += PruneReport(done.checkpoints, done.items, 1 if done.checkpoints else 0)
-        self.database.shrink()
-        return total
-
-    async def aretain(
-        self, rule: Retention, *, thread_ids: Sequence[str] | None = None
-    ) -> PruneReport:
-        """See `retain`."""
-        return await asyncio.to_thread(self.retain, rule, thread_ids=thread_ids)
-
-    def rewind(self, thread_id: str, checkpoint_id: str, *, checkpoint_ns: str = "") -> None:
-        """Make an older checkpoint the one the next run starts from. Nothing is deleted.
-
-        Raises:
-            UnknownCheckpoint: The thread has no such checkpoint.
-        """
-        at = Address(checked(thread_id), checkpoint_ns, checkpoint_id)
-        if not self.database.write(self._writer.rewind(at)):
-            raise UnknownCheckpoint(
-                f"thread {thread_id!r} has no checkpoint {checkpoint_id!r} in namespace "
-                f"{checkpoint_ns!r}; checkpoints() lists them"
-            )
-
-    async def arewind(self, thread_id: str, checkpoint_id: str, *, checkpoint_ns: str = "") -> None:
-        """See `rewind`."""
-        await asyncio.to_thread(self.rewind, thread_id, checkpoint_id, checkpoint_ns=checkpoint_ns)
-
 
 def _items(values: Any) -> int:
     return sum(len(value) for value in values if isinstance(value, list | dict))
-
-
-def _forgetting(memo: Memo, thread_id: str) -> Callable[[object], None]:
-    return lambda _: memo.forget(thread_id)
 
 
 def _of_checkpoint(config: RunnableConfig) -> Address:
@@ -523,11 +282,3 @@ def _of_checkpoint(config: RunnableConfig) -> Address:
             "put() returned"
         )
     return at
-
-
-def _check_rule(rule: Retention) -> None:
-    if rule.last is None and rule.days is None and not rule.turns:
-        raise ConfigurationError("the retention rule is empty; give last=, days= or turns=True")
-    for name, value in (("last", rule.last), ("days", rule.days)):
-        if value is not None and value < 0:
-            raise ConfigurationError(f"retention {name}={value!r}; expected zero or more")

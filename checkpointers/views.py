@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,22 +13,17 @@ from perdure.checkpointers.base import (
     ThreadInfo,
     check_thread_id,
 )
+from perdure.checkpointers.engine import Engine
 from perdure.checkpointers.manifest import contains, count, covered, positions
-from perdure.checkpointers.reading import Reader
 from perdure.checkpointers.schema import place, span
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
-from perdure.storage.flow import Flow, Row, Statement
-from perdure.storage.sqlite import Database
+from perdure.storage.flow import Flow, Row, Statement, rows_of
 
 _SOON = float("inf")
 
 
-class Views:
+class Views(Engine):
     """The looking part of a checkpointer; it reads and never writes."""
-
-    database: Database
-    _sql: dict[str, str]
-    _reader: Reader
 
     # -- what was said
 
@@ -154,13 +148,6 @@ class Views:
             tuple(ns for _, ns, _ in lines),
         )
 
-    def _thread_ids(self) -> Iterator[str]:
-        """Every thread, a page at a time."""
-        last = 0
-        while rows := self.database.read(_rows(self._sql["thread_ids"], (last, 256))):
-            yield from (thread_id for _, thread_id in rows)
-            last = rows[-1][0]
-
     # -- checkpoints
 
     def checkpoints(
@@ -222,7 +209,7 @@ class Views:
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes, counts, and the SQLite that is in use."""
         file = self.database.stats()
-        (row,) = self.database.read(_rows(self._sql["totals"], ()))
+        (row,) = self.database.read(rows_of(self._sql["totals"]))
         threads, checkpoints, items, content = row
         return {
             **file,
@@ -235,10 +222,6 @@ class Views:
     async def astats(self) -> dict[str, Any]:
         """See `stats`."""
         return await asyncio.to_thread(self.stats)
-
-
-def _rows(sql: str, params: tuple[Any, ...]) -> Flow[list[Row]]:
-    return (yield Statement(sql, params))
 
 
 def _no_thread(thread_id: str, ns: str = "") -> UnknownThread:

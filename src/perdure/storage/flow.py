@@ -36,3 +36,8 @@ def run(flow: Flow[T], execute: Callable[[Statement], list[Row]]) -> T:
                 statement = flow.send(rows)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+
+
+def rows_of(sql: str, *params: Any) -> Flow[list[Row]]:
+    """The flow of a single statement."""
+    return (yield Statement(sql, params))

@@ -1,0 +1,110 @@
+"""How a checkpointer runs its work: plans and flows, and the threads that carry them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Self, TypeVar
+
+from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+
+from perdure.checkpointers.cipher import LangGraphCipher, Seal
+from perdure.checkpointers.codec import Codec
+from perdure.checkpointers.memo import Memo
+from perdure.checkpointers.plan import PlannedPut, PlannedWrites, Planner
+from perdure.checkpointers.pruning import Pruner
+from perdure.checkpointers.reading import Reader
+from perdure.checkpointers.writing import Stale, Writer, Written
+from perdure.storage.flow import Flow
+from perdure.storage.sqlite import Database
+
+T = TypeVar("T")
+
+OFF_LOOP_ITEMS = 512  # longer lists are compared in a thread, not on the event loop
+
+
+class Engine:
+    """An open database, and the parts that read and write threads in it."""
+
+    database: Database
+    serde: SerializerProtocol
+    _sql: dict[str, str]
+    _cache_bytes: int
+
+    def _bind(self, seal: Seal) -> None:
+        serde = self.serde
+        if isinstance(serde, EncryptedSerializer):
+            # its ciphertext differs each time; what is compared is the plain text within
+            seal = LangGraphCipher(serde.cipher)
+            serde = serde.serde
+        self._seal = seal
+        self._codec = Codec(serde)
+        self._memo = Memo(self._cache_bytes)
+        self._reader = Reader(self._sql, seal, self._memo, self._codec)
+        self._writer = Writer(self._sql, seal, self._memo, self._reader)
+        self._pruner = Pruner(self._sql, self._reader)
+
+    # -- opening and closing
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    def close(self) -> None:
+        """Close the database, once everything handed to it is written."""
+        self.database.close()
+
+    async def aclose(self) -> None:
+        """See `close`."""
+        await asyncio.to_thread(self.database.close)
+
+    # -- running work in either colour
+
+    def _read(self, flow: Flow[T]) -> T:
+        return self.database.read(flow)
+
+    def _aread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return self.database.in_thread(work)
+
+    def _flow(self, plan: PlannedPut | PlannedWrites) -> Flow[Written]:
+        if isinstance(plan, PlannedPut):
+            return self._writer.put(plan)
+        return self._writer.put_writes(plan)
+
+    def _take_over(self, written: Written) -> None:
+        written.take_over(self._memo)
+
+    def _write(self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str) -> None:
+        try:
+            self.database.write(self._flow(plan(self._planner(thread_id))), self._take_over)
+        except Stale:
+            self._memo.forget(thread_id)
+            self.database.write(self._flow(plan(Planner(self._codec, None))), self._take_over)
+
+    async def _awrite(
+        self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str, items: int
+    ) -> None:
+        async def planned(planner: Planner) -> PlannedPut | PlannedWrites:
+            if items <= OFF_LOOP_ITEMS:
+                return plan(planner)
+            return await self.database.in_thread(lambda: plan(planner))
+
+        try:
+            ready = await planned(self._planner(thread_id))
+            await self.database.awrite(self._flow(ready), self._take_over)
+        except Stale:
+            self._memo.forget(thread_id)
+            ready = await planned(Planner(self._codec, None))
+            await self.database.awrite(self._flow(ready), self._take_over)
+
+    def _planner(self, thread_id: str) -> Planner:
+        return Planner(self._codec, self._memo.peek(thread_id))
