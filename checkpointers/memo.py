@@ -1,4 +1,4 @@
-"""What this process remembers of threads: decoded items and recent checkpoints, within a budget.
+"""What this process remembers of threads: their items and recent checkpoints, within a budget.
 
 Never the source of truth. An item at a position never changes, so what is remembered of it stays
 right whoever writes; only a deletion makes it stale, and each deletion moves the thread's `swept`
@@ -13,28 +13,30 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from perdure.checkpointers.codec import Codec, Item, content_bytes, content_header
+from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.collector import collector_paused
 from perdure.checkpointers.manifest import Range, Ranges
+from perdure.checkpointers.pieces import Piece
 
 PIECE: Final = 256  # items compared at once
-_PACKED_MIN: Final = 16
+_PIECES_MIN: Final = 16
 _WEIGH_EVERY: Final = 64  # requests between two looks at how much is remembered
 _THREAD_OVERHEAD: Final = 20_000  # bytes of a thread with nothing in it and its checkpoints
+_NOTHING: Final = Piece((), 0, b"")
 _RECENT: Final = 8  # checkpoints remembered per thread
-_ITEM_OVERHEAD: Final = 600  # bytes that a decoded item takes beside its text, about
+_ITEM_OVERHEAD: Final = 500  # bytes that an item takes beside its text twice, about
 
 
 class Lane:
     """The remembered part of one log."""
 
-    __slots__ = ("_index", "_indexed", "_packed", "items", "key", "name")
+    __slots__ = ("_index", "_indexed", "_pieces", "items", "key", "name")
 
     def __init__(self, key: int, name: str) -> None:
         self.key = key
         self.name = name
-        self.items: dict[int, Item] = {}
-        self._packed: dict[int, tuple[int, bytes]] = {}
+        self.items: dict[int, bytes] = {}
+        self._pieces: dict[int, Piece] = {}
         self._index: dict[bytes, int] = {}
         self._indexed = 0
 
@@ -47,48 +49,53 @@ class Lane:
         out: list[Any] = []
         with collector_paused():
             for start, stop in pieces(ranges):
-                values = codec.fresh(map(self.items.__getitem__, range(start, stop)))
-                if start not in self._packed:
-                    packed = content_bytes(values)
-                    if packed is not None:
-                        self._keep(start, stop, packed[len(content_header(len(values))) :])
-                out += values
+                if start in self._pieces:
+                    piece = self._piece(start, stop, codec)
+                    if piece is not None:
+                        out += piece.copies()
+                        continue
+                stored = [self.items[i] for i in range(start, stop)]
+                read = codec.piece(stored)
+                if read is None:
+                    out += map(codec.decode, stored)
+                else:
+                    self._keep(start, read[0])
+                    out += read[1]
         return out
 
     def find(self, stored: bytes) -> int | None:
         """The position of an item with these bytes, if one is here."""
         if self._indexed != len(self.items):
             for position in list(self.items)[self._indexed :]:
-                self._index.setdefault(self.items[position].stored, position)
+                self._index.setdefault(self.items[position], position)
             self._indexed = len(self.items)
         return self._index.get(stored)
 
     def same(self, values: Sequence[Any], start: int, codec: Codec) -> bool:
         """Whether the items from `start` on hold just these values, by content."""
         stop = start + len(values)
-        if not self.has(start, stop):
-            return False
-        packed = self._content(start, stop, codec)
-        return packed is not None and content_bytes(values) == content_header(len(values)) + packed
+        piece = self._piece(start, stop, codec) if self.has(start, stop) else None
+        return piece is not None and piece.holds(values)
 
-    def _content(self, start: int, stop: int, codec: Codec) -> bytes | None:
-        end, packed = self._packed.get(start, (start, b""))
-        if end == stop:
-            return packed
-        if end > stop:
-            end, packed = start, b""
-        more = codec.content(map(self.items.__getitem__, range(end, stop)))
-        if more is None:
-            return None
-        packed += more
-        if stop > self._packed.get(start, (start,))[0]:
-            self._keep(start, stop, packed)
-        return packed
+    def _piece(self, start: int, stop: int, codec: Codec) -> Piece | None:
+        """The items of a range as a piece; one that is here already is made longer."""
+        known = self._pieces.get(start, _NOTHING)
+        if known.count > stop - start:
+            known = _NOTHING
+        if known.count < stop - start:
+            read = codec.piece([self.items[i] for i in range(start + known.count, stop)])
+            if read is None or (joined := known.joined(read[0])) is None:
+                return None
+            known = joined
+            self._keep(start, known)
+        return known
 
-    def _keep(self, start: int, stop: int, packed: bytes) -> None:
-        if len(self._packed) > _PACKED_MIN + 2 * len(self.items) // PIECE:
-            self._packed.clear()  # a window that moves leaves pieces behind that no one asks for
-        self._packed[start] = (stop, packed)
+    def _keep(self, start: int, piece: Piece) -> None:
+        if piece.count < self._pieces.get(start, _NOTHING).count:
+            return
+        if len(self._pieces) > _PIECES_MIN + 2 * len(self.items) // PIECE:
+            self._pieces.clear()  # a window that moves leaves pieces behind that no one asks for
+        self._pieces[start] = piece
 
 
 @dataclass(slots=True)
@@ -147,8 +154,8 @@ class Thread:
         """Remember items at their positions."""
         for position, stored in items:
             if position not in lane.items:
-                lane.items[position] = Item(stored)
-                self.size += 4 * len(stored) + _ITEM_OVERHEAD
+                lane.items[position] = stored
+                self.size += 2 * len(stored) + _ITEM_OVERHEAD
 
     def remember(self, ns: str, snapshot: Snapshot) -> None:
         """Keep a checkpoint at hand for the puts that follow it."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-import ormsgpack
 from langgraph.checkpoint.base import (
     CheckpointMetadata,
     CheckpointTuple,
@@ -15,9 +14,10 @@ from langgraph.checkpoint.base import (
 
 from perdure.checkpointers.base import Address
 from perdure.checkpointers.cipher import Seal
-from perdure.checkpointers.codec import UNPACK, Codec
+from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.manifest import DICT, ITEM, MAP, Ranges, unflat
 from perdure.checkpointers.memo import Lane, Memo, Snapshot, Thread
+from perdure.checkpointers.packing import unpack
 from perdure.checkpointers.records import (
     checkpoint_place,
     item_place,
@@ -132,7 +132,7 @@ class Reader:
         lane = yield from self._load(thread, key, [(p, p + 1) for p in places])
         out: Ranges = []
         for position in places:
-            out += unflat(ormsgpack.unpackb(lane.items[position].stored, option=UNPACK))
+            out += unflat(unpack(lane.items[position]))
         return out + unflat(rest)
 
     def block(self, key: int, position: int) -> Flow[Ranges]:
@@ -142,7 +142,7 @@ class Reader:
             raise CorruptRecord(f"block {position} of log {key} is missing")
         thread_id, name, body = rows[0]
         stored = self.seal.open(body, item_place(thread_id, name, position))
-        return unflat(ormsgpack.unpackb(stored, option=UNPACK))
+        return unflat(unpack(stored))
 
     # -- values
 

@@ -6,12 +6,10 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import ormsgpack
-
 from perdure.checkpointers.cipher import Place, Seal
-from perdure.checkpointers.codec import PACK, UNPACK
 from perdure.checkpointers.manifest import DICT, LIST, Ranges
 from perdure.checkpointers.memo import Snapshot
+from perdure.checkpointers.packing import pack, unpack
 from perdure.errors import CorruptRecord
 
 _TAG_LIMIT: Final = 256  # characters; a longer metadata value is found by reading, not by index
@@ -91,9 +89,7 @@ def tags_of(seal: Seal, metadata: Mapping[str, Any]) -> Iterator[int]:
 
 def pack_snapshot(snapshot: Snapshot, said: dict[str, Any]) -> bytes:
     """A checkpoint's row body."""
-    return ormsgpack.packb(
-        [snapshot.fields, snapshot.versions, snapshot.seen, snapshot.refs, said], option=PACK
-    )
+    return pack([snapshot.fields, snapshot.versions, snapshot.seen, snapshot.refs, said])
 
 
 def unpack_snapshot(uid: str, key: int, parent: str | None, body: bytes) -> Snapshot:
@@ -103,7 +99,7 @@ def unpack_snapshot(uid: str, key: int, parent: str | None, body: bytes) -> Snap
         CorruptRecord: The body is damaged.
     """
     try:
-        fields, versions, seen, refs, said = ormsgpack.unpackb(body, option=UNPACK)
+        fields, versions, seen, refs, said = unpack(body)
     except ValueError as exc:
         raise CorruptRecord(
             f"checkpoint {uid!r} cannot be read back ({exc}): its row is damaged"
@@ -120,7 +116,7 @@ def split_channels(refs: Mapping[str, Any]) -> Iterator[tuple[str, int, Any]]:
 
 def pack_writes(writes: list[list[Any]]) -> bytes:
     """The writes of one task: `[index, channel, reference]` each."""
-    return ormsgpack.packb(writes, option=PACK)
+    return pack(writes)
 
 
 def unpack_writes(body: bytes) -> list[list[Any]]:
@@ -130,7 +126,7 @@ def unpack_writes(body: bytes) -> list[list[Any]]:
         CorruptRecord: The body is damaged.
     """
     try:
-        return ormsgpack.unpackb(body, option=UNPACK)  # type: ignore[no-any-return]
+        return unpack(body)  # type: ignore[no-any-return]
     except ValueError as exc:
         raise CorruptRecord(f"pending writes cannot be read back ({exc})") from exc
 

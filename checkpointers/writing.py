@@ -8,11 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import ormsgpack
-
 from perdure.checkpointers.base import Address
 from perdure.checkpointers.cipher import Seal
-from perdure.checkpointers.codec import PACK
 from perdure.checkpointers.manifest import (
     ITEM,
     MAP,
@@ -25,6 +22,7 @@ from perdure.checkpointers.manifest import (
     said,
 )
 from perdure.checkpointers.memo import Memo, Snapshot, Thread
+from perdure.checkpointers.packing import pack
 from perdure.checkpointers.plan import (
     Inline,
     Many,
@@ -320,7 +318,7 @@ class Writer:
         blocks, rest = cut_blocks(ranges)
         if not blocks:
             return written(rest, [])
-        items = [New(ormsgpack.packb(flat(block), option=PACK)) for block in blocks]
+        items = [New(pack(flat(block))) for block in blocks]
         found = yield from self._append(out, BLOCKS, list(items))
         return written(rest, [out.lanes[BLOCKS], *positions(found)])
 
