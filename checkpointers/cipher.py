@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import zlib
 from typing import TYPE_CHECKING, Protocol
 
 from perdure.errors import CorruptRecord, MissingDependency, WrongKey
@@ -11,6 +12,7 @@ from perdure.errors import CorruptRecord, MissingDependency, WrongKey
 if TYPE_CHECKING:
     from langgraph.checkpoint.serde.base import CipherProtocol
 
+_CRC = 4  # bytes
 _NONCE = 12  # bytes; NIST SP 800-38D §8.2.2: random nonces of 96 bits
 Place = tuple[str | int | None, ...]  # what a row is bound to: its kind, thread and position
 KEY_SIZES = (16, 24, 32)
@@ -35,17 +37,20 @@ class Seal(Protocol):
 
 
 class Clear:
-    """No encryption."""
+    """No encryption; a checksum (CRC-32, IEEE 802.3) tells when a row was damaged on disk."""
 
     hash_key = b""
 
     def seal(self, data: bytes, place: Place) -> bytes:
-        """The bytes as they are."""
-        return data
+        """The bytes, then their checksum."""
+        return data + zlib.crc32(data).to_bytes(_CRC, "little")
 
     def open(self, data: bytes, place: Place) -> bytes:
-        """The bytes as they are."""
-        return data
+        """See `Seal.open`."""
+        plain = data[:-_CRC]
+        if zlib.crc32(plain).to_bytes(_CRC, "little") != data[-_CRC:]:
+            raise CorruptRecord(f"the row {place!r} is damaged; restore it from a backup")
+        return plain
 
 
 class AESGCM:

@@ -32,7 +32,7 @@ from perdure.checkpointers.plan import PlannedPut, PlannedWrites, Planner
 from perdure.checkpointers.upkeep import Upkeep
 from perdure.checkpointers.views import Views
 from perdure.checkpointers.waiting import Queue
-from perdure.errors import ConfigurationError, InvalidConfig
+from perdure.errors import InvalidConfig
 from perdure.storage.sqlite import Database
 
 
@@ -59,10 +59,6 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
         cache_bytes: int = 128 << 20,
     ) -> None:
         super().__init__(serde=serde)
-        if on_conflict not in ("fork", "wait", "error"):
-            raise ConfigurationError(
-                f"on_conflict is {on_conflict!r}; expected 'fork', 'wait' or 'error'"
-            )
         self.database = database
         self.on_conflict = on_conflict
         self._sql = sql

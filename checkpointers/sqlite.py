@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -13,7 +13,7 @@ from perdure.checkpointers.base import OnConflict
 from perdure.checkpointers.cipher import AESGCM, Clear, Seal, key_bytes
 from perdure.checkpointers.saver import LogSaver
 from perdure.checkpointers.schema import SQLITE
-from perdure.errors import CorruptRecord, WrongKey
+from perdure.errors import ConfigurationError, CorruptRecord, WrongKey
 from perdure.storage.flow import Flow, Statement
 from perdure.storage.queries import load
 from perdure.storage.sqlite import Database
@@ -68,6 +68,10 @@ class SQLiteCheckpointer(LogSaver):
             WrongKey: The key does not open it, or it needs one.
             StorageError: The file cannot be opened.
         """
+        if on_conflict not in get_args(OnConflict):
+            raise ConfigurationError(
+                f"on_conflict is {on_conflict!r}; expected 'fork', 'wait' or 'error'"
+            )
         secret = key_bytes(key if key is not None else os.environ.get("PERDURE_KEY") or None)
         seal: Seal = Clear() if secret is None else AESGCM(secret)
         names = [(t.__module__, t.__qualname__) if isinstance(t, type) else t for t in allow]

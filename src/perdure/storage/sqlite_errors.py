@@ -40,6 +40,7 @@ def check_path(path: str, read_only: bool) -> None:
     Raises:
         ConfigurationError: It is empty, or its folder does not exist.
         NotADatabase: It is a folder.
+        StorageError: Its folder cannot be written.
     """
     if path == ":memory:":
         if read_only:
@@ -52,8 +53,17 @@ def check_path(path: str, read_only: bool) -> None:
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise ConfigurationError(f"the folder {folder!r} of {path!r} does not exist; create it")
-    if read_only and not os.path.exists(path):
-        raise ConfigurationError(f"{path!r} does not exist, and read_only creates nothing")
+    if read_only:
+        if not os.path.exists(path):
+            raise ConfigurationError(f"{path!r} does not exist, and read_only creates nothing")
+        return
+    try:
+        open(path + ".lock", "ab").close()
+    except OSError as exc:
+        raise StorageError(
+            f"the folder {folder!r} cannot be written ({exc.strerror}): check its permissions, or "
+            "open an existing database with read_only=True"
+        ) from exc
 
 
 @contextlib.contextmanager
