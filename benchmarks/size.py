@@ -1,6 +1,6 @@
 """The database after so many turns of the tool agent, in one run.
 
-python benchmarks/size.py --turns 500 1000 perdure delta sqlite
+python benchmarks/size.py perdure delta sqlite --turns 500 1000
 """
 
 from __future__ import annotations
