@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
-notes = Console(stderr=True, highlight=False)
+notes = Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False)
 
 
 def as_json(value: Any) -> None:

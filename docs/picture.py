@@ -1,0 +1,61 @@
+"""Draws docs/perdure.svg, the picture in the README, from what the commands really print.
+
+python docs/picture.py
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+HERE = Path(__file__).parent
+EXPORT = HERE.parent / "tests" / "data" / "conversations.json"
+THREAD = "aaaa0001-0000-4000-8000-000000000001"
+COMMANDS = [
+    "perdure import conversations.json",
+    "perdure threads",
+    f"perdure chat --thread {THREAD} --keep-last 4 -m 'Which flour wakes a starter?'",
+    f"perdure history {THREAD}",
+    f"perdure show {THREAD}",
+]
+WIDTH = 112
+
+
+def main() -> None:
+    """Run the commands and draw what they print."""
+    screen = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
+    with tempfile.TemporaryDirectory() as folder:
+        env = {
+            **os.environ,
+            "PERDURE_DB": str(Path(folder) / "memory.db"),
+            "FORCE_COLOR": "1",
+            "COLUMNS": str(WIDTH),
+        }
+        (Path(folder) / "conversations.json").write_bytes(EXPORT.read_bytes())
+        for command in COMMANDS:
+            words = [str(Path(sys.executable).parent / "perdure"), *shlex.split(command)[1:]]
+            done = subprocess.run(
+                words,
+                cwd=folder,
+                env=env,
+                check=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                encoding="utf-8",
+            )
+            screen.print(f"$ {command}", style="bold", markup=False, highlight=False)
+            screen.print(Text.from_ansi(done.stdout))
+            screen.print()
+    screen.save_svg(str(HERE / "perdure.svg"), title="perdure")
+
+
+if __name__ == "__main__":
+    main()

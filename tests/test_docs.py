@@ -1,0 +1,107 @@
+"""What the pages show is what happens: their Python runs, their commands print what they say."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import pytest
+from sybil import Example, Sybil
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
+from typer.testing import CliRunner
+
+from perdure.cli.app import app
+from perdure.errors import PerdureError
+from tests.layout import ROOT, modules
+
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
+
+
+def attempt(command: str) -> str:
+    """What a command line prints, stderr included."""
+    result = CliRunner().invoke(app, shlex.split(command)[1:])
+    if isinstance(result.exception, PerdureError):
+        return f"{result.output}perdure: {result.exception}\n"
+    assert result.exception is None, result.output
+    return result.output
+
+
+def check_session(example: Example) -> str | None:
+    """Type each `$ perdure …` of a block; `...` in what it shall print stands for anything."""
+    for part in example.parsed.split("$ ")[1:]:
+        command, expected = part.split("\n", 1)
+        got = attempt(command)
+        if not doctest.OutputChecker().check_output(
+            expected, got, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+        ):
+            return f"$ {command}\nexpected:\n{expected}\ngot:\n{got}"
+    return None
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to run pages in, with the files that they speak of."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PERDURE_DB", str(tmp_path / "memory.db"))
+    shutil.copy(ROOT / "tests" / "data" / "conversations.json", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_on_pages(page: Path, scratch: Path) -> None:
+    """Every Python block of a page runs, one after the other."""
+    for example in Sybil([PythonCodeBlockParser()]).parse(page).examples():
+        example.evaluate()
+
+
+def test_the_first_example_prints_what_the_readme_says(
+    scratch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The output that follows the example is its own."""
+    parsers = [PythonCodeBlockParser(), CodeBlockParser("text", lambda example: None)]
+    examples = list(Sybil(parsers).parse(PAGES[0]).examples())
+    first = next(i for i, e in enumerate(examples) if "history(" in str(e.parsed))
+    examples[first].evaluate()
+
+    assert examples[first + 1].parsed == capsys.readouterr().out
+
+
+def test_commands_in_the_readme(scratch: Path) -> None:
+    """The console sessions print what the README says."""
+    examples = list(Sybil([CodeBlockParser("console", check_session)]).parse(PAGES[0]).examples())
+    assert examples
+    for example in examples:
+        example.evaluate()
+
+
+@pytest.mark.parametrize("name", modules())
+def test_examples_in_docstrings(name: str) -> None:
+    """What a docstring shows is what happens."""
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks(notebook: Path, scratch: Path) -> None:
+    """A notebook runs from top to bottom and prints what it shows."""
+    shown = nbformat.read(notebook, as_version=4)
+    ran = nbformat.read(notebook, as_version=4)
+    nbclient.NotebookClient(ran, timeout=120, kernel_name="python3").execute(cwd=str(scratch))
+
+    assert outputs(shown) == outputs(ran)
+
+
+def outputs(notebook: Any) -> list[Any]:
+    """What the cells of a notebook print."""
+    return [
+        [o.get("text") or json.dumps(o.get("data"), sort_keys=True) for o in cell.outputs]
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
