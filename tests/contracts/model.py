@@ -1,0 +1,215 @@
+"""Threads as plain dicts: what the state machine checks perdure against."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
+
+from tests.contracts.puts import shape
+
+PAD = "x" * 160  # more than stands in place, so that each element is an item of its own
+SPLIT = ("messages", "notes", "facts")  # channels whose history is kept
+
+SPECIAL = {ERROR: -1, INTERRUPT: -3}  # where langgraph keeps such writes
+
+Values = dict[str, Any]
+Edit = Callable[[Values, int], str]
+
+
+def items_of(channel: str, value: Any) -> list[tuple[str, str]]:
+    """The items a value is stored as."""
+    parts = list(map(list, value.items())) if isinstance(value, dict) else value
+    if isinstance(parts, list):
+        return [(channel, shape(part)) for part in parts]
+    return [(channel, shape(value))] if value == PAD else []
+
+
+@dataclass
+class Put:
+    """One checkpoint, as it should read back."""
+
+    checkpoint: Any
+    metadata: dict[str, Any]
+    parent: str | None
+    order: int
+    put_at: float
+    said: dict[str, list[str]]
+    writes: dict[str, dict[int, tuple[str, Any]]] = field(default_factory=dict)
+
+
+@dataclass
+class Line:
+    """One namespace of a thread."""
+
+    puts: dict[str, Put] = field(default_factory=dict)  # in the order of the first put
+    head: str | None = None
+
+
+@dataclass
+class Talk:
+    """One thread."""
+
+    number: int
+    created_at: float
+    updated_at: float
+    lines: dict[str, Line] = field(default_factory=dict)
+    log: set[tuple[str, str]] = field(default_factory=set)
+    order: int = 0
+    like_langgraph: bool = True  # whether InMemorySaver was told all of it
+
+    def put(self, ns: str, parent: str | None, checkpoint: Any, metadata: Any, now: float) -> None:
+        """A checkpoint; put once more, it keeps its place."""
+        line = self.lines.setdefault(ns, Line())
+        uid = checkpoint["id"]
+        former = line.puts.get(uid)
+        said = {c: list(items) for c, items in (line.puts[parent].said if parent else {}).items()}
+        for channel, value in checkpoint["channel_values"].items():
+            items = items_of(channel, value)
+            self.log.update(items)
+            if channel in SPLIT:
+                known = said.get(channel, [])
+                said[channel] = list(dict.fromkeys(known + [item for _, item in items]))
+        if former is None:
+            self.order += 1
+            line.head = uid
+        order = former.order if former else self.order
+        writes = former.writes if former else {}
+        line.puts[uid] = Put(checkpoint, dict(metadata), parent, order, now, said, writes)
+
+    def put_writes(self, ns: str, uid: str, task: str, writes: list[tuple[str, Any]]) -> None:
+        """What a task wrote; what is there stays, but for interrupts and errors."""
+        had = self.lines[ns].puts[uid].writes.setdefault(task, {})
+        for i, (channel, value) in enumerate(writes):
+            self.log.update(items_of(channel, value))
+            index = SPECIAL.get(channel, i)
+            if index < 0 or index not in had:
+                had[index] = (channel, copy.deepcopy(value))
+
+    def keep(self, which: Callable[[Line], Iterable[str]], *, history: bool) -> None:
+        """Only some checkpoints, and the head, of each line."""
+        dropped = 0
+        for line in self.lines.values():
+            stay = {line.head, *which(line)}
+            dropped += len(line.puts.keys() - stay)
+            line.puts = {uid: put for uid, put in line.puts.items() if uid in stay}
+            for put in [] if history else line.puts.values():
+                values = put.checkpoint["channel_values"]
+                put.said = {
+                    channel: list(dict.fromkeys(i for _, i in items_of(channel, values[channel])))
+                    for channel in SPLIT
+                    if channel in values
+                }
+        if dropped or not history:
+            self.log = self.reached()
+
+    def cut(self, uid: str) -> None:
+        """Only the way to a checkpoint, and what was put elsewhere before it."""
+        root, last = self.lines[""], self.lines[""].puts[uid].order
+        path, step = [], root.puts.get(uid)
+        while step is not None:
+            path.append(step.checkpoint["id"])
+            step = root.puts.get(step.parent or "")
+        root.puts = {u: p for u, p in root.puts.items() if u in path}
+        root.head = uid
+        for ns in [ns for ns in self.lines if ns]:
+            line = self.lines[ns]
+            line.puts = {u: p for u, p in line.puts.items() if p.order <= last}
+            line.head = list(line.puts)[-1] if line.puts else None
+            if not line.puts:
+                del self.lines[ns]
+        self.log = self.reached()
+
+    def reached(self) -> set[tuple[str, str]]:
+        """The items that something still refers to."""
+        out = set()
+        for put in (put for line in self.lines.values() for put in line.puts.values()):
+            for channel, value in put.checkpoint["channel_values"].items():
+                out.update(items_of(channel, value))
+            out.update((channel, item) for channel, said in put.said.items() for item in said)
+            for channel, value in (w for writes in put.writes.values() for w in writes.values()):
+                out.update(items_of(channel, value))
+        return out
+
+
+# -- what a super-step does to the values it was given; each returns the channel it changed
+
+
+def say(values: Values, n: int) -> str:
+    talk = values.setdefault("messages", [])
+    if all(message.id != f"m{n}" for message in talk):
+        talk.append(HumanMessage(f"text {n}", id=f"m{n}"))
+    return "messages"
+
+
+def replace(values: Values, n: int) -> str:
+    talk = values.setdefault("messages", [])
+    if talk:
+        talk[n % len(talk)] = HumanMessage(f"again {n}", id=talk[n % len(talk)].id)
+    return "messages"
+
+
+def edit_in_place(values: Values, n: int) -> str:
+    for message in values.get("messages", [])[n % 3 :: 3]:
+        message.additional_kwargs["edited"] = n
+        message.content = f"edited {n}"
+    return "messages"
+
+
+def repeat(values: Values, n: int) -> str:
+    talk = values.setdefault("messages", [])
+    talk += copy.deepcopy(talk[n : n + 1])
+    return "messages"
+
+
+def remove(values: Values, n: int) -> str:
+    del values.setdefault("messages", [])[n % 4 : n % 4 + 2]
+    return "messages"
+
+
+def reorder(values: Values, n: int) -> str:
+    talk = values.setdefault("messages", [])
+    values["messages"] = talk[n:] + talk[:n][::-1]
+    return "messages"
+
+
+def note(values: Values, n: int) -> str:
+    values.setdefault("notes", []).insert(n % 2, {"n": n, "text": PAD, "tags": []})
+    return "notes"
+
+
+def tag_notes_in_place(values: Values, n: int) -> str:
+    for each in values.get("notes", [])[::2]:
+        each["tags"].append(n)
+    return "notes"
+
+
+def learn(values: Values, n: int) -> str:
+    values.setdefault("facts", {})[f"key {n % 3}"] = {"v": n, "text": PAD}
+    return "facts"
+
+
+def forget(values: Values, n: int) -> str:
+    values.setdefault("facts", {}).pop(f"key {n % 3}", None)
+    return "facts"
+
+
+def count(values: Values, n: int) -> str:
+    values["n"] = n if n % 2 else PAD
+    return "n"
+
+
+def drop(values: Values, n: int) -> str:
+    channel = ("messages", "notes", "facts", "n")[n % 4]
+    values.pop(channel, None)
+    return channel
+
+
+EDITS: list[Edit] = [
+    *(say, say, say, replace, edit_in_place, repeat, remove, reorder),
+    *(note, tag_notes_in_place, learn, forget, count, drop),
+]

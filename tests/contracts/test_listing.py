@@ -1,0 +1,232 @@
+"""`list()`, `threads()` and `checkpoints()`: which, in what order, and how many."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.errors import ConfigurationError, UnknownThread
+from tests.contracts.puts import at, listed, put, uid_of
+
+VALUES: list[Any] = [
+    "text",
+    "",
+    "1",
+    "x" * 1000,
+    1,
+    0,
+    -(2**60),
+    1.5,
+    True,
+    False,
+    None,
+    [1, "a"],
+    {"a": {"b": [1, None]}},
+    {},
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
+def test_metadata_filters_match_as_langgraphs(saver: SQLiteCheckpointer, value: Any) -> None:
+    """A filter finds what InMemorySaver's finds: equal values, nested ones included."""
+    memory = InMemorySaver()
+    for either in (saver, memory):
+        for number, known in enumerate(VALUES):
+            put(either, {}, metadata={"k": known}, uid=f"{number:03}")
+        put(either, {}, uid="without")
+    for thread in (None, at("t"), {"configurable": {"thread_id": "t"}}):
+        expected = sorted(listed(memory, thread, filter={"k": value}))
+
+        assert expected == sorted(listed(saver, thread, filter={"k": value}))
+
+
+def test_several_filters_all_have_to_match(saver: SQLiteCheckpointer) -> None:
+    """Indexed and other values are combined, and the order stays."""
+    for i in range(8):
+        known = {"even": i % 2 == 0, "deep": {"third": i % 3}, "source": "input"}
+        put(saver, {}, metadata=known, uid=str(i))
+
+    assert listed(saver, at(), filter={"even": True, "deep": {"third": 0}}) == ["6", "0"]
+    assert listed(saver, at(), filter={"even": True, "deep": {"third": 0}}, limit=1) == ["6"]
+    assert listed(saver, at(), filter={"even": True, "source": "loop"}) == []
+
+
+def test_filters_after_deletion_and_replacement(saver: SQLiteCheckpointer) -> None:
+    """What a filter finds follows deletions, prunes, copies and checkpoints put once more."""
+    put(saver, {}, metadata={"k": 1}, uid="a")
+    put(saver, {}, metadata={"k": 1}, uid="b")
+    saver.copy_thread("t", "copy")
+    put(saver, {}, metadata={"k": 2}, uid="a")
+
+    assert listed(saver, at(), filter={"k": 1}) == ["b"]
+    assert listed(saver, at(), filter={"k": 2}) == ["a"]
+    assert listed(saver, at("copy"), filter={"k": 1}) == ["b", "a"]
+    saver.prune(["t"])
+    assert listed(saver, at(), filter={"k": 2}) == []
+    saver.delete_thread("copy")
+    assert listed(saver, None, filter={"k": 1}) == ["b"]
+
+
+def test_before_and_limit(saver: SQLiteCheckpointer) -> None:
+    """`before` excludes itself, `limit` counts what matches, and both combine."""
+    ids = [uid_of(put(saver, {})) for _ in range(5)]
+
+    assert ids[::-1] == listed(saver, at())
+    assert ids[:3][::-1] == listed(saver, at(), before=at(uid=ids[3]))
+    assert [ids[2]] == listed(saver, at(), before=at(uid=ids[3]), limit=1)
+    assert listed(saver, at(), before=at(uid=ids[0])) == []
+    assert listed(saver, at(), limit=0) == []
+    assert [ids[4]] == listed(saver, at(), limit=1)
+    assert ids[3:][::-1] == listed(saver, at(), limit=2)
+    assert ids[::-1] == listed(saver, at(), limit=9)
+    assert [ids[1]] == listed(saver, at(uid=ids[1]))
+
+
+def test_one_namespace_all_namespaces_all_threads(saver: SQLiteCheckpointer) -> None:
+    """Without a namespace a thread is listed in one order; without a config, all there is."""
+    put(saver, {}, uid="1")
+    put(saver, {}, ns="sub", uid="2")
+    put(saver, {}, uid="3")
+    put(saver, {}, thread="other", uid="4")
+    every: Any = {"configurable": {"thread_id": "t"}}
+
+    assert listed(saver, at()) == ["3", "1"]
+    assert listed(saver, at(ns="sub")) == ["2"]
+    assert listed(saver, every) == ["3", "2", "1"]
+    assert listed(saver, every, before=at(uid="3")) == ["2", "1"]
+    assert {"1", "2", "3", "4"} == set(listed(saver, None))
+    assert len(listed(saver, None, limit=2)) == 2
+    assert listed(saver, at("nobody")) == []
+
+
+def test_many_checkpoints_come_in_pages(saver: SQLiteCheckpointer) -> None:
+    """A thread longer than a page is listed whole and in order."""
+    ids = [uid_of(put(saver, {}, metadata={"odd": bool(i % 2)})) for i in range(300)]
+
+    assert ids[::-1] == listed(saver, at())
+    assert ids[1::2][::-1] == listed(saver, at(), filter={"odd": True})
+    assert [info.checkpoint_id for info in saver.checkpoints("t", limit=280)] == ids[20:][::-1]
+
+
+def test_order_is_that_of_putting(
+    saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither ids that sort the other way nor a clock that is set back changes head or order."""
+    now = time.time()
+    parent = None
+    for i, uid in enumerate(["z", "m", "00000000-0000-0000-0000-000000000001", "a"]):
+        monkeypatch.setattr(time, "time", lambda i=i: now - 86400 * i)
+        parent = put(saver, {"n": i}, parent, uid=uid)
+    found = saver.get_tuple(at())
+
+    assert listed(saver, at()) == ["a", "00000000-0000-0000-0000-000000000001", "m", "z"]
+    assert found is not None
+    assert parent == found.config
+    assert [info.order for info in saver.checkpoints("t")] == [4, 3, 2, 1]
+
+
+def test_a_listing_survives_what_happens_meanwhile(saver: SQLiteCheckpointer) -> None:
+    """Checkpoints deleted while a listing goes on are left out, and those put later too."""
+    ids = [uid_of(put(saver, {})) for _ in range(4)]
+    found = saver.list(at())
+    first = next(found)
+    put(saver, {})
+    saver.prune(["t"])
+
+    assert ids[3] == uid_of(first.config)
+    assert list(found) == []
+
+
+def test_threads_by_latest_activity(
+    saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread last written to leads, and pages follow one another without gap or repeat."""
+    now = time.time()
+    for i in range(7):
+        monkeypatch.setattr(time, "time", lambda i=i: now + i)
+        put(saver, {}, thread=f"t{i}")
+    monkeypatch.setattr(time, "time", lambda: now + 10)
+    saver.put_writes(at("t2", uid="x"), [("a", 1)], "task")
+    pages, after = [], None
+    while page := saver.threads(limit=3, after=after):
+        pages.append([info.thread_id for info in page])
+        after = page[-1].thread_id
+
+    assert pages == [["t2", "t6", "t5"], ["t4", "t3", "t1"], ["t0"]]
+
+
+def test_threads_of_one_moment(saver: SQLiteCheckpointer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads last written to at the very same time are paged, each once."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    for i in range(5):
+        put(saver, {}, thread=f"t{i}")
+    first = [info.thread_id for info in saver.threads(limit=2)]
+    rest = [info.thread_id for info in saver.threads(after=first[-1])]
+
+    assert first + rest == ["t4", "t3", "t2", "t1", "t0"]
+
+
+def test_threads_by_prefix(saver: SQLiteCheckpointer) -> None:
+    """A prefix is taken literally, letter for letter."""
+    for name in ("user:1", "user:2", "USER:3", "us_r:4", "üser:5"):
+        put(saver, {}, thread=name)
+
+    assert [info.thread_id for info in saver.threads(prefix="user:")] == ["user:2", "user:1"]
+    assert [info.thread_id for info in saver.threads(prefix="us_")] == ["us_r:4"]
+    assert [info.thread_id for info in saver.threads(prefix="ü")] == ["üser:5"]
+    assert saver.threads(prefix="%") == []
+
+
+def test_what_a_thread_is_said_to_hold(saver: SQLiteCheckpointer) -> None:
+    """Checkpoints of all namespaces, items once each, bytes that grow, and times in UTC."""
+    first = put(saver, {"long": "x" * 500})
+    before = saver.thread("t")
+    put(saver, {"long": "x" * 500}, first)
+    put(saver, {"long": "x" * 500}, ns="sub")
+    info = saver.thread("t")
+
+    assert [info] == saver.threads()
+    assert (info.checkpoints, info.items, info.namespaces) == (3, 1, ("", "sub"))
+    assert 500 < before.size_bytes < info.size_bytes < 2 * before.size_bytes
+    assert before.created_at == info.created_at <= info.updated_at
+    assert info.created_at.tzinfo is not None
+
+
+def test_what_threads_refuses(saver: SQLiteCheckpointer) -> None:
+    """A page of nothing, a page after nobody and a thread that is not there are errors."""
+    with pytest.raises(ConfigurationError, match="limit"):
+        saver.threads(limit=0)
+    with pytest.raises(UnknownThread, match="nobody"):
+        saver.threads(after="nobody")
+    with pytest.raises(UnknownThread, match="nobody"):
+        saver.thread("nobody")
+    with pytest.raises(UnknownThread, match="nobody"):
+        saver.checkpoints("nobody")
+
+
+def test_the_tree_of_a_thread(saver: SQLiteCheckpointer) -> None:
+    """Every checkpoint with its parent, metadata and counts; one head in each namespace."""
+    root = put(saver, {"n": 1}, uid="root", metadata={"source": "input", "k": {"x": 1}})
+    put(saver, {"notes": ["x" * 99] * 2}, root, uid="left")
+    put(saver, {}, root, uid="right")
+    put(saver, {}, ns="sub", uid="below")
+    infos = saver.checkpoints("t")
+    found = saver.get_tuple(root)
+
+    assert [(i.checkpoint_id, i.parent_id, i.checkpoint_ns, i.is_head) for i in infos] == [
+        ("below", None, "sub", True),
+        ("right", "root", "", True),
+        ("left", "root", "", False),
+        ("root", None, "", False),
+    ]
+    assert found is not None
+    assert (found.metadata, found.checkpoint["ts"]) == (infos[3].metadata, infos[3].ts)
+    assert infos[2].counts == {"notes": 2}
+    assert [i.checkpoint_id for i in saver.checkpoints("t", checkpoint_ns="sub")] == ["below"]
+    assert [i.checkpoint_id for i in saver.checkpoints("t", limit=1)] == ["below", "right"]
+    assert saver.checkpoints("t", checkpoint_ns="no") == []

@@ -1,0 +1,356 @@
+"""Any course of puts, edits, forks, copies, prunes and restarts, against a model of plain dicts."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+from uuid import UUID
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.base import CheckpointTuple, empty_checkpoint
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
+
+from perdure.checkpointers import Retention, SQLiteCheckpointer
+from tests.backends import KEY
+from tests.contracts.model import EDITS, PAD, SPLIT, Edit, Line, Put, Talk, items_of
+from tests.contracts.puts import at, listed, shape, uid_of
+
+DAY = 86400.0
+
+Edits = list[tuple[Edit, int]]
+small = st.integers(0, 7)
+threads_ = st.sampled_from(["t0", "t1", "u0"])
+spaces = st.sampled_from(["", "", "", "sub"])
+edits = st.lists(st.tuples(st.sampled_from(EDITS), small), max_size=4)
+
+
+class Clock:
+    """Stands in for the module `time`; tells what it is told."""
+
+    now = 1_700_000_000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class Threads(RuleBasedStateMachine):
+    """The rules; `key` is what the file is encrypted with."""
+
+    key: ClassVar[bytes | None] = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.patch = pytest.MonkeyPatch()
+        for module in ("writing", "pruning", "upkeep"):
+            self.patch.setattr(f"perdure.checkpointers.{module}.time", self.clock)
+        self.folder = tempfile.TemporaryDirectory()
+        self.talks: dict[str, Talk] = {}
+        self.memory = InMemorySaver()
+        self.numbers = itertools.count(1)
+        self.saver = self.open()
+
+    def open(self) -> SQLiteCheckpointer:
+        path = Path(self.folder.name) / "talks.db"
+        return SQLiteCheckpointer.open(path, key=self.key, synchronous="normal")
+
+    def teardown(self) -> None:
+        try:
+            self.everything_reads_back()
+        finally:
+            self.saver.close()
+            self.folder.cleanup()
+            self.patch.undo()
+
+    # -- choosing
+
+    def line(self, thread: str, ns: str) -> Line:
+        talk = self.talks.get(thread)
+        return (talk.lines.get(ns) if talk else None) or Line()
+
+    def choose(self, thread: str, ns: str, n: int) -> str | None:
+        """The head for 0, else any checkpoint of the line."""
+        line = self.line(thread, ns)
+        return list(line.puts)[n % len(line.puts)] if n and line.puts else line.head
+
+    def each(self) -> Iterator[tuple[str, str, Line]]:
+        for thread, talk in self.talks.items():
+            for ns, line in talk.lines.items():
+                yield thread, ns, line
+
+    # -- putting
+
+    @rule(thread=threads_, ns=spaces, on=small, edits=edits, mixed=small, loop=st.booleans())
+    def put(
+        self,
+        thread: str,
+        ns: str,
+        on: int,
+        edits: Edits,
+        mixed: int,
+        loop: bool,
+    ) -> None:
+        """A run's step: what was read is changed, in place too, and put upon it."""
+        number = next(self.numbers)
+        # ids that neither grow nor look alike: order is that of putting
+        uid = str(UUID(int=(7 - mixed) << 64 | number)) if mixed % 2 else f"{9 - mixed}.{number}"
+        self.step(thread, ns, self.choose(thread, ns, on), uid, edits, loop)
+
+    @rule(thread=threads_, ns=spaces, which=small, edits=edits)
+    def put_once_more(
+        self,
+        thread: str,
+        ns: str,
+        which: int,
+        edits: Edits,
+    ) -> None:
+        """The same checkpoint, put again with other values, keeps its place."""
+        uid = self.choose(thread, ns, which)
+        puts = self.line(thread, ns).puts
+        if uid is not None and (puts[uid].parent is None or puts[uid].parent in puts):
+            self.step(thread, ns, puts[uid].parent, uid, edits, loop=True)
+
+    def step(
+        self,
+        thread: str,
+        ns: str,
+        parent: str | None,
+        uid: str,
+        edits: Edits,
+        loop: bool,
+    ) -> None:
+        found = self.saver.get_tuple(at(thread, ns, parent)) if parent else None
+        values = found.checkpoint["channel_values"] if found else {}
+        versions = dict(found.checkpoint["channel_versions"]) if found else {}
+        changed = {edit(values, n) for edit, n in edits}
+        new_versions = {channel: next(self.numbers) for channel in sorted(changed)}
+        checkpoint = empty_checkpoint()
+        checkpoint["id"] = uid
+        checkpoint["channel_values"] = values
+        merged = {**versions, **new_versions}
+        checkpoint["channel_versions"] = {c: v for c, v in merged.items() if c in values}
+        checkpoint["versions_seen"] = {"node": dict(versions)}
+        new: Any = {c: v for c, v in new_versions.items() if c in values}
+        metadata: Any = {"source": "loop" if loop else "input", "step": len(changed)}
+        stored = copy.deepcopy(checkpoint)
+        for saver in (self.saver, self.memory):
+            saver.put(at(thread, ns, parent), copy.deepcopy(checkpoint), metadata, new)
+        self.talk(thread).put(ns, parent, stored, metadata, self.clock.now)
+
+    def talk(self, thread: str) -> Talk:
+        now = self.clock.now
+        talk = self.talks.setdefault(thread, Talk(next(self.numbers), now, now))
+        talk.updated_at = max(talk.updated_at, now)
+        return talk
+
+    @rule(
+        thread=threads_,
+        ns=spaces,
+        which=small,
+        task=st.sampled_from(["task", "00000000-0000-0000-0000-000000000001"]),
+        writes=st.one_of(
+            st.lists(
+                st.sampled_from(
+                    [("n", 1), ("n", PAD), ("messages", [HumanMessage("text 1", id="m1")])]
+                ),
+                min_size=1,
+                max_size=3,
+            ),
+            st.sampled_from([INTERRUPT, ERROR]).flatmap(
+                lambda channel: st.tuples(st.just(channel), st.text(max_size=3)).map(lambda w: [w])
+            ),
+        ),
+    )
+    def put_writes(
+        self, thread: str, ns: str, which: int, task: str, writes: list[tuple[str, Any]]
+    ) -> None:
+        """What a task wrote; what is there stays, but for interrupts and errors."""
+        uid = self.choose(thread, ns, which)
+        if uid is None:
+            return
+        path = f"path of {task}"
+        for saver in (self.saver, self.memory):
+            saver.put_writes(at(thread, ns, uid), copy.deepcopy(writes), task, path)
+        self.talk(thread).put_writes(ns, uid, task, writes)
+
+    # -- deleting, copying, moving
+
+    @rule(thread=threads_)
+    def delete_thread(self, thread: str) -> None:
+        """All of it is gone, and the name is free."""
+        self.saver.delete_thread(thread)
+        self.memory.delete_thread(thread)
+        self.talks.pop(thread, None)
+
+    @rule(thread=threads_, last=st.integers(0, 3), history=st.booleans())
+    def retain_last(self, thread: str, last: int, history: bool) -> None:
+        """The newest stay, and the head."""
+        self.saver.retain(Retention(last=last, history=history), thread_ids=[thread])
+        self.kept(thread, lambda line: list(line.puts)[::-1][:last], history=history)
+
+    @rule(thread=threads_, days=st.sampled_from([0.5, 2.0]))
+    def retain_days(self, thread: str, days: float) -> None:
+        """The young stay, by the clock they were put under, and the head."""
+        self.saver.retain(Retention(days=days), thread_ids=[thread])
+        oldest = self.clock.now - days * DAY
+        self.kept(thread, lambda line: {u for u, p in line.puts.items() if p.put_at >= oldest})
+
+    @rule(thread=threads_)
+    def retain_turns(self, thread: str) -> None:
+        """What no step of a run followed stays."""
+
+        def ends(line: Line) -> set[str]:
+            inside = {p.parent for p in line.puts.values() if p.metadata["source"] == "loop"}
+            return set(line.puts) - inside
+
+        self.saver.retain(Retention(turns=True), thread_ids=[thread])
+        self.kept(thread, ends)
+
+    @rule(thread=threads_)
+    def prune(self, thread: str) -> None:
+        """Only the heads stay."""
+        self.saver.prune([thread])
+        self.kept(thread, lambda line: [])
+
+    def kept(
+        self, thread: str, which: Callable[[Line], Iterable[str]], *, history: bool = True
+    ) -> None:
+        if thread in self.talks:
+            self.talks[thread].keep(which, history=history)
+
+    @rule(source=threads_, copied=st.sampled_from(["u0", "u1"]), which=small)
+    def copy_thread(self, source: str, copied: str, which: int) -> None:
+        """All of a thread, or the way to one checkpoint, under another name."""
+        if source not in self.talks or copied in self.talks:
+            return
+        uid = self.choose(source, "", which) if which else None
+        self.saver.copy_thread(source, copied, checkpoint_id=uid)
+        talk = copy.deepcopy(self.talks[source])
+        talk.number, talk.updated_at = next(self.numbers), self.clock.now
+        talk.like_langgraph = False
+        if uid is not None:
+            talk.cut(uid)
+        self.talks[copied] = talk
+
+    @rule(thread=threads_, ns=spaces, which=small)
+    def rewind(self, thread: str, ns: str, which: int) -> None:
+        """The next run starts from an older checkpoint."""
+        uid = self.choose(thread, ns, which)
+        if uid is not None:
+            self.saver.rewind(thread, uid, checkpoint_ns=ns)
+            self.talks[thread].lines[ns].head = uid
+
+    @rule()
+    def reopen(self) -> None:
+        """The file is closed, and opened by who remembers nothing."""
+        self.saver.close()
+        self.saver = self.open()
+
+    @rule(days=st.sampled_from([-1.0, -0.0009765625, 0.375, 1.0]))
+    def step_clock(self, days: float) -> None:
+        """The clock is set."""
+        self.clock.now += days * DAY
+
+    # -- looking
+
+    @invariant()
+    def heads_lists_and_counts(self) -> None:
+        """The cheap looks, after every step."""
+        order = sorted(self.talks, key=lambda t: (-self.talks[t].updated_at, -self.talks[t].number))
+        assert [
+            (
+                thread,
+                sum(len(line.puts) for line in self.talks[thread].lines.values()),
+                len(self.talks[thread].log),
+                self.talks[thread].created_at,
+                self.talks[thread].updated_at,
+                set(self.talks[thread].lines),
+            )
+            for thread in order
+        ] == [
+            (
+                info.thread_id,
+                info.checkpoints,
+                info.items,
+                info.created_at.timestamp(),
+                info.updated_at.timestamp(),
+                set(info.namespaces),
+            )
+            for info in self.saver.threads()
+        ]
+        for thread, ns, line in self.each():
+            assert list(line.puts)[::-1] == listed(self.saver, at(thread, ns))
+            assert line.head is not None
+            self.reads_back(thread, ns, line.head, self.saver.get_tuple(at(thread, ns)))
+
+    @rule()
+    def look_at_everything(self) -> None:
+        """Every checkpoint, its history and the trees, whatever is remembered by now."""
+        self.everything_reads_back()
+
+    def everything_reads_back(self) -> None:
+        for thread, ns, line in self.each():
+            for uid in line.puts:
+                config = at(thread, ns, uid)
+                self.reads_back(thread, ns, uid, self.saver.get_tuple(config))
+                self.was_said(thread, ns, uid, line.puts[uid])
+                if self.talks[thread].like_langgraph:
+                    self.reads_back(thread, ns, uid, self.memory.get_tuple(config))
+        for thread, talk in self.talks.items():
+            puts = [
+                (put.order, uid, put.parent, ns, uid == line.head)
+                for ns, line in talk.lines.items()
+                for uid, put in line.puts.items()
+            ]
+            assert sorted(puts, reverse=True) == [
+                (info.order, info.checkpoint_id, info.parent_id, info.checkpoint_ns, info.is_head)
+                for info in self.saver.checkpoints(thread)
+            ]
+
+    def reads_back(self, thread: str, ns: str, uid: str, found: CheckpointTuple | None) -> None:
+        put = self.talks[thread].lines[ns].puts[uid]
+        writes = [
+            (task, *write)
+            for task in sorted(put.writes)
+            for _, write in sorted(put.writes[task].items(), key=lambda each: each[0])
+        ]
+        assert found is not None
+        assert uid == uid_of(found.config)
+        assert shape(put.checkpoint["channel_values"]) == shape(
+            {c: found.checkpoint["channel_values"][c] for c in put.checkpoint["channel_values"]}
+        )
+        assert put.checkpoint == found.checkpoint
+        assert put.metadata == found.metadata
+        assert put.parent == (uid_of(found.parent_config) if found.parent_config else None)
+        assert shape(writes) == shape(found.pending_writes)
+
+    def was_said(self, thread: str, ns: str, uid: str, put: Put) -> None:
+        for channel in SPLIT:
+            here = [i for _, i in items_of(channel, put.checkpoint["channel_values"].get(channel))]
+            found = self.saver.history(thread, channel=channel, checkpoint_id=uid, checkpoint_ns=ns)
+            assert [(item, item in here) for item in put.said.get(channel, [])] == [
+                (shape(list(item.value) if channel == "facts" else item.value), item.seen)
+                for item in found
+            ]
+
+
+class SealedThreads(Threads):
+    """The same in an encrypted file."""
+
+    key = KEY
+
+
+short = settings(max_examples=40, stateful_step_count=25)
+TestThreads = Threads.TestCase
+TestThreads.settings = short
+TestSealedThreads = SealedThreads.TestCase
+TestSealedThreads.settings = short

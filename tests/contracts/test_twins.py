@@ -1,0 +1,143 @@
+"""Each `a…` method gives what its blocking twin gives."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langchain_core.messages import HumanMessage
+
+from perdure.checkpointers import Retention, SQLiteCheckpointer
+from perdure.errors import PerdureError
+from tests.contracts.puts import at, put, shape
+
+Saver = SQLiteCheckpointer
+
+
+def fill(saver: Saver, number: int) -> None:
+    """A thread `t<number>` with a fork and a subgraph, the same for every number but its name."""
+    name, parent, talk = f"t{number}", None, [HumanMessage(str(i), id=str(i)) for i in range(4)]
+    for i in range(4):
+        metadata = {"source": "loop" if i % 2 else "input", "run_id": f"run {number} {i // 2}"}
+        values = {"messages": talk[max(0, i - 1) : i + 1]}
+        parent = put(saver, values, parent, thread=name, uid=f"c{i}", metadata=metadata)
+        saver.put_writes(parent, [("n", i)], "task")
+    put(saver, {"n": 1}, thread=name, ns="sub", uid="below")
+
+
+def looks(saver: Saver, number: int) -> Any:
+    """All there is to see of a thread, its name and times left out."""
+    name = f"t{number}"
+    if name not in {info.thread_id for info in saver.threads()}:
+        return None
+    text = shape(
+        [
+            [(i.checkpoint_id, i.parent_id, i.is_head) for i in saver.checkpoints(name)],
+            [found.checkpoint["channel_values"] for found in saver.list(at(name))],
+            [found.pending_writes for found in saver.list(at(name))],
+            [(item.value, item.seen) for item in saver.history(name)],
+            saver.thread(name).items,
+        ]
+    )
+    return text.replace(name, "t")
+
+
+CHANGES: list[Callable[[int], tuple[str, tuple[Any, ...], dict[str, Any]]]] = [
+    lambda n: ("delete_thread", (f"t{n}",), {}),
+    lambda n: ("delete_for_runs", ([f"run {n} 1"],), {}),
+    lambda n: ("copy_thread", (f"t{n}", f"copy{n}"), {}),
+    lambda n: ("copy_thread", (f"t{n}", f"copy{n}"), {"checkpoint_id": "c1"}),
+    lambda n: ("copy_thread", ("nobody", f"copy{n}"), {}),
+    lambda n: ("prune", ([f"t{n}"],), {}),
+    lambda n: ("prune", ([f"t{n}"],), {"strategy": "delete"}),
+    lambda n: ("prune", ([f"t{n}"],), {"strategy": "no such"}),
+    lambda n: ("retain", (Retention(last=2),), {"thread_ids": [f"t{n}"]}),
+    lambda n: ("retain", (Retention(),), {}),
+    lambda n: ("rewind", (f"t{n}", "c1"), {}),
+    lambda n: ("rewind", (f"t{n}", "no such"), {"checkpoint_ns": "sub"}),
+    lambda n: ("put_writes", (at(f"t{n}", "", "c3"), [("a", 1)], "new"), {"task_path": "p"}),
+]
+LOOKS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("history", ("t0",), {}),
+    ("history", ("t0",), {"checkpoint_id": "c1", "channel": "messages"}),
+    ("history", ("t0",), {"checkpoint_ns": "nowhere"}),
+    ("threads", (), {"limit": 1}),
+    ("threads", (), {"after": "t1", "prefix": "t"}),
+    ("thread", ("t0",), {}),
+    ("thread", ("nobody",), {}),
+    ("checkpoints", ("t0",), {"limit": 2}),
+    ("checkpoints", ("t0",), {"checkpoint_ns": "sub"}),
+    ("get_tuple", (at("t0"),), {}),
+    ("get_tuple", (at("t0", "", "no such"),), {}),
+    ("get_tuple", ({"configurable": {}},), {}),
+    ("list", (at("t0"),), {"filter": {"source": "loop"}, "limit": 1}),
+    ("list", (None,), {"before": at("t0", "", "c2")}),
+    ("get_delta_channel_history", (), {"config": at("t0"), "channels": ["n", "messages"]}),
+]
+
+
+def blocking(saver: Saver, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    try:
+        found = getattr(saver, name)(*args, **options)
+        return list(found) if inspect.isgenerator(found) else found
+    except PerdureError as exc:
+        return (type(exc), str(exc))
+
+
+def awaited(saver: Saver, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    async def run() -> Any:
+        try:
+            found = getattr(saver, f"a{name}")(*args, **options)
+            return [each async for each in found] if inspect.isasyncgen(found) else await found
+        except PerdureError as exc:
+            return (type(exc), str(exc))
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("call", LOOKS, ids=lambda call: call[0])
+def test_looking(saver: Saver, call: tuple[str, tuple[Any, ...], dict[str, Any]]) -> None:
+    """What is looked at is the same through both doors, errors included."""
+    for number in range(2):
+        fill(saver, number)
+
+    assert blocking(saver, *call) == awaited(saver, *call)
+
+
+@pytest.mark.parametrize("call", CHANGES, ids=lambda call: call(0)[0])
+def test_changing(
+    saver: Saver, call: Callable[[int], tuple[str, tuple[Any, ...], dict[str, Any]]]
+) -> None:
+    """What is changed, and what is returned or raised, is the same through both doors."""
+    for number in range(2):
+        fill(saver, number)
+    expected = shape(blocking(saver, *call(0))).replace("copy0", "copy").replace("t0", "t")
+    actual = shape(awaited(saver, *call(1))).replace("copy1", "copy").replace("t1", "t")
+
+    assert expected == actual
+    assert looks(saver, 0) == looks(saver, 1)
+    copied = [info.thread_id for info in saver.threads(prefix="copy")]
+    assert len(copied) in (0, 2)
+    if copied:
+        assert [len(saver.checkpoints(name)) for name in copied[:1]] == [
+            len(saver.checkpoints(name)) for name in copied[1:]
+        ]
+
+
+def test_no_twin_is_forgotten() -> None:
+    """Every public method that works on the database has an `a` form with the same signature."""
+    alone = {"open", "from_conn_string", "setup", "get_next_version", "with_allowlist"}
+    names = {
+        name
+        for name, member in inspect.getmembers(Saver, inspect.isroutine)
+        if not name.startswith("_") and name not in alone
+    }
+    without = {n for n in names if f"a{n}" not in names and not (n[0] == "a" and n[1:] in names)}
+
+    assert without == set()
+    for name in sorted(n for n in names if f"a{n}" in names):
+        plain, twin = (inspect.signature(getattr(Saver, n)) for n in (name, f"a{name}"))
+        assert plain.parameters == twin.parameters, name

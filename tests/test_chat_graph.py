@@ -1,0 +1,289 @@
+"""The chat graph, with a real client of a scripted model and with the offline responder."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph.state import CompiledStateGraph
+
+import perdure.graphs
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.errors import ConfigurationError
+from perdure.graphs import QuotingResponder, chat_graph
+from perdure.graphs.chat import graph as module_graph
+from perdure.graphs.chat import window_start
+from perdure.graphs.responder import NOTICE
+from tests.openai_server import Failure, OpenAIServer
+
+THREAD: Any = {"configurable": {"thread_id": "t"}}
+
+
+def client(server: OpenAIServer) -> ChatOpenAI:
+    return ChatOpenAI(model="scripted", base_url=server.base_url, api_key="any")  # type: ignore[arg-type]
+
+
+def says(text: str) -> Any:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+def texts(state: Any) -> list[str]:
+    return [message.text for message in state["messages"]]
+
+
+def history(saver: SQLiteCheckpointer) -> list[str]:
+    return [item.value.text for item in saver.history("t")]
+
+
+# -- resuming
+
+
+def test_a_thread_goes_on_in_a_reopened_file(tmp_path: Path) -> None:
+    """After the file is closed and opened again the model is shown all that was said before."""
+    with OpenAIServer(["one", "two"]) as server:
+        for said in ("first", "second"):
+            with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+                out = chat_graph(client(server), checkpointer=saver).invoke(says(said), THREAD)
+
+    assert texts(out) == ["first", "one", "second", "two"]
+    assert server.shown(0) == [("user", "first")]
+    assert server.shown(1) == [("user", "first"), ("assistant", "one"), ("user", "second")]
+
+
+def test_the_responder_remembers_over_a_reopened_file(tmp_path: Path) -> None:
+    """Without a model the answer quotes what another process's run was told."""
+    for said in ("My canoe is called Nutshell", "What is my canoe called?"):
+        with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+            out = chat_graph(checkpointer=saver).invoke(says(said), THREAD)
+
+    assert "you said: “My canoe is called Nutshell”" in texts(out)[-1]
+
+
+def test_threads_do_not_see_each_other(file_saver: SQLiteCheckpointer) -> None:
+    """What is said on one thread is not shown on another."""
+    with OpenAIServer(["one", "two"]) as server:
+        graph = chat_graph(client(server), checkpointer=file_saver)
+        graph.invoke(says("secret"), THREAD)
+        graph.invoke(says("hello"), {"configurable": {"thread_id": "other"}})
+
+    assert server.shown() == [("user", "hello")]
+
+
+@pytest.mark.parametrize("how", ["update_state", "invoke"])
+def test_time_travel_moves_the_thread(how: str, file_saver: SQLiteCheckpointer) -> None:
+    """What is said from an older checkpoint is gone on from, as under langgraph's own saver."""
+
+    def travelled(saver: BaseCheckpointSaver[Any]) -> list[str]:
+        graph = chat_graph(checkpointer=saver)
+        graph.invoke(says("one"), THREAD)
+        then = graph.get_state(THREAD).config
+        graph.invoke(says("two"), THREAD)
+        if how == "update_state":
+            graph.update_state(then, says("instead"), as_node="respond")
+        else:
+            graph.invoke(says("instead"), then)
+        return texts(graph.get_state(THREAD).values)
+
+    expected = travelled(InMemorySaver())
+    actual = travelled(file_saver)
+
+    assert expected == actual
+
+
+# -- keep_last
+
+
+@pytest.mark.parametrize("keep_last", [1, 2, 3, 4, 5, 100])
+def test_keep_last_bounds_what_the_model_is_shown(
+    keep_last: int, file_saver: SQLiteCheckpointer
+) -> None:
+    """The model is shown at most the window and the new question; history keeps everything."""
+    turns = 6
+    with OpenAIServer([f"a{n}" for n in range(turns)]) as server:
+        graph = chat_graph(client(server), checkpointer=file_saver, keep_last=keep_last)
+        for n in range(turns):
+            out = graph.invoke(says(f"q{n}"), THREAD)
+    shown = [server.shown(n) for n in range(turns)]
+    said = [text for n in range(turns) for text in (f"q{n}", f"a{n}")]
+
+    # a window of an odd size begins with an answer's question, so it is one shorter; the newest
+    # turn is always whole
+    window = max(2, keep_last - keep_last % 2)
+    assert [[text for _, text in request] for request in shown] == [
+        said[max(0, 2 * n - window) : 2 * n + 1] for n in range(turns)
+    ]
+    assert all(request[0][0] == "user" for request in shown)
+    assert said == history(file_saver)
+    assert [i.value.text for i in file_saver.history("t") if i.seen] == texts(out) == said[-window:]
+
+
+def test_a_system_message_is_shown_first(file_saver: SQLiteCheckpointer) -> None:
+    """While nothing was cut, a system message comes before the human one."""
+    with OpenAIServer(["fine"]) as server:
+        graph = chat_graph(client(server), checkpointer=file_saver, keep_last=4)
+        graph.invoke({"messages": [SystemMessage("be brief"), HumanMessage("hi")]}, THREAD)
+
+    assert server.shown() == [("system", "be brief"), ("user", "hi")]
+
+
+def test_keep_last_leaves_tool_calls_with_their_results(file_saver: SQLiteCheckpointer) -> None:
+    """A window too short for a turn with tool calls grows to the turn's human message."""
+    call = {"name": "f", "args": {}, "id": "c1", "type": "tool_call"}
+    told: list[AnyMessage] = [
+        HumanMessage("old"),
+        HumanMessage("look it up"),
+        AIMessage("", tool_calls=[call]),
+        ToolMessage("found", tool_call_id="c1"),
+    ]
+    with OpenAIServer(["it is so", "yes"]) as server:
+        graph = chat_graph(client(server), checkpointer=file_saver, keep_last=2)
+        graph.invoke({"messages": told}, THREAD)
+        graph.invoke(says("sure?"), THREAD)
+
+    assert [role for role, _ in server.shown()] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
+    assert history(file_saver) == [
+        *("old", "look it up", "", "found", "it is so", "sure?", "yes"),
+    ]
+
+
+@given(st.lists(st.sampled_from([HumanMessage("h"), AIMessage("a")])), st.integers(1, 12))
+def test_a_window_begins_with_a_human_message(talk: list[AnyMessage], keep_last: int) -> None:
+    """It is the longest within the limit, or else only the newest turn, or else everything."""
+    start = window_start(talk, keep_last)
+    humans = [i for i, message in enumerate(talk) if message.type == "human"]
+    inside = [i for i in humans if len(talk) - i <= keep_last]
+
+    assert start == (min(inside) if inside else max(humans, default=0))
+
+
+@pytest.mark.parametrize("keep_last", [0, -3])
+def test_keep_last_must_keep_something(keep_last: int) -> None:
+    """A window of nothing is refused when the graph is built, and the value named."""
+    with pytest.raises(ConfigurationError, match=f"keep_last is {keep_last}"):
+        chat_graph(keep_last=keep_last)
+
+
+# -- streaming and errors
+
+
+def test_answers_stream_word_by_word(file_saver: SQLiteCheckpointer) -> None:
+    """The tokens are the server's, and what is stored is all of them."""
+    with OpenAIServer(["an answer of five words"]) as server:
+        graph = chat_graph(client(server), checkpointer=file_saver)
+        stream: Any = graph.stream(says("hi"), THREAD, stream_mode="messages")
+        chunks = [chunk.text for chunk, _ in stream if chunk.text]
+
+    assert server.requests[0]["stream"] is True
+    assert chunks == ["an ", "answer ", "of ", "five ", "words"]
+    assert history(file_saver) == ["hi", "an answer of five words"]
+
+
+def test_the_asynchronous_graph_answers_and_streams(tmp_path: Path) -> None:
+    """The same thread is talked on with ainvoke and astream."""
+
+    async def talk(server: OpenAIServer) -> list[str]:
+        async with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+            graph = chat_graph(client(server), checkpointer=saver, keep_last=2)
+            await graph.ainvoke(says("one"), THREAD)
+            stream: Any = graph.astream(says("two"), THREAD, stream_mode="messages")
+            said = [chunk.text async for chunk, _ in stream if chunk.text]
+            return [*said, *(i.value.text for i in await saver.ahistory("t"))]
+
+    with OpenAIServer(["first", "second answer"]) as server:
+        out = asyncio.run(talk(server))
+
+    assert out == ["second ", "answer", "one", "first", "two", "second answer"]
+
+
+def test_after_an_error_of_the_model_the_turn_can_be_finished(tmp_path: Path) -> None:
+    """The question is stored, and invoke(None) on the reopened file asks it again, once."""
+    with OpenAIServer(["fine", Failure(400, "out of order"), "back again"]) as server:
+        with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+            graph = chat_graph(client(server), checkpointer=saver, keep_last=4)
+            graph.invoke(says("one"), THREAD)
+            with pytest.raises(openai.APIStatusError, match="out of order"):
+                graph.invoke(says("two"), THREAD)
+            before = history(saver)
+        with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+            graph = chat_graph(client(server), checkpointer=saver, keep_last=4)
+            waiting = graph.get_state(THREAD).next
+            out = graph.invoke(None, THREAD)
+            after = history(saver)
+
+    assert before == ["one", "fine", "two"]
+    assert waiting == ("respond",)
+    assert texts(out) == after == ["one", "fine", "two", "back again"]
+    assert server.shown(1) == server.shown(2)
+
+
+# -- loaders
+
+
+def test_loaders_find_the_graph() -> None:
+    """langgraph.json names a file and a variable, and that is a compiled graph that answers."""
+    folder = Path(perdure.graphs.__file__).parent
+    named = json.loads((folder / "langgraph.json").read_text(encoding="utf-8"))["graphs"]
+    assert list(named) == ["chat"]
+    path, variable = named["chat"].split(":")
+    spec = importlib.util.spec_from_file_location("loaded", folder / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    for graph in (getattr(module, variable), module_graph):
+        assert isinstance(graph, CompiledStateGraph)
+        assert NOTICE in texts(graph.invoke(says("hi")))[-1]
+
+
+# -- the responder
+
+
+def test_the_responder_says_that_no_model_is_configured() -> None:
+    """Each kind of answer carries the notice, also where there is nothing to quote or answer."""
+    responder = QuotingResponder()
+    tea = HumanMessage("Which tea do I drink?")
+    told = [HumanMessage("I drink green tea"), AIMessage("Noted: green tea"), tea]
+
+    for talk in ([], [tea], [*told[:2], HumanMessage("hello")], told):
+        assert str(responder.invoke(talk).text).endswith(NOTICE)
+    assert "no question" in responder.invoke([]).text
+    assert "0 earlier messages" in responder.invoke([tea]).text
+    assert "2 earlier messages, and none" in responder.invoke([*told[:2], HumanMessage("hi")]).text
+    assert responder.invoke(told).text.splitlines()[1:-1] == [
+        "- you said: “I drink green tea”",
+        "- I said: “Noted: green tea”",
+    ]
+
+
+def test_the_responder_quotes_what_fits_best_and_not_itself() -> None:
+    """The two messages that share most words are quoted in their order, its own answers never."""
+    responder = QuotingResponder()
+    talk: list[AnyMessage] = [HumanMessage("red bicycle"), HumanMessage("blue bicycle in the shed")]
+    talk.append(responder.invoke([*talk, HumanMessage("bicycle?")]))
+    talk += [HumanMessage("soup"), HumanMessage("the blue bicycle shed, is it red?")]
+    answer = responder.invoke(talk).text
+
+    assert answer.splitlines()[1:-1] == [
+        "- you said: “red bicycle”",
+        "- you said: “blue bicycle in the shed”",
+    ]
+    assert answer == responder.invoke(talk).text
+    assert answer == "".join(chunk.text for chunk in responder.stream(talk))

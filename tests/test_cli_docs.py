@@ -1,0 +1,64 @@
+"""The page of the command line says everything that the commands can be told."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import perdure.cli  # noqa: F401 - it adds the commands
+from perdure.cli.app import app
+
+PAGE = (Path(__file__).parent.parent / "docs" / "cli.md").read_text(encoding="utf-8")
+# typer brings its own copy of click, whose types it does not export
+COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+SECTIONS = dict(re.findall(r"^## `perdure ([a-z]+).*?`\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
+
+
+def parameters(name: str) -> list[Any]:
+    return [p for p in COMMANDS[name].params if p.name != "help"]
+
+
+def test_every_command_has_a_section() -> None:
+    """No command is left out, and the page describes none that is not there."""
+    assert sorted(COMMANDS) == sorted(SECTIONS)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_option_is_in_its_section(name: str) -> None:
+    """Each option is in the command's own table, each argument in its heading, and no other."""
+    options = {o for p in parameters(name) if p.param_type_name == "option" for o in p.opts}
+    rows = re.findall(r"^\| (`-.+?) \|", SECTIONS[name], re.M)
+    written = {o for row in rows for o in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", row)}
+    heading = re.search(rf"^## `perdure {name}(.*)`$", PAGE, re.M)
+    arguments = [
+        p.metavar or p.name.upper() for p in parameters(name) if p.param_type_name == "argument"
+    ]
+
+    assert options == written
+    assert heading is not None
+    assert arguments == heading[1].split()
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_has_an_example(name: str) -> None:
+    """A section shows the command as it is typed and what it prints."""
+    examples = re.findall(r"^```console\n(.*?)^```", SECTIONS[name], re.M | re.S)
+
+    assert any(re.search(rf"^\$ .*perdure {name}\b.*\n[^$]", example, re.M) for example in examples)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_and_option_has_help(name: str) -> None:
+    """--help says in a sentence what the command does and what each of its options does."""
+    shown = CliRunner().invoke(app, [name, "--help"])
+
+    assert shown.exit_code == 0
+    assert re.fullmatch(r"[A-Z].*[.]", COMMANDS[name].help.split("\n\n")[0], re.S)
+    for parameter in parameters(name):
+        assert re.fullmatch(r"[A-Za-z].*[.]", parameter.help or ""), parameter.name
+        assert all(option in shown.output for option in parameter.opts if option[0] == "-")

@@ -1,0 +1,349 @@
+"""The database under the checkpointers: group commits, migrations, the files it leaves, forks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import empty_checkpoint
+
+from perdure.checkpointers import Retention, SQLiteCheckpointer
+from perdure.errors import (
+    ConfigurationError,
+    NotADatabase,
+    SchemaMismatch,
+    StorageError,
+    StorageUnavailable,
+)
+from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.migrations import Migration
+from perdure.storage.sqlite import WAL_LIMIT_BYTES, Database
+
+NOTES = Migration("notes", ("CREATE TABLE notes (n INTEGER PRIMARY KEY, text TEXT) STRICT",))
+
+
+def opened(path: Path | str, migration: Migration = NOTES, **options: Any) -> Database:
+    return Database.open(path, migration, **options)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    """An empty database whose commits are counted."""
+    notes = opened(tmp_path / "x.db", factory=Commits)
+    yield notes
+    notes.close()
+
+
+def add(n: int, text: str = "note") -> Flow[int]:
+    yield Statement("INSERT INTO notes (n, text) VALUES (?, ?)", (n, text))
+    return n
+
+
+def add_and_fail(n: int) -> Flow[int]:
+    yield Statement("INSERT INTO notes (n, text) VALUES (?, '')", (n,))
+    yield Statement("INSERT INTO notes (n, text) VALUES (?, '')", (n + 1,))
+    raise LookupError(n)
+
+
+def numbers() -> Flow[list[int]]:
+    return [n for (n,) in (yield Statement("SELECT n FROM notes ORDER BY n"))]
+
+
+def rows(sql: str) -> Flow[list[Row]]:
+    return (yield Statement(sql))
+
+
+def files(folder: Path) -> set[str]:
+    """The files of a folder but for the lock between processes, which stays."""
+    return {p.name for p in folder.iterdir() if p.suffix != ".lock"}
+
+
+class Commits(sqlite3.Connection):
+    """Counts what is committed by connections that write."""
+
+    count = 0
+
+    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+        Commits.count += sql == "COMMIT" and self.total_changes > 0
+        return super().execute(sql, *args)
+
+
+def grouped(database: Database, flows: list[Flow[int]]) -> tuple[list[Any], int]:
+    """The outcomes of flows that all wait while the writer is at another, and their commits."""
+    release, entered = threading.Event(), threading.Event()
+
+    def slow() -> Flow[int]:
+        yield Statement("INSERT INTO notes (n, text) VALUES (-1, 'first')")
+        entered.set()
+        release.wait(30)
+        return -1
+
+    async def run() -> list[Any]:
+        first = database.awrite(slow())
+        await asyncio.to_thread(entered.wait, 30)
+        Commits.count = 0
+        waiting = [database.awrite(flow) for flow in flows]
+        release.set()
+        await first
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    return asyncio.run(run()), Commits.count
+
+
+def test_a_group_shares_a_transaction(database: Database) -> None:
+    """Flows that wait while the writer is busy share one; those that fail undo only themselves."""
+    flows = [add_and_fail(1000 + n) if n % 3 == 0 else add(n) for n in range(90)]
+    outcomes, commits = grouped(database, flows)
+
+    good = [n for n in range(90) if n % 3]
+    assert good == [outcome for outcome in outcomes if isinstance(outcome, int)]
+    assert sum(isinstance(outcome, LookupError) for outcome in outcomes) == 30
+    assert [-1, *good] == database.read(numbers())
+    assert commits == 2  # theirs, and that of the flow they waited for
+
+
+def test_a_failing_flow_alone_leaves_nothing(database: Database) -> None:
+    """A flow that has a transaction to itself is undone too, and the next one works."""
+    with pytest.raises(LookupError):
+        database.write(add_and_fail(1))
+    with pytest.raises(StorageError, match="no such table"):
+        database.write(rows("SELECT * FROM absent"))
+    database.write(add(1))
+
+    assert database.read(numbers()) == [1]
+
+
+def test_migrations_are_applied_once(tmp_path: Path) -> None:
+    """Opening again changes nothing; a further step is applied to what is there."""
+    more = Migration("notes", (*NOTES.steps, "ALTER TABLE notes ADD COLUMN mood TEXT"))
+    for migration in (NOTES, NOTES, more):
+        opened(tmp_path / "x.db", migration).close()
+    database = opened(tmp_path / "x.db", more)
+    found = database.read(rows("SELECT component, version FROM migrations ORDER BY version"))
+    columns = database.read(rows("SELECT name FROM pragma_table_info('notes')"))
+    database.close()
+
+    assert found == [("notes", 1), ("notes", 2)]
+    assert columns == [("n",), ("text",), ("mood",)]
+
+
+def test_two_components_share_a_file(tmp_path: Path) -> None:
+    """A second component, opened while the first is, adds its tables to the same database."""
+    other = Migration("other", ("CREATE TABLE other (o INTEGER) STRICT",))
+    first, second = opened(tmp_path / "x.db"), opened(tmp_path / "x.db", other)
+    first.close()
+    found = second.read(rows("SELECT component FROM migrations ORDER BY component"))
+    second.close()
+
+    assert found == [("notes",), ("other",)]
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_newer_schema_is_refused(read_only: bool, tmp_path: Path) -> None:
+    """A file that a newer perdure wrote is refused, with what to do, and stays as it is."""
+    path = tmp_path / "x.db"
+    newer = Migration("notes", (*NOTES.steps, "CREATE TABLE later (x INTEGER) STRICT"))
+    opened(path, newer).close()
+    before = path.read_bytes()
+    with pytest.raises(SchemaMismatch, match="version 2 of the notes schema"):
+        opened(path, read_only=read_only)
+
+    assert before == path.read_bytes()
+
+
+def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """A step that fails half way leaves the file at the version before."""
+    broken = Migration("notes", (*NOTES.steps, "CREATE TABLE half (x INTEGER); SELECT nonsense"))
+    opened(tmp_path / "x.db").close()
+    with pytest.raises(StorageError, match="nonsense"):
+        opened(tmp_path / "x.db", broken)
+    database = opened(tmp_path / "x.db")
+    with pytest.raises(StorageError, match="no such table"):
+        database.read(rows("SELECT * FROM half"))
+    database.close()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_other_files_are_refused(read_only: bool, tmp_path: Path) -> None:
+    """Another application's database, a text file and a folder are refused and left alone."""
+    foreign, text = tmp_path / "foreign.db", tmp_path / "notes.txt"
+    conn = sqlite3.connect(foreign)
+    conn.execute("CREATE TABLE theirs (x)")
+    conn.close()
+    text.write_text("no database at all " * 100)
+    before = foreign.read_bytes(), text.read_bytes()
+    for path in (foreign, text, tmp_path):
+        with pytest.raises(NotADatabase):
+            opened(path, read_only=read_only)
+
+    assert before == (foreign.read_bytes(), text.read_bytes())
+
+
+def test_the_wal_stays_bounded(tmp_path: Path) -> None:
+    """However much is written, the WAL is moved into the file again and again."""
+    database = opened(tmp_path / "x.db", synchronous="normal")
+    sizes = []
+    for n in range(600):
+        database.write(add(n, str(n) * 20_000))
+        sizes.append(os.path.getsize(tmp_path / "x.db-wal"))
+    database.close()
+
+    assert max(sizes) < 3 * WAL_LIMIT_BYTES
+
+
+def test_a_clean_close_leaves_one_file(tmp_path: Path) -> None:
+    """After close there is no WAL and no shared-memory file, whoever read meanwhile."""
+    database = opened(tmp_path / "x.db")
+    database.write(add(1))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: database.read(numbers()), range(20)))
+    database.close()
+
+    assert found == [[1]] * 20
+    assert files(tmp_path) == {"x.db"}
+
+
+def test_space_is_given_back(tmp_path: Path) -> None:
+    """With 95 % of the threads deleted and only heads retained, the file shrinks by 90 %."""
+    path = tmp_path / "x.db"
+
+    with SQLiteCheckpointer.open(path, synchronous="normal") as saver:
+        for number in range(600):
+            checkpoint = empty_checkpoint()
+            checkpoint["channel_values"] = {"text": f"{number} " * 2000}
+            thread: RunnableConfig = {"configurable": {"thread_id": str(number % 200)}}
+            saver.put(thread, checkpoint, {"step": number}, {"text": number})
+    full = path.stat().st_size
+    with SQLiteCheckpointer.open(path) as saver:
+        saver.prune([str(number) for number in range(190)], strategy="delete")
+        saver.retain(Retention(last=1, history=False))
+        left = len(saver.threads())
+    small = path.stat().st_size
+
+    assert left == 10
+    assert small <= full // 10
+
+
+def test_one_path_is_one_database(tmp_path: Path) -> None:
+    """Opened again, also by another spelling, a path gives the same database; the last closes."""
+    first, second = opened(tmp_path / "x.db"), opened(tmp_path / "." / "x.db")
+    first.close()
+    with closing(second):
+        second.write(add(1))
+        stored = second.read(numbers())
+
+    assert first is second
+    assert stored == [1]
+    with pytest.raises(StorageUnavailable, match="is closed"):
+        second.write(add(2))
+
+
+def test_another_synchronous_is_refused(database: Database, tmp_path: Path) -> None:
+    """What one opened as full cannot be opened as normal; an unknown value is refused."""
+    opened(database.path).close()
+    with pytest.raises(ConfigurationError, match="synchronous='full'"):
+        opened(database.path, synchronous="normal")
+    with pytest.raises(ConfigurationError, match="expected 'full' or 'normal'"):
+        opened(tmp_path / "y.db", synchronous="off")
+
+
+def test_read_only_writes_nothing(tmp_path: Path) -> None:
+    """Opened for reading, a database is read, refuses writes, and its file stays as it is."""
+    path = tmp_path / "x.db"
+    with closing(opened(path)) as database:
+        database.write(add(1))
+    before = path.read_bytes()
+    reading = opened(path, read_only=True)
+    stored = reading.read(numbers())
+    with pytest.raises(StorageError, match="read-only"):
+        reading.write(add(2))
+    with pytest.raises(StorageError):
+        reading.read(add(3))
+    reading.close()
+
+    assert stored == [1]
+    assert before == path.read_bytes()
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        opened(tmp_path / "absent.db", read_only=True)
+
+
+@pytest.mark.parametrize("name", [":memory:", "x.db"])
+def test_a_closed_database_says_so(name: str, tmp_path: Path) -> None:
+    """After close every call raises StorageUnavailable; closing twice is no error."""
+    database = opened(name if name == ":memory:" else tmp_path / name)
+    database.close()
+    database.close()
+
+    async def in_thread() -> int:
+        return await database.in_thread(lambda: 1)
+
+    calls = (database.shrink, database.stats, lambda: database.read(numbers()))
+    for call in (*calls, lambda: asyncio.run(in_thread())):
+        with pytest.raises(StorageUnavailable, match="is closed"):
+            call()
+
+
+def test_a_memory_database_is_never_shared() -> None:
+    """Each `:memory:` is its own, read and written from threads."""
+    with closing(opened(":memory:")) as first, closing(opened(":memory:")) as second:
+        with ThreadPoolExecutor(4) as pool:
+            written = list(pool.map(lambda n: first.write(add(n)), range(20)))
+        stored = first.read(numbers()), second.read(numbers())
+
+    assert list(range(20)) == written
+    assert (list(range(20)), []) == stored
+
+
+def test_threads_and_event_loops_share_a_database(database: Database) -> None:
+    """Plain threads, and two event loops one after the other, use one database."""
+
+    async def some(start: int) -> list[int]:
+        writes = [database.awrite(add(n)) for n in range(start, start + 10)]
+        await asyncio.gather(*writes)
+        return await database.in_thread(lambda: database.read(numbers()))
+
+    found = [asyncio.run(some(0)), asyncio.run(some(10))]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: database.write(add(n)), range(20, 40)))
+
+    assert [list(range(10)), list(range(20))] == found
+    assert list(range(40)) == database.read(numbers())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_must_open_it_again(database: Database) -> None:
+    """In a forked child the database is refused, can be opened again, and the parent's goes on."""
+    database.write(add(1))
+    child = os.fork()
+    if child == 0:
+        try:
+            in_child(database)
+            os._exit(0)
+        finally:
+            os._exit(1)  # without pytest's own ending, which is the parent's
+    _, status = os.waitpid(child, 0)
+    database.write(add(3))
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert database.read(numbers()) == [1, 2, 3]
+
+
+def in_child(database: Database) -> None:
+    with pytest.raises(StorageUnavailable, match="forked"):
+        database.write(add(9))
+    with pytest.raises(StorageUnavailable):
+        database.read(numbers())
+    again = opened(database.path)
+    again.write(add(2))
+    again.close()
