@@ -1,27 +1,24 @@
-"""Which checkpoint a run set out from, so that two runs on one thread do not overwrite each other.
+"""Whether a put must find its parent at the head of the thread, so that no run overwrites another.
 
-A run begins by reading a checkpoint and ends by putting others upon it. Reading and putting happen
-in one context (langgraph hands it on to its tasks), so a context variable carries what was read.
+A run sets out from the head and puts its checkpoints upon it; when another run moved the head
+meanwhile, they conflict. A run that was told to start from an older checkpoint does not. Reading
+and putting happen in one context (langgraph hands it on to its tasks), so a context variable
+carries how each checkpoint was read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 
-_origins: ContextVar[Mapping[tuple[str, str], Origin]] = ContextVar("perdure_origins")
-_LIMIT = 64  # threads a context is remembered to have read
+from perdure.checkpointers.base import Address
 
-
-class Origin(NamedTuple):
-    """What was read: a checkpoint, and whether the caller named it (time travel)."""
-
-    checkpoint_id: str | None
-    deliberate: bool
+_read: ContextVar[Mapping[Address, bool]] = ContextVar("perdure_read")
+_LIMIT = 64  # checkpoints a context is remembered to have read
 
 
 def runtime_of(config: RunnableConfig) -> Runtime[Any] | None:
@@ -30,19 +27,21 @@ def runtime_of(config: RunnableConfig) -> Runtime[Any] | None:
     return next((value for value in values if isinstance(value, Runtime)), None)
 
 
-def set_out(thread_id: str, ns: str, origin: Origin) -> None:
-    """Note what this context read."""
-    known = dict(_origins.get({}))
-    known.pop((thread_id, ns), None)
+def note_read(at: Address, *, as_head: bool) -> None:
+    """Note that this context read a checkpoint: as the head, or because it was named."""
+    known = dict(_read.get({}))
+    known.pop(at, None)
     if len(known) >= _LIMIT:
         del known[next(iter(known))]
-    _origins.set({**known, (thread_id, ns): origin})
+    _read.set({**known, at: as_head})
 
 
-def origin_of(
-    config: RunnableConfig, metadata: Mapping[str, Any], thread_id: str, ns: str
-) -> Origin | None:
-    """What a put rests on, if it comes from a run or a state update; None: nothing to compare."""
+def contests(config: RunnableConfig, metadata: Mapping[str, Any], parent: Address) -> bool:
+    """Whether a put upon `parent` conflicts with any that moved the head on from there."""
     if metadata.get("source") != "update" and runtime_of(config) is None:
-        return None
-    return _origins.get({}).get((thread_id, ns))
+        return False
+    known = _read.get({})
+    if parent in known:
+        return known[parent]
+    # one that this run itself has put, if it read anything of the thread
+    return any(at[:2] == parent[:2] for at in known)

@@ -75,20 +75,23 @@ class Engine:
     def _aread(self, work: Callable[[], T]) -> asyncio.Future[T]:
         return self.database.in_thread(work)
 
-    def _flow(self, plan: PlannedPut | PlannedWrites) -> Flow[Written]:
-        if isinstance(plan, PlannedPut):
-            return self._writer.put(plan)
-        return self._writer.put_writes(plan)
-
-    def _take_over(self, written: Written) -> None:
-        written.take_over(self._memo)
+    def _job(
+        self, plan: PlannedPut | PlannedWrites
+    ) -> tuple[Flow[Written], Callable[[Written], None], Callable[[], None]]:
+        """What the writer is to do, and what the memo learns from how it ends."""
+        return (
+            self._writer.put(plan)
+            if isinstance(plan, PlannedPut)
+            else self._writer.put_writes(plan),
+            lambda written: written.take_over(self._memo),
+            lambda: self._memo.forget(plan.thread_id),
+        )
 
     def _write(self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str) -> None:
         try:
-            self.database.write(self._flow(plan(self._planner(thread_id))), self._take_over)
+            self.database.write(*self._job(plan(self._planner(thread_id))))
         except Stale:
-            self._memo.forget(thread_id)
-            self.database.write(self._flow(plan(Planner(self._codec, None))), self._take_over)
+            self.database.write(*self._job(plan(Planner(self._codec, None))))
 
     async def _awrite(
         self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str, items: int
@@ -99,12 +102,9 @@ class Engine:
             return await self.database.in_thread(lambda: plan(planner))
 
         try:
-            ready = await planned(self._planner(thread_id))
-            await self.database.awrite(self._flow(ready), self._take_over)
+            await self.database.awrite(*self._job(await planned(self._planner(thread_id))))
         except Stale:
-            self._memo.forget(thread_id)
-            ready = await planned(Planner(self._codec, None))
-            await self.database.awrite(self._flow(ready), self._take_over)
+            await self.database.awrite(*self._job(await planned(Planner(self._codec, None))))
 
     def _planner(self, thread_id: str) -> Planner:
         return Planner(self._codec, self._memo.peek(thread_id))

@@ -15,7 +15,6 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoin
 
 from perdure.checkpointers.base import Address
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.conflicts import Origin
 from perdure.checkpointers.manifest import DICT, LIST, Range, Ranges
 from perdure.checkpointers.memo import PIECE, Lane, Snapshot, Thread, pieces
 
@@ -82,7 +81,7 @@ class PlannedPut:
     seen: dict[str, dict[str, Any]]
     nodes: dict[str, Node | None]
     remembered: tuple[int, int] | None
-    origin: Origin | None
+    contests: bool
     on_conflict: Literal["fork", "error"]
 
 
@@ -143,10 +142,18 @@ class Planner:
         checkpoint: Checkpoint,
         metadata: dict[str, Any],
         new_versions: ChannelVersions,
-        origin: Origin | None,
+        contests: bool,
         on_conflict: Literal["fork", "error"],
     ) -> PlannedPut:
         """Plan a checkpoint whose parent is at an address.
+
+        Args:
+            at: The address of the parent.
+            checkpoint: As langgraph made it.
+            metadata: To be stored with it.
+            new_versions: The channels that changed since the parent.
+            contests: Whether the parent has to be the head still; else `on_conflict` holds.
+            on_conflict: Whether a checkpoint that lost becomes a fork or an error.
 
         Raises:
             Unstorable: A value cannot be stored.
@@ -179,7 +186,7 @@ class Planner:
             {node: dict(seen) for node, seen in checkpoint["versions_seen"].items()},
             nodes,
             self._state(),
-            origin,
+            contests,
             on_conflict,
         )
 

@@ -25,7 +25,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure.checkpointers.base import Address, OnConflict, address
 from perdure.checkpointers.cipher import Clear, Seal
-from perdure.checkpointers.conflicts import Origin, origin_of, set_out
+from perdure.checkpointers.conflicts import contests, note_read
 from perdure.checkpointers.delta import delta_history
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.plan import PlannedPut, PlannedWrites, Planner
@@ -68,9 +68,9 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
 
     # -- reading
 
-    def _set_out(self, at: Address, found: CheckpointTuple | None) -> CheckpointTuple | None:
+    def _noted(self, at: Address, found: CheckpointTuple | None) -> CheckpointTuple | None:
         checkpoint_id = found.checkpoint["id"] if found else None
-        set_out(at.thread_id, at.checkpoint_ns, Origin(checkpoint_id, at.checkpoint_id is not None))
+        note_read(at._replace(checkpoint_id=checkpoint_id), as_head=at.checkpoint_id is None)
         return found
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
@@ -84,14 +84,14 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
         at = address(config)
         if self.on_conflict == "wait":
             self._queue.wait(config, at)
-        return self._set_out(at, self._read(self._reader.get(at)))
+        return self._noted(at, self._read(self._reader.get(at)))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
         at = address(config)
         if self.on_conflict == "wait":
             await self._queue.await_(config, at)
-        return self._set_out(at, await self._aread(lambda: self._read(self._reader.get(at))))
+        return self._noted(at, await self._aread(lambda: self._read(self._reader.get(at))))
 
     def list(
         self,
@@ -111,6 +111,17 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
             before: Only those put before this checkpoint.
             limit: At most so many.
         """
+        for found in self._listed(config, filter, before, limit):
+            note_read(address(found.config), as_head=False)
+            yield found
+
+    def _listed(
+        self,
+        config: RunnableConfig | None,
+        filter: dict[str, Any] | None,
+        before: RunnableConfig | None,
+        limit: int | None,
+    ) -> Iterator[CheckpointTuple]:
         listing = Listing(self._sql, self._reader, self._read)
         for at in listing.addresses(config, filter, before, limit):
             found = self._read(self._reader.get(at))
@@ -126,8 +137,9 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """See `list`."""
-        tuples = self.list(config, filter=filter, before=before, limit=limit)
+        tuples = self._listed(config, filter, before, limit)
         while (found := await self._aread(lambda: next(tuples, None))) is not None:
+            note_read(address(found.config), as_head=False)
             yield found
 
     def get_delta_channel_history(
@@ -196,7 +208,7 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
     ) -> tuple[Address, Callable[[Planner], PlannedPut]]:
         at = address(config)
         known: dict[str, Any] = dict(get_checkpoint_metadata(config, metadata))
-        origin = origin_of(config, known, at.thread_id, at.checkpoint_ns)
+        contested = contests(config, known, at)
 
         def plan(planner: Planner) -> PlannedPut:
             return planner.checkpoint(
@@ -204,7 +216,7 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
                 checkpoint,
                 known,
                 new_versions,
-                origin,
+                contested,
                 "error" if self.on_conflict == "error" else "fork",
             )
 

@@ -247,7 +247,7 @@ class Upkeep(Engine):
                 cast(Checkpoint, record.checkpoint),
                 record.metadata,
                 versions,
-                None,
+                False,
                 "fork",
             ),
             record.at.thread_id,

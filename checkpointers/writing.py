@@ -167,7 +167,7 @@ class Writer:
 
     def _moves_head(self, plan: PlannedPut, parent: Snapshot | None, out: Written) -> bool:
         """Compare and swap on the parent: False leaves the checkpoint as the tip of a fork."""
-        if plan.origin is None or out.head == 0 or plan.origin.deliberate:
+        if not plan.contests or out.head == 0:
             return True
         if parent is not None and parent.key == place(out.line, out.head):
             return True

@@ -26,8 +26,9 @@ from perdure.errors import (
     StorageUnavailable,
 )
 from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.housekeeping import WAL_LIMIT_BYTES
 from perdure.storage.migrations import Migration
-from perdure.storage.sqlite import WAL_LIMIT_BYTES, Database
+from perdure.storage.sqlite import Database
 
 NOTES = Migration("notes", ("CREATE TABLE notes (n INTEGER PRIMARY KEY, text TEXT) STRICT",))
 

@@ -19,6 +19,7 @@
     ├─ ConcurrentUpdate                    another run moved the thread's head (on_conflict="error")
     ├─ BlockingCallInLoop (RuntimeError)   a blocking call that would stop an event loop for good
     ├─ InvalidUpdate (ValueError)          a reducer was given an update it cannot apply
+    ├─ ModelFailed                         the chat model did not answer
     └─ ImportFailed (ValueError)           a file to import is malformed; says where
 
 A message says what happened, to which object, what was expected and what to do.
@@ -101,6 +102,10 @@ class BlockingCallInLoop(PerdureError, RuntimeError):
 
 class InvalidUpdate(PerdureError, ValueError):
     """A reducer was given an update that cannot be applied."""
+
+
+class ModelFailed(PerdureError):
+    """The chat model could not be reached, or refused. What was said is stored."""
 
 
 class ImportFailed(PerdureError, ValueError):

@@ -159,6 +159,8 @@ METHODS: dict[str, Callable[[SQLiteCheckpointer], object]] = {
     "prune-delete": lambda saver: saver.prune(["t"], strategy="delete"),
     "retain": lambda saver: saver.retain(Retention(last=2, history=False), thread_ids=["t"]),
     "rewind": lambda saver: saver.rewind("t", uid(2)),
+    "delete_for_runs": lambda saver: saver.delete_for_runs(["early"]),
+    "retain-everywhere": lambda saver: saver.retain(Retention(last=1)),
 }
 
 

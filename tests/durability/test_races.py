@@ -112,6 +112,17 @@ EVERY = {f"m{number}" for number in range(RUNS)}
 
 
 @pytest.mark.parametrize("ask", [in_threads, in_tasks])
+def test_runs_wait_for_each_other(ask: Callable[[Any], int], tmp_path: Path) -> None:
+    """Eight runs at once on one thread, one after the other: none loses, all messages stay."""
+    with SQLiteCheckpointer.open(tmp_path / "x.db", on_conflict="wait") as saver:
+        lost = ask(built(saver))
+        final = kept(saver)
+
+    assert final == EVERY
+    assert lost == 0
+
+
+@pytest.mark.parametrize("ask", [in_threads, in_tasks])
 def test_runs_fork(ask: Callable[[Any], int], tmp_path: Path) -> None:
     """Eight runs at once: every message is in some checkpoint, and the thread has one head."""
     with SQLiteCheckpointer.open(tmp_path / "x.db", on_conflict="fork") as saver:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,15 +34,25 @@ def settings_for(db: str | None) -> Settings:
     return load(db=db)
 
 
-def open_saver(db: str | None) -> SQLiteCheckpointer:
-    """Open the database that a command works on."""
+def open_saver(db: str | None, *, create: bool = True) -> SQLiteCheckpointer:
+    """Open the database that a command works on.
+
+    Raises:
+        ConfigurationError: It is not there, and the command has nothing to begin one with.
+    """
     from perdure.checkpointers import SQLiteCheckpointer
+    from perdure.errors import ConfigurationError
 
     settings = settings_for(db)
+    if not create and not Path(settings.db).exists():
+        raise ConfigurationError(
+            f"there is no database {settings.db!r} yet; 'perdure chat' or 'perdure import' "
+            "begins one, --db names another"
+        )
     return SQLiteCheckpointer.open(settings.db, key=settings.key)
 
 
 def confirm(question: str, yes: bool) -> None:
     """Ask before something is gone for good."""
     if not yes:
-        typer.confirm(question, abort=True)
+        typer.confirm(question, abort=True, err=True)

@@ -9,6 +9,7 @@ import typer
 
 from perdure.cli.app import DB, app, open_saver, settings_for
 from perdure.cli.output import console, line, notes
+from perdure.errors import ModelFailed
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -70,7 +71,7 @@ def _resume(graph: Any, saver: Any, config: Any, thread: str) -> None:
     for item in said[-_SHOWN:]:
         mark = "●" if item.seen else "○"
         notes.print(f"{mark} {item.value.type}: {line(item.value.text)}", style="dim", markup=False)
-    if state.next:
+    if state.tasks:  # also when the answer was stored and the turn not yet ended
         notes.print("the last turn was cut off; finishing it", style="dim")
         _turn(graph, None, config)
 
@@ -90,7 +91,15 @@ def _typed() -> Any:
 
 def _turn(graph: Any, given: Any, config: Any) -> None:
     """Run a turn and print the answer as it comes."""
-    for chunk, metadata in graph.stream(given, config, stream_mode="messages", durability="sync"):
-        if metadata.get("langgraph_node") == "respond" and chunk.type in ("AIMessageChunk", "ai"):
-            print(chunk.text, end="", flush=True)
+    from openai import OpenAIError
+
+    try:
+        for chunk, meta in graph.stream(given, config, stream_mode="messages", durability="sync"):
+            if meta.get("langgraph_node") == "respond" and chunk.type in ("AIMessageChunk", "ai"):
+                print(chunk.text, end="", flush=True)
+    except OpenAIError as exc:
+        raise ModelFailed(
+            f"the model did not answer: {line(str(exc), 300)}. What you said is stored; start the "
+            "chat again to have it answered"
+        ) from exc
     print(flush=True)

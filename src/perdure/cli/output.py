@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -17,20 +17,36 @@ notes = Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False)
 
 
 def as_json(value: Any) -> None:
-    """Print a value as JSON."""
-    print(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+    """Print a value as JSON; moments in ISO 8601."""
+    print(json.dumps(value, ensure_ascii=False, indent=2, default=_json))
+
+
+def _json(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print rows under headings; numbers to the right. Plain and whole when piped."""
+    """Print rows under headings, if there are any; numbers to the right. Whole when piped."""
     rows = [list(row) for row in rows]
-    shown = Table(box=None, header_style="bold", pad_edge=False)
+    whole = not console.is_terminal
+    shown = Table(box=None, header_style="bold", pad_edge=False, show_header=any(columns))
     for i, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[i], int) for row in rows)
-        shown.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if numeric else "left"
+        shown.add_column(name, justify=justify, overflow="fold", no_wrap=whole)
     for row in rows:
         shown.add_row(*(Text(str(cell)) for cell in row))
-    console.print(shown)
+    width = console.measure(shown, options=console.options.update(max_width=10_000)).maximum
+    console.print(shown, width=width if whole else None)
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> counted(1, "thread"), counted(2, "thread")
+    ('1 thread', '2 threads')
+    """
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def size(count: int) -> str:
@@ -52,8 +68,7 @@ def ago(moment: datetime) -> str:
     seconds = max(0.0, (datetime.now(UTC) - moment).total_seconds())
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
-            count = int(seconds // length)
-            return f"{count} {unit}{'s' * (count != 1)} ago"
+            return f"{counted(int(seconds // length), unit)} ago"
     return "just now"
 
 

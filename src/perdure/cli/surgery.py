@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from perdure.cli.app import DB, AsJson, Yes, app, confirm, open_saver
-from perdure.cli.output import as_json, console
+from perdure.cli.output import as_json, console, counted
 from perdure.cli.threads import Thread, full_id
 
 Threads = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="The threads.")]
@@ -21,7 +21,7 @@ def fork(
     db: DB = None,
 ) -> None:
     """Copy a thread, or its way to a checkpoint, into a thread of its own."""
-    with open_saver(db) as saver:
+    with open_saver(db, create=False) as saver:
         chosen = full_id(saver, thread, at) if at else None
         saver.copy_thread(thread, new, checkpoint_id=chosen)
     console.print(f"{thread!r} was copied to {new!r}", markup=False)
@@ -34,7 +34,7 @@ def rewind(
     db: DB = None,
 ) -> None:
     """Let a thread go on from an older checkpoint. Nothing is deleted."""
-    with open_saver(db) as saver:
+    with open_saver(db, create=False) as saver:
         chosen = full_id(saver, thread, to)
         saver.rewind(thread, chosen)
     console.print(f"{thread!r} goes on from {chosen}", markup=False)
@@ -60,15 +60,17 @@ def prune(
         last = 1
     if not thread:
         confirm("Prune all threads?", yes)
-    with open_saver(db) as saver:
+    with open_saver(db, create=False) as saver:
+        for thread_id in thread or ():
+            saver.thread(thread_id)
         rule = Retention(last=last, days=days, turns=turns, history=not drop_history)
         done = saver.retain(rule, thread_ids=thread or None)
     if json:
         as_json({"checkpoints": done.checkpoints, "items": done.items, "threads": done.threads})
     else:
         console.print(
-            f"deleted {done.checkpoints} checkpoints and {done.items} items "
-            f"of {done.threads} threads"
+            f"deleted {counted(done.checkpoints, 'checkpoint')} and {counted(done.items, 'item')} "
+            f"of {counted(done.threads, 'thread')}"
         )
 
 
@@ -80,7 +82,7 @@ def delete(
 ) -> None:
     """Delete threads, with all that was said on them."""
     confirm(f"Delete {', '.join(map(repr, thread))} for good?", yes)
-    with open_saver(db) as saver:
+    with open_saver(db, create=False) as saver:
         for thread_id in thread:
             saver.thread(thread_id)
         saver.prune(thread, strategy="delete")

@@ -6,13 +6,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
+from rich.tree import Tree
 
 from perdure.cli.app import DB, AsJson, app, open_saver
-from perdure.cli.output import ago, as_json, console, line, size, table
+from perdure.cli.output import ago, as_json, console, counted, line, size, table
 
 if TYPE_CHECKING:
-    from rich.tree import Tree
-
     from perdure.checkpointers import CheckpointInfo
 
 Thread = Annotated[str, typer.Argument(metavar="ID", help="The thread.")]
@@ -28,7 +28,7 @@ def threads(
     json: AsJson = False,
 ) -> None:
     """List threads, the latest activity first."""
-    with open_saver(db) as saver:
+    with open_saver(db, create=False) as saver:
         found = saver.threads(limit=limit, after=after, prefix=prefix)
     if json:
         as_json([asdict(info) for info in found])
@@ -51,7 +51,7 @@ def history(
     json: AsJson = False,
 ) -> None:
     """Show everything said on a thread: ● is what the model sees, ○ is only history."""
-    with open_saver(db) as saver:
+    with open_saver(db, create=False) as saver:
         chosen = full_id(saver, thread, checkpoint) if checkpoint else None
         said = saver.history(thread, channel=channel, checkpoint_id=chosen)
     if json:
@@ -77,21 +77,19 @@ def show(
     json: AsJson = False,
 ) -> None:
     """Show a thread's checkpoints as a tree; forks are branches, the head is marked."""
-    with open_saver(db) as saver:
+    with open_saver(db, create=False) as saver:
         found = saver.checkpoints(thread)
     if json:
         as_json([asdict(info) for info in found])
         return
-    from rich.tree import Tree
-
-    tree = Tree(thread)
+    tree = Tree(Text(thread))
     children: dict[tuple[str, str | None], list[CheckpointInfo]] = {}
     present = {(info.checkpoint_ns, info.checkpoint_id) for info in found}
     for info in reversed(found):
         parent = info.parent_id if (info.checkpoint_ns, info.parent_id) in present else None
         children.setdefault((info.checkpoint_ns, parent), []).append(info)
     for ns in dict.fromkeys(info.checkpoint_ns for info in reversed(found)):
-        root = tree.add(ns, style="italic") if ns else tree
+        root = tree.add(Text(ns, style="italic")) if ns else tree
         for first in children.get((ns, None), []):
             _branch(root, first, children, every)
     console.print(tree)
@@ -118,20 +116,24 @@ def _branch(tree: Tree, first: CheckpointInfo, children: Any, every: bool) -> No
         waiting += [(last, child, True) for child in after]
 
 
-def _label(info: CheckpointInfo) -> str:
-    messages = f", {info.counts['messages']} messages" if "messages" in info.counts else ""
-    head = " [bold green]← head[/]" if info.is_head else ""
+def _label(info: CheckpointInfo) -> Text:
+    messages = counted(info.counts["messages"], "message") if "messages" in info.counts else ""
     step, source = info.metadata.get("step", "?"), info.metadata.get("source", "?")
-    return f"{short(info.checkpoint_id)}  step {step} ({source}){messages}{head}"
+    label = Text(f"{short(info.checkpoint_id)}  step {step} ({source})")
+    if messages:
+        label.append(f", {messages}")
+    if info.is_head:
+        label.append(" ← head", style="bold green")
+    return label
 
 
 def short(checkpoint_id: str) -> str:
-    """An id by its telling part: the end of a UUID differs where the beginning does not.
+    """The beginning of an id: of a UUID as much of its time (RFC 9562, version 6) as differs.
 
-    >>> short("1f0c8b9e-0000-6000-8000-0123456789ab")
-    '1f0c8b9e-0000'
+    >>> short("1f0c8b9e-0000-6123-8000-0123456789ab")
+    '1f0c8b9e-0000-6123'
     """
-    return checkpoint_id[:13]
+    return checkpoint_id[:18]
 
 
 def full_id(saver: Any, thread: str, beginning: str) -> str:
@@ -154,7 +156,7 @@ def full_id(saver: Any, thread: str, beginning: str) -> str:
 @app.command()
 def stats(db: DB = None, json: AsJson = False) -> None:
     """Show sizes, counts and the SQLite in use."""
-    with open_saver(db) as saver:
+    with open_saver(db, create=False) as saver:
         found = saver.stats()
     if json:
         as_json(found)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from perdure.cli.app import DB, AsJson, app, open_saver
-from perdure.cli.output import as_json, console, notes
+from perdure.cli.output import as_json, console, counted, notes
 
 if TYPE_CHECKING:
     from perdure.checkpointers import SQLiteCheckpointer
-    from perdure.cli.transcripts import Conversation
+    from perdure.cli.transcripts import Conversation, Node
 
 _NODE = "imported"  # metadata by which a checkpoint is found again: the id of its message
 
@@ -60,8 +61,9 @@ def import_(
 
 def _said(report: Report) -> str:
     return (
-        f"{report.conversations} conversations ({report.messages} new messages, "
-        f"{report.unchanged} conversations already there)"
+        f"{counted(report.conversations, 'conversation')} "
+        f"({counted(report.messages, 'new message')}, "
+        f"{counted(report.unchanged, 'conversation')} already there)"
     )
 
 
@@ -69,8 +71,6 @@ def _progress(file: Path) -> Any:
     """A progress bar on a terminal; yields what counts a conversation."""
     if not sys.stderr.isatty():
         return nullcontext(lambda: None)
-    from contextlib import contextmanager
-
     from rich.progress import Progress
 
     @contextmanager
@@ -82,6 +82,23 @@ def _progress(file: Path) -> Any:
     return bar()
 
 
+@dataclass(slots=True)
+class _Known:
+    """What is there already of a conversation: the checkpoint of each message, and the head."""
+
+    at: dict[str, str]
+    head: str | None = None
+    talked_on: bool = False  # someone went on from what was imported
+    pruned: bool = False
+    said: set[str] = field(default_factory=set)  # messages whose own checkpoint is gone
+
+    def lacks(self, node: Node) -> bool:
+        """Whether a message is new, and what it follows is there to put it upon."""
+        if node.id in self.at or node.id in self.said:
+            return False
+        return not self.pruned if node.parent is None else node.parent in self.at
+
+
 def _store(
     saver: SQLiteCheckpointer, prefix: str, conversation: Conversation, report: Report
 ) -> None:
@@ -89,45 +106,72 @@ def _store(
 
     graph = chat_graph(checkpointer=saver)
     thread_id = prefix + conversation.id
-    found = _imported(saver, thread_id)
-    untouched = found.pop("", None) is None
-    new = [node for node in conversation.nodes if node.id not in found]
-    for node in new:
-        config: Any = {
-            "configurable": {"thread_id": thread_id},
-            "metadata": {_NODE: node.id},
-        }
-        if node.parent is not None:
-            config["configurable"]["checkpoint_id"] = found[node.parent]
-        elif found:
-            config["configurable"]["checkpoint_id"] = _root(saver, thread_id)
-        at = graph.update_state(config, {"messages": [node.message]}, as_node="respond")
-        found[node.id] = at["configurable"]["checkpoint_id"]
-    if new and untouched and conversation.leaf is not None:
-        saver.rewind(thread_id, found[conversation.leaf])
+    known = _known(saver, thread_id)
+    new = 0
+    for node in conversation.nodes:
+        if not known.lacks(node):
+            continue
+        if node.parent is None and known.at:
+            known.at[node.id] = _second_root(saver, thread_id, next(iter(known.at.values())), node)
+        else:
+            config = _config(thread_id, known.at.get(node.parent or ""))
+            config["metadata"] = {_NODE: node.id}
+            done = graph.update_state(config, {"messages": [node.message]}, as_node="respond")
+            known.at[node.id] = done["configurable"]["checkpoint_id"]
+        new += 1
+    head = known.head if known.talked_on else known.at.get(conversation.leaf or "", known.head)
+    if new and head is not None:
+        saver.rewind(thread_id, head)
     report.conversations += 1
-    report.messages += len(new)
+    report.messages += new
     report.unchanged += not new
 
 
-def _imported(saver: SQLiteCheckpointer, thread_id: str) -> dict[str, str]:
-    """The checkpoint of each imported message; under "" the head, if someone talked on since."""
+def _config(thread_id: str, checkpoint_id: str | None) -> Any:
+    at = {"checkpoint_id": checkpoint_id} if checkpoint_id else {}
+    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": "", **at}}
+
+
+def _known(saver: SQLiteCheckpointer, thread_id: str) -> _Known:
     from perdure.errors import UnknownThread
 
     try:
         checkpoints = saver.checkpoints(thread_id, checkpoint_ns="")
     except UnknownThread:
-        return {}
-    found = {
-        info.metadata[_NODE]: info.checkpoint_id for info in checkpoints if _NODE in info.metadata
-    }
-    if checkpoints and any(info.is_head and _NODE not in info.metadata for info in checkpoints):
-        found[""] = checkpoints[0].checkpoint_id
+        return _Known({})
+    at = {i.metadata[_NODE]: i.checkpoint_id for i in checkpoints[::-1] if _NODE in i.metadata}
+    head = next((info for info in checkpoints if info.is_head), None)
+    found = _Known(
+        at,
+        head.checkpoint_id if head else None,
+        talked_on=head is not None and _NODE not in head.metadata,
+        pruned=all(info.parent_id is not None for info in checkpoints),
+    )
+    parents = {info.parent_id for info in checkpoints}
+    for info in checkpoints:
+        if info.checkpoint_id not in parents:
+            said = saver.history(thread_id, checkpoint_id=info.checkpoint_id)
+            found.said |= {item.value.id for item in said}
     return found
 
 
-def _root(saver: SQLiteCheckpointer, thread_id: str) -> str:
-    return saver.checkpoints(thread_id, checkpoint_ns="")[-1].checkpoint_id
+def _second_root(saver: SQLiteCheckpointer, thread_id: str, first: str, node: Node) -> str:
+    """A conversation may begin more than once: put a beginning beside the first one."""
+    from langgraph.checkpoint.base import copy_checkpoint
+    from langgraph.checkpoint.base.id import uuid6
+
+    beside = saver.get_tuple(_config(thread_id, first))
+    assert beside is not None
+    checkpoint = copy_checkpoint(beside.checkpoint)
+    checkpoint["id"] = str(uuid6(clock_seq=-2))
+    checkpoint["channel_values"]["messages"] = [node.message]
+    versions = {"messages": checkpoint["channel_versions"]["messages"]}
+    metadata: Any = {**beside.metadata, _NODE: node.id}
+    return str(
+        saver.put(_config(thread_id, None), checkpoint, metadata, versions)["configurable"][
+            "checkpoint_id"
+        ]
+    )
 
 
 @app.command()
@@ -140,11 +184,28 @@ def export(
     """Write what was said on threads as JSONL, one conversation a line, as `import` reads it."""
     if bool(thread) == every:
         raise typer.BadParameter("name threads, or give --all")
-    with open_saver(db) as saver:
-        target = output.open("w", encoding="utf-8") if output else nullcontext(sys.stdout)
-        with target as file:
+    with open_saver(db, create=False) as saver:
+        for thread_id in thread or ():
+            saver.thread(thread_id)
+        with _written(output) if output else nullcontext(sys.stdout) as file:
             for thread_id in thread or _all(saver):
                 print(jsonlib.dumps(_exported(saver, thread_id), ensure_ascii=False), file=file)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[TextIO]:
+    """A file that takes its place only when it is complete."""
+    from perdure.errors import ConfigurationError
+
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            yield file
+        partial.replace(path)
+    except OSError as exc:
+        raise ConfigurationError(f"{str(path)!r} cannot be written: {exc.strerror}") from exc
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _all(saver: SQLiteCheckpointer) -> Any:

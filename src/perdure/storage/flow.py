@@ -5,6 +5,7 @@ The pattern is httpx's `Auth.auth_flow` and psycopg's generators: one implementa
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -36,6 +37,14 @@ def run(flow: Flow[T], execute: Callable[[Statement], list[Row]]) -> T:
                 statement = flow.send(rows)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+
+
+def execute(conn: sqlite3.Connection, statement: Statement) -> list[Row]:
+    """Run a statement on a connection."""
+    if statement.many:
+        conn.executemany(statement.sql, statement.params)
+        return []
+    return conn.execute(statement.sql, statement.params).fetchall()
 
 
 def rows_of(sql: str, *params: Any) -> Flow[list[Row]]:

@@ -1,9 +1,7 @@
 """One SQLite file: one writer thread that commits in groups, readers beside it.
 
-Usable from asyncio and from threads alike: work is handed to the writer as flows. SQLite before
-3.51.3 can damage a WAL file when several connections write and checkpoint at once
-(https://sqlite.org/wal.html#walresetbug), so each process has one writing connection per file,
-automatic checkpoints are off, and the writer checkpoints under a lock between processes.
+Usable from asyncio and from threads alike: work is handed to the writer as flows. Each process has
+one writing connection per file; why, and how the file is kept small, says `housekeeping`.
 """
 
 from __future__ import annotations
@@ -18,42 +16,23 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from filelock import FileLock, Timeout
 
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
-from perdure.storage.flow import Flow, Row, Statement, run
+from perdure.storage.flow import Flow, Statement, execute, rows_of, run
+from perdure.storage.housekeeping import Housekeeper
 from perdure.storage.migrations import Migration, check_identity, migrate, version
+from perdure.storage.readers import Readers
 from perdure.storage.sqlite_errors import check_path, mapped
-from perdure.storage.workers import Promise, Workers, settle
+from perdure.storage.workers import Job, Promise, Workers, settle
 
 T = TypeVar("T")
 Synchronous = Literal["full", "normal"]
 
-WAL_LIMIT_BYTES = 4 << 20  # checkpoint when the WAL has grown by this much
-WAL_LOOK_EVERY = 32  # commits between two looks at its size
-VACUUM_PAGES = 512  # pages given back per step, so that a vacuum never holds up writers for long
 MEMORY = ":memory:"
-
-
-class _Job(Generic[T]):
-    """A flow waiting for the writer, and who is told how it ended."""
-
-    __slots__ = ("committed", "flow", "promise", "result")
-
-    def __init__(
-        self, flow: Flow[T], committed: Callable[[T], None] | None, promise: Promise[T]
-    ) -> None:
-        self.flow = flow
-        self.committed = committed
-        self.promise = promise
-        self.result: T
-
-    def succeed(self) -> None:
-        if self.committed is not None:
-            self.committed(self.result)
-        self.promise.keep(self.result)
+INCREMENTAL = 2  # https://sqlite.org/pragma.html#pragma_auto_vacuum
 
 
 class Database:
@@ -65,7 +44,8 @@ class Database:
         synchronous: `"full"` waits for the disk at each commit, so that a power cut loses nothing
             that was acknowledged; `"normal"` may lose the newest commits to a power cut, never to a
             crash of the process, and never corrupts (https://sqlite.org/pragma.html#pragma_synchronous).
-        read_only: Open for reading; nothing is created or migrated.
+        read_only: Open for reading; nothing is migrated or written (SQLite itself keeps a `-shm`
+            and an empty `-wal` file beside a database that is read).
         timeout_s: How long to wait for another process that is writing.
         factory: The connection class; tests put one here that fails on demand.
     """
@@ -93,16 +73,13 @@ class Database:
         self._users = 1
         self._pid = os.getpid()
         self._closed = False
-        self._pending: SimpleQueue[_Job[Any] | None] = SimpleQueue()  # None: no more will come
+        self._pending: SimpleQueue[Job[Any] | None] = SimpleQueue()  # None: no more will come
         self._gate = threading.Lock()  # between handing work in and closing
-        self._readers: list[sqlite3.Connection] = []
-        self._all_readers: list[sqlite3.Connection] = []
+        self._readers = Readers(self._new_reader, path)
         self._workers = Workers(4, "perdure-read")
-        self._wal_mark = 0
-        self._commits = 0
-        self._vacuum_wanted = False
         self._write_lock = threading.Lock()  # held while the writing connection is in use
         self._file_lock = FileLock(path + ".lock", thread_local=False) if self._on_disk else None
+        self._housekeeper = Housekeeper(path, self._file_lock, timeout_s)
         self._writer: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
         check_path(path, read_only)
@@ -173,14 +150,19 @@ class Database:
                 if not check_identity(conn, self.path):
                     # must come before the first page is written
                     conn.execute("PRAGMA auto_vacuum = INCREMENTAL")
+                    if conn.execute("PRAGMA auto_vacuum").fetchone() != (INCREMENTAL,):
+                        conn.execute("VACUUM")  # an empty file that another tool began
                 if self._on_disk:
                     conn.execute("PRAGMA journal_mode = WAL")
-                conn.execute(f"PRAGMA synchronous = {self.synchronous}")
-                conn.execute("PRAGMA secure_delete = ON")
-                migrate(conn, migration, self.path)
+                migrate(self._configured(conn), migration, self.path)
             except BaseException:
                 conn.close()
                 raise
+        return conn
+
+    def _configured(self, conn: sqlite3.Connection) -> sqlite3.Connection:
+        conn.execute(f"PRAGMA synchronous = {self.synchronous}")
+        conn.execute("PRAGMA secure_delete = ON")
         return conn
 
     def _migrate(self, conn: sqlite3.Connection, migration: Migration) -> None:
@@ -188,12 +170,12 @@ class Database:
             migrate(conn, migration, self.path)
 
     def _check_readable(self, migration: Migration) -> None:
-        conn = self._new_reader()
-        if not check_identity(conn, self.path) or version(conn, migration, self.path) == 0:
-            raise StorageError(
-                f"{self.path!r} holds no {migration.component} data yet; open it once for writing"
-            )
-        self._readers.append(conn)
+        with contextlib.closing(self._new_reader()) as conn:
+            if check_identity(conn, self.path) and version(conn, migration, self.path):
+                return
+        raise StorageError(
+            f"{self.path!r} holds no {migration.component} data yet; open it once for writing"
+        )
 
     @contextlib.contextmanager
     def _between_processes(self) -> Iterator[None]:
@@ -211,7 +193,12 @@ class Database:
 
     # -- writing
 
-    def write(self, flow: Flow[T], committed: Callable[[T], None] | None = None) -> T:
+    def write(
+        self,
+        flow: Flow[T],
+        committed: Callable[[T], None] | None = None,
+        undone: Callable[[], None] | None = None,
+    ) -> T:
         """Have the writer run a flow, and wait until its transaction is committed.
 
         Flows that wait at the same moment share a transaction; each is a savepoint of it, so one
@@ -220,38 +207,50 @@ class Database:
         Args:
             flow: The work.
             committed: Called in the writer thread with the result, after the commit.
+            undone: Called there instead when the flow, or the commit, failed.
 
         Raises:
             StorageUnavailable: The database is closed.
             StorageError: It was opened read-only, or refuses.
         """
-        future = self._submit(flow, committed, awaited=False).future
+        future = self._submit(flow, committed, undone, awaited=False).future
         assert isinstance(future, Future)
         return future.result()
 
     def awrite(
-        self, flow: Flow[T], committed: Callable[[T], None] | None = None
+        self,
+        flow: Flow[T],
+        committed: Callable[[T], None] | None = None,
+        undone: Callable[[], None] | None = None,
     ) -> asyncio.Future[T]:
         """See `write`."""
-        future = self._submit(flow, committed, awaited=True).future
+        future = self._submit(flow, committed, undone, awaited=True).future
         assert isinstance(future, asyncio.Future)
         return future
 
     def _submit(
-        self, flow: Flow[T], committed: Callable[[T], None] | None, *, awaited: bool
+        self,
+        flow: Flow[T],
+        committed: Callable[[T], None] | None,
+        undone: Callable[[], None] | None,
+        *,
+        awaited: bool,
     ) -> Promise[T]:
         promise: Promise[T] = Promise(awaited=awaited)
         with self._gate:
             self._writer_or_raise()
-            self._pending.put(_Job(flow, committed, promise))
+            self._pending.put(Job(flow, committed, undone, promise))
         return promise
 
-    def _writer_or_raise(self) -> sqlite3.Connection:
+    def _open_or_raise(self) -> None:
         if self._closed or self._pid != os.getpid():
             raise StorageUnavailable(
                 f"the database {self.path!r} is closed"
                 + ("" if self._closed else " in this forked process: open it again here")
             )
+
+    def _writer_or_raise(self) -> sqlite3.Connection:
+        self._open_or_raise()
         if self._writer is None:
             raise StorageError(f"{self.path!r} was opened read-only; open it without read_only")
         return self._writer
@@ -267,114 +266,71 @@ class Database:
             if ready:
                 with self._write_lock:
                     self._commit(ready)
-                    self._housekeep()
+                    assert self._writer is not None
+                    self._housekeeper.after_commit(self._writer)
             if job is not None:
                 job = self._pending.get()
 
-    def _commit(self, batch: list[_Job[Any]]) -> None:
+    def _commit(self, batch: list[Job[Any]]) -> None:
         conn = self._writer
         assert conn is not None
-        done: list[_Job[Any]] = []
-        failed: list[tuple[_Job[Any], BaseException]] = []
+        done: list[Job[Any]] = []
+        failed: dict[Job[Any], BaseException] = {}
         try:
             with mapped(self.path):
                 conn.execute("BEGIN IMMEDIATE")
-                step = self._within_savepoint if len(batch) > 1 else self._alone
                 for job in batch:
                     try:
-                        job.result = step(conn, job)
+                        job.result = self._step(conn, job, alone=len(batch) == 1)
                         done.append(job)
                     except BaseException as exc:
-                        failed.append((job, exc))
-                        if not conn.in_transaction and len(batch) > 1:
+                        failed[job] = exc
+                        if len(batch) == 1 or not conn.in_transaction:
                             raise  # a full disk, say, undoes all of it at once
-                if conn.in_transaction:
-                    conn.execute("COMMIT")
+                conn.execute("COMMIT")
         except BaseException as exc:
-            with contextlib.suppress(sqlite3.Error):
-                if conn.in_transaction:
-                    conn.execute("ROLLBACK")
-            told = {id(job) for job, _ in failed}
-            failed += [(job, exc) for job in batch if id(job) not in told]
+            self._undo(conn)
+            failed = {job: failed.get(job, exc) for job in batch}
             done = []
-        for job, error in failed:
-            job.promise.fail(error)
+        for job, error in failed.items():
+            job.fail(error)
         for job in done:
             job.succeed()
         settle(job.promise for job in batch)
 
-    def _alone(self, conn: sqlite3.Connection, job: _Job[T]) -> T:
-        """A job that has the transaction to itself: if it fails, all of it is undone."""
+    def _step(self, conn: sqlite3.Connection, job: Job[T], *, alone: bool) -> T:
+        """Run a job; one of several within a savepoint, so that it can be undone by itself."""
+        if not alone:
+            conn.execute("SAVEPOINT job")
         try:
             with mapped(self.path):
-                return run(job.flow, lambda statement: _execute(conn, statement))
+                result = run(job.flow, lambda statement: execute(conn, statement))
         except BaseException:
-            if conn.in_transaction:
-                conn.execute("ROLLBACK")
-            raise
-
-    def _within_savepoint(self, conn: sqlite3.Connection, job: _Job[T]) -> T:
-        conn.execute("SAVEPOINT job")
-        try:
-            with mapped(self.path):
-                result = run(job.flow, lambda statement: _execute(conn, statement))
-        except BaseException:
-            if conn.in_transaction:
+            if not alone and conn.in_transaction:
                 conn.execute("ROLLBACK TO job")
                 conn.execute("RELEASE job")
             raise
-        conn.execute("RELEASE job")
+        if not alone:
+            conn.execute("RELEASE job")
         return result
 
-    # -- the file: checkpoints and giving space back
-
-    def _housekeep(self) -> None:
-        """After a commit and before the next: keep the WAL short, the file small. Never fails."""
-        with contextlib.suppress(sqlite3.Error, OSError):
-            if self._vacuum_wanted and self._pending.empty():
-                self._vacuum_wanted = self._vacuum_step()
-            self._commits += 1
-            if self._on_disk and self._commits % WAL_LOOK_EVERY == 0:
-                size = os.path.getsize(self.path + "-wal")
-                if size - self._wal_mark > WAL_LIMIT_BYTES:
-                    self._wal_mark = self._checkpoint(wait_s=0.05)
-
-    def _vacuum_step(self) -> bool:
-        """Give some free pages back. Returns whether there are more."""
-        conn = self._writer
-        assert conn is not None
-        conn.execute(f"PRAGMA incremental_vacuum({VACUUM_PAGES})").fetchall()
-        (free,) = conn.execute("PRAGMA freelist_count").fetchone()
-        return bool(free)
-
-    def _checkpoint(self, wait_s: float) -> int:
-        """Move the WAL into the database file. Returns the bytes left in the WAL."""
-        conn = self._writer
-        assert conn is not None
-        assert self._file_lock is not None
-        wal = self.path + "-wal"
+    def _undo(self, conn: sqlite3.Connection) -> None:
+        """Roll back; a connection that cannot is replaced, lest it commits half a job later."""
         try:
-            with self._file_lock.acquire(timeout=wait_s):
-                conn.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
-                conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        except Timeout:
-            pass  # another process is at it; the next commit asks again
-        finally:
-            conn.execute(f"PRAGMA busy_timeout = {int(self._timeout_s * 1000)}")
-        return os.path.getsize(wal) if os.path.exists(wal) else 0
+            if conn.in_transaction:
+                conn.execute("ROLLBACK")
+        except sqlite3.Error:
+            conn.close()
+            self._writer = self._configured(self._connect())
 
     def shrink(self) -> None:
-        """Ask for the space of deleted rows to be given back to the file system, in small steps."""
-
-        def nothing() -> Flow[None]:
-            yield Statement("SELECT 1")
-
-        self._vacuum_wanted = True
-        while self._vacuum_wanted:
-            self.write(nothing())
+        """Give the space of deleted rows back to the file system, in small steps."""
+        self._housekeeper.vacuuming = True
+        while self._housekeeper.vacuuming:
+            self.write(rows_of("SELECT 1"))
         with self._write_lock, mapped(self.path):
-            if self._on_disk and self._writer is not None:
-                self._wal_mark = self._checkpoint(wait_s=1.0)
+            if self._writer is not None:
+                self._housekeeper.checkpoint(self._writer, wait_s=1.0)
 
     # -- reading
 
@@ -386,12 +342,9 @@ class Database:
         """
         if not self._on_disk:
             return self.write(flow)
-        with self._reader() as conn, mapped(self.path):
-            conn.execute("BEGIN")
-            try:
-                return run(flow, lambda statement: _execute(conn, statement))
-            finally:
-                conn.execute("COMMIT")
+        self._open_or_raise()
+        with mapped(self.path):
+            return self._readers.run(flow)
 
     def in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run blocking work in one of this database's reading threads.
@@ -399,8 +352,7 @@ class Database:
         Raises:
             StorageUnavailable: The database is closed.
         """
-        if self._closed:
-            raise StorageUnavailable(f"the database {self.path!r} is closed")
+        self._open_or_raise()
         future = self._workers.submit(work, awaited=True).future
         assert isinstance(future, asyncio.Future)
         return future
@@ -413,22 +365,7 @@ class Database:
             if not self.read_only or os.path.exists(self.path + "-wal"):
                 raise
             conn = self._connect("immutable=1")  # a folder without write permission and no WAL
-        self._all_readers.append(conn)
         return conn
-
-    @contextlib.contextmanager
-    def _reader(self) -> Iterator[sqlite3.Connection]:
-        if self._closed or self._pid != os.getpid():
-            raise StorageUnavailable(f"the database {self.path!r} is closed")
-        try:
-            conn = self._readers.pop()
-        except IndexError:
-            with mapped(self.path):
-                conn = self._new_reader()
-        try:
-            yield conn
-        finally:
-            self._readers.append(conn)
 
     # -- closing and looking
 
@@ -444,17 +381,15 @@ class Database:
         with self._gate:
             self._closed = True
             self._pending.put(None)
+        if self._pid != os.getpid():
+            return  # a forked process must not touch what it inherited
         self._workers.close()
         if self._thread is not None:
             self._thread.join()
-        self._close_connections()
-
-    def _close_connections(self) -> None:
-        with contextlib.suppress(StorageUnavailable), self._between_processes():
-            for conn in self._all_readers:
-                conn.close()
-            if self._writer is not None:
-                # closing the last connection checkpoints too, hence under the same lock
+        self._readers.close()
+        if self._writer is not None:
+            # closing the last connection checkpoints too, hence under the lock
+            with contextlib.suppress(StorageUnavailable), self._between_processes():
                 self._writer.close()
                 self._writer = None
 
@@ -479,13 +414,6 @@ class Database:
             "free_bytes": found["page_size"] * found["freelist_count"],
             "wal_bytes": os.path.getsize(wal) if self._on_disk and os.path.exists(wal) else 0,
         }
-
-
-def _execute(conn: sqlite3.Connection, statement: Statement) -> list[Row]:
-    if statement.many:
-        conn.executemany(statement.sql, statement.params)
-        return []
-    return conn.execute(statement.sql, statement.params).fetchall()
 
 
 @atexit.register

@@ -14,6 +14,8 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from perdure.storage.flow import Flow
+
 T = TypeVar("T")
 
 
@@ -54,6 +56,40 @@ class Promise(Generic[T]):
             self.future.set_exception(self._error)
         else:
             self.future.set_result(self._result)
+
+
+class Job(Generic[T]):
+    """A flow waiting for the writer, and who is told how it ended.
+
+    `committed` and `undone` are called in the writer's thread, before the promise is settled.
+    """
+
+    __slots__ = ("committed", "flow", "promise", "result", "undone")
+
+    def __init__(
+        self,
+        flow: Flow[T],
+        committed: Callable[[T], None] | None,
+        undone: Callable[[], None] | None,
+        promise: Promise[T],
+    ) -> None:
+        self.flow = flow
+        self.committed = committed
+        self.undone = undone
+        self.promise = promise
+        self.result: T
+
+    def succeed(self) -> None:
+        """Its transaction is committed."""
+        if self.committed is not None:
+            self.committed(self.result)
+        self.promise.keep(self.result)
+
+    def fail(self, error: BaseException) -> None:
+        """It, or the commit, failed."""
+        if self.undone is not None:
+            self.undone()
+        self.promise.fail(error)
 
 
 def settle(promises: Iterable[Promise[Any]]) -> None:
