@@ -11,6 +11,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
 from perdure.checkpointers.cipher import LangGraphCipher, Seal
 from perdure.checkpointers.codec import Codec
+from perdure.checkpointers.copying import Copier
 from perdure.checkpointers.memo import Memo
 from perdure.checkpointers.plan import PlannedPut, PlannedWrites, Planner
 from perdure.checkpointers.pruning import Pruner
@@ -44,6 +45,7 @@ class Engine:
         self._reader = Reader(self._sql, seal, self._memo, self._codec)
         self._writer = Writer(self._sql, seal, self._memo, self._reader)
         self._pruner = Pruner(self._sql, self._reader)
+        self._copier = Copier(self._sql, self._reader, self._pruner)
 
     # -- opening and closing
 

@@ -132,6 +132,24 @@ def contains(have: Ranges, position: int) -> bool:
     return i >= 0 and have[i][0] <= position < have[i][1]
 
 
+def once(ranges: Ranges) -> Ranges:
+    """The same positions in order of first appearance, none of them twice.
+
+    >>> once([(0, 3), (1, 5), (0, 1)])
+    [(0, 5)]
+    """
+    have = covered(ranges)
+    if count(have) == count(ranges):
+        return ranges
+    out: Ranges = []
+    have = []
+    for part in ranges:
+        new = missing([part], have)
+        out += new
+        have = covered([*have, *new])
+    return joined(out)
+
+
 def said(before: Ranges, now: Ranges) -> Ranges:
     """What was said up to here: what was said before, then what is new, in order.
 
@@ -142,7 +160,7 @@ def said(before: Ranges, now: Ranges) -> Ranges:
         return now
     if len(before) == len(now) == 1 and before[0][0] <= now[0][0] <= before[0][1] <= now[0][1]:
         return [(before[0][0], now[0][1])]
-    return joined([*before, *missing(now, covered(before))])
+    return joined([*before, *once(missing(now, covered(before)))])
 
 
 def cut_blocks(ranges: Ranges) -> tuple[list[Ranges], Ranges]:

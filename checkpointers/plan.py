@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, Final, Literal
 
 from langchain_core.messages import BaseMessage
@@ -17,9 +18,11 @@ from perdure.checkpointers.base import Address
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.manifest import DICT, LIST, Range, Ranges
 from perdure.checkpointers.memo import PIECE, Lane, Snapshot, Thread, pieces
+from perdure.errors import Unstorable
 
 INLINE_BYTES: Final = 128  # up to here a value stands in the checkpoint itself
 _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen"}
+_NUMBERS: Final = {int, float, bool, NoneType}
 START: Final = "__start__"  # langgraph's input channel: a dict of other channels' updates
 
 
@@ -111,26 +114,34 @@ class Planner:
     codec: Codec
     thread: Thread | None
 
-    def plan(self, lane: str, value: Any, hint: Ranges | None, path: str) -> Node:
+    def plan(
+        self, lane: str, value: Any, path: str, *, hint: Ranges | None = None, held: bool = False
+    ) -> Node:
         """Plan one value.
 
         Args:
             lane: The log its items belong to.
             value: The value.
-            hint: Where the channel's former value stands, likely to be much the same.
             path: How an error names the value.
+            hint: Where the channel's former value stands, likely to be much the same.
+            held: Whether a channel holds the value, so that its items are history, however few.
 
         Raises:
             Unstorable: It, or a part of it, cannot be stored.
             ForbiddenType: A type in it is not on the allowlist.
         """
         if lane == START and _is_input(value):
-            return Map({k: self.plan(k, v, None, f"{path}[{k!r}]") for k, v in value.items()})
-        if type(value) is list and value and not self._whole(value, path):
+            return Map({k: self.plan(k, v, f"{path}[{k!r}]") for k, v in value.items()})
+        if type(value) is list and _splittable(value) and (held or not self._small(value, path)):
             return Many(LIST, lane, self._match(lane, value, hint, path))
-        if type(value) is dict and _splittable(value) and not self._whole(value, path):
-            pairs = [[k, v] for k, v in value.items()]
-            return Many(DICT, lane, self._match(lane, pairs, hint, path))
+        if type(value) is dict and _splittable(value) and (held or not self._small(value, path)):
+            try:
+                return Many(
+                    DICT, lane, self._match(lane, [[*kv] for kv in value.items()], hint, path)
+                )
+            except Unstorable:
+                self.codec.encode(value, lambda: path)  # names the path by key
+                raise
         stored = self.codec.encode(value, lambda: path)
         if len(stored) <= INLINE_BYTES and not isinstance(value, BaseMessage):
             return Inline(stored)
@@ -169,7 +180,9 @@ class Planner:
                 continue
             hint = parent.ranges.get(channel) if parent is not None else None
             path = f"channel_values[{channel!r}]"
-            nodes[channel] = self.plan(channel, value, hint[1] if hint else None, path)
+            nodes[channel] = self.plan(
+                channel, value, path, hint=hint[1] if hint else None, held=True
+            )
         other = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
         fields = [
             self.codec.encode(other, lambda: "checkpoint"),
@@ -208,7 +221,7 @@ class Planner:
             (
                 WRITES_IDX_MAP.get(channel, i),
                 channel,
-                self.plan(channel, value, None, f"the write to {channel!r}"),
+                self.plan(channel, value, f"the write to {channel!r}"),
             )
             for i, (channel, value) in enumerate(writes)
         ]
@@ -226,7 +239,7 @@ class Planner:
     def _state(self) -> tuple[int, int] | None:
         return (self.thread.key, self.thread.swept) if self.thread else None
 
-    def _whole(self, value: list[Any] | dict[Any, Any], path: str) -> bool:
+    def _small(self, value: list[Any] | dict[Any, Any], path: str) -> bool:
         """Whether a list or dict is too small to be worth splitting."""
         if len(value) > INLINE_BYTES:
             return False
@@ -327,5 +340,8 @@ def _is_input(value: Any) -> bool:
     return type(value) is dict and 0 < len(value) <= 32 and all(type(k) is str for k in value)
 
 
-def _splittable(value: dict[Any, Any]) -> bool:
-    return bool(value) and all(type(key) in (str, int) for key in value)
+def _splittable(value: list[Any] | dict[Any, Any]) -> bool:
+    """Whether a list or dict has parts worth their own place; numbers (an embedding) have not."""
+    if type(value) is dict:
+        return bool(value) and all(type(key) in (str, int) for key in value)
+    return any(type(part) not in _NUMBERS for part in value)

@@ -15,7 +15,7 @@ from langgraph.checkpoint.base import (
 from perdure.checkpointers.base import Address
 from perdure.checkpointers.cipher import Seal
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.manifest import DICT, ITEM, MAP, Ranges, unflat
+from perdure.checkpointers.manifest import DICT, ITEM, MAP, Ranges, once, unflat
 from perdure.checkpointers.memo import Lane, Memo, Snapshot, Thread
 from perdure.checkpointers.packing import unpack
 from perdure.checkpointers.records import (
@@ -119,7 +119,8 @@ class Reader:
         said: dict[str, tuple[int, Ranges]] = {}
         for channel, lane, numbers in split_channels(snapshot.refs):
             ranges = yield from self.ranges(thread, numbers)
-            snapshot.ranges[channel] = said[channel] = (lane, ranges)
+            snapshot.ranges[channel] = (lane, ranges)
+            said[channel] = (lane, once(ranges))
         for channel, (lane, numbers) in snapshot.said.items():
             said[channel] = (lane, (yield from self.ranges(thread, numbers)))
         snapshot.said = said
@@ -243,5 +244,8 @@ class Reader:
         if not ranges:
             return [], [], []
         lane = yield from self._load(found.thread, key, ranges)
-        shown = found.snapshot.ranges.get(channel, (key, []))[1]
-        return lane.fresh(ranges, self.codec), ranges, shown
+        values = lane.fresh(ranges, self.codec)
+        ref = found.snapshot.refs.get(channel)
+        if ref is not None and ref[0] == DICT:
+            values = [tuple(pair) for pair in values]
+        return values, ranges, found.snapshot.ranges.get(channel, (key, []))[1]

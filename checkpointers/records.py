@@ -67,8 +67,11 @@ def content_hash(seal: Seal, lane: int, stored: bytes) -> int:
 
 
 def tag(seal: Seal, key: str, value: Any) -> int | None:
-    """The number under which checkpoints with a metadata value are indexed; None: it is not."""
-    if key in UNTAGGED or not isinstance(value, str | int | float | bool | None):
+    """The number under which checkpoints with a metadata value are indexed; None: it is not.
+
+    Nothing is indexed under None: to langgraph a filter for it also means metadata without the key.
+    """
+    if key in UNTAGGED or not isinstance(value, str | int | float):
         return None
     if isinstance(value, str) and len(value) > _TAG_LIMIT:
         return None

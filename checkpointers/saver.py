@@ -103,7 +103,7 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
     ) -> Iterator[CheckpointTuple]:
         """Checkpoints, the last put first, each read as it is asked for.
 
-        No lock and no connection is held between two of them.
+        Of all threads they come thread by thread. No lock and no connection is held in between.
 
         Args:
             config: Whose; without a `checkpoint_ns`, of all namespaces; None: of all threads.

@@ -89,7 +89,7 @@ class Upkeep(Engine):
             InvalidConfig: The target exists.
         """
         source, target = checked(source_thread_id), checked(target_thread_id)
-        self.database.write(self._pruner.copy_thread(source, target, checkpoint_id))
+        self.database.write(self._copier.copy_thread(source, target, checkpoint_id))
 
     async def acopy_thread(
         self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None

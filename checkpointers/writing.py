@@ -268,11 +268,11 @@ class Writer:
         now = time.time()
         out = yield from self._begin(plan.thread_id, plan.ns, now)
         yield from self._verify(out, [node for _, _, node in plan.writes], plan.remembered)
-        new: list[list[Any]] = []
+        new: dict[int, list[Any]] = {}
         for index, channel, node in plan.writes:
             ref = yield from self._resolve(out, node, None, channel)
-            new.append([index, channel, ref])
-        size = yield from self._store_writes(out, plan, new)
+            new[index] = [index, channel, ref]
+        size = yield from self._store_writes(out, plan, list(new.values()))
         yield Statement(self.sql["grow"], (out.seq, 0, out.added, out.size + size, now, out.key))
         return out
 

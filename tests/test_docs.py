@@ -66,7 +66,7 @@ def test_the_first_example_prints_what_the_readme_says(
     scratch: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The output that follows the example is its own."""
-    parsers = [PythonCodeBlockParser(), CodeBlockParser("text", lambda example: None)]
+    parsers: list[Any] = [PythonCodeBlockParser(), CodeBlockParser("text", lambda example: None)]
     examples = list(Sybil(parsers).parse(PAGES[0]).examples())
     first = next(i for i, e in enumerate(examples) if "history(" in str(e.parsed))
     examples[first].evaluate()
@@ -91,8 +91,8 @@ def test_examples_in_docstrings(name: str) -> None:
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks(notebook: Path, scratch: Path) -> None:
     """A notebook runs from top to bottom and prints what it shows."""
-    shown = nbformat.read(notebook, as_version=4)
-    ran = nbformat.read(notebook, as_version=4)
+    shown = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
+    ran = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
     nbclient.NotebookClient(ran, timeout=120, kernel_name="python3").execute(cwd=str(scratch))
 
     assert outputs(shown) == outputs(ran)

@@ -51,7 +51,7 @@ class Threads(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.patch = pytest.MonkeyPatch()
-        for module in ("writing", "pruning", "upkeep"):
+        for module in ("writing", "copying", "upkeep"):
             self.patch.setattr(f"perdure.checkpointers.{module}.time", self.clock)
         self.folder = tempfile.TemporaryDirectory()
         self.talks: dict[str, Talk] = {}
