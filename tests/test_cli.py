@@ -149,7 +149,7 @@ def test_show_leaves_out_the_middle_of_a_long_run(trip: str) -> None:
     short, whole = run("show", trip).splitlines(), run("show", trip, "--all").splitlines()
 
     assert [*whole[:4], "├── … 3 more (--all shows them)", *whole[7:]] == short
-    assert [line.split()[1] for line in whole[1:]] == [name[:13] for name in ids()]
+    assert [line.split()[1] for line in whole[1:]] == [name[:18] for name in ids()]
 
 
 def test_show_for_programs_is_what_python_gives(db: Path, trip: str) -> None:
@@ -232,7 +232,7 @@ def test_prune_asks_before_it_takes_all_threads_or_history(db: Path) -> None:
     printed = run("prune", "--drop-history", "--yes")
 
     assert (refused.exit_code, untouched) == (1, 8)
-    assert printed == "deleted 7 checkpoints and 2 items of 1 threads\n"
+    assert printed == "deleted 7 checkpoints and 2 items of 1 thread\n"
     assert said() == talk[2:]
 
 
@@ -286,7 +286,11 @@ def test_the_nearest_setting_names_the_database(
     """--db goes before PERDURE_DB, that before the settings file, and that before the folder."""
     config = tmp_path / "config" / "perdure" / "config.toml"
 
+    one = tmp_path / "one.jsonl"
+    one.write_text('{"role": "user", "content": "hello"}', encoding="utf-8")
+
     def used(*option: str) -> str:
+        run("import", str(one), *option)
         return Path(read("stats", *option)["path"]).relative_to(tmp_path).as_posix()
 
     found = [used()]

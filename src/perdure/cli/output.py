@@ -36,8 +36,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         shown.add_column(name, justify=justify, overflow="fold", no_wrap=whole)
     for row in rows:
         shown.add_row(*(Text(str(cell)) for cell in row))
-    width = console.measure(shown, options=console.options.update(max_width=10_000)).maximum
-    console.print(shown, width=width if whole else None)
+    if not whole:
+        console.print(shown)
+        return
+    width = console.measure(shown, options=console.options.update(max_width=1_000_000)).maximum
+    Console(width=width, highlight=False).print(shown)
 
 
 def counted(count: int, noun: str) -> str:
