@@ -71,6 +71,11 @@ class Lane:
             self._indexed = len(self.items)
         return self._index.get(stored)
 
+    def known(self, start: int, stop: int) -> bool:
+        """Whether a range is at hand as a piece, so that `same` has only to compare."""
+        piece = self._pieces.get(start)
+        return piece is not None and piece.count == stop - start
+
     def same(self, values: Sequence[Any], start: int, codec: Codec) -> bool:
         """Whether the items from `start` on hold just these values, by content."""
         stop = start + len(values)

@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Final, Literal
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, RemoveMessage
 from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoint
 
 from perdure.checkpointers.base import Address
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.manifest import DICT, LIST, Range, Ranges
-from perdure.checkpointers.memo import PIECE, Lane, Snapshot, Thread, pieces
+from perdure.checkpointers.memo import Lane, Snapshot, Thread, pieces
 from perdure.errors import Unstorable
 
 INLINE_BYTES: Final = 128  # up to here a value stands in the checkpoint itself
 _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen"}
 _NUMBERS: Final = {int, float, bool, NoneType}
+REMOVALS: Final = "#removals"  # never part of a channel: apart from it, so its items stay in a row
 START: Final = "__start__"  # langgraph's input channel: a dict of other channels' updates
 
 
@@ -130,6 +131,8 @@ class Planner:
             Unstorable: It, or a part of it, cannot be stored.
             ForbiddenType: A type in it is not on the allowlist.
         """
+        if _removes(value):
+            lane = REMOVALS
         if lane == START and _is_input(value):
             return Map({k: self.plan(k, v, f"{path}[{k!r}]") for k, v in value.items()})
         if type(value) is list and _splittable(value) and (held or not self._small(value, path)):
@@ -263,7 +266,10 @@ class Planner:
         i = 0
         for start, stop in pieces(hint or []):
             part = values[i : i + stop - start]
-            if not part or not lane.same(part, start, self.codec):
+            # the first tells most lists that were cut apart from those that were not
+            if not part or lane.items.get(start) != self.codec.encode(part[0], _at(path, i)):
+                break
+            if not lane.same(part, start, self.codec):
                 break
             parts.append((start, start + len(part)))
             i += len(part)
@@ -274,21 +280,23 @@ class Planner:
             if position is None:
                 parts.append(New(stored))
             else:
-                length = 1 + self._run(lane, values, i, position + 1)
+                length = 1 + self._run(lane, values, i, position + 1, path)
                 parts.append((position, position + length))
                 i += length - 1
         return parts
 
-    def _run(self, lane: Lane, values: list[Any], i: int, start: int) -> int:
+    def _run(self, lane: Lane, values: list[Any], i: int, start: int, path: str) -> int:
         """How many values from `i` on stand in the lane from `start` on."""
-        length, step = 0, 1
-        while step:
-            part = values[i + length : i + length + step]
-            if part and lane.same(part, start + length, self.codec):
+        length = 0
+        for first, stop in pieces([(start, start + len(values) - i)]):
+            part = values[i + length : i + length + stop - first]
+            if lane.known(first, stop) and lane.same(part, first, self.codec):
                 length += len(part)
-                step = min(2 * step, PIECE)
-            else:
-                step //= 2
+                continue
+            for position, value in enumerate(part, first):
+                if lane.items.get(position) != self.codec.encode(value, _at(path, i + length)):
+                    return length
+                length += 1
         return length
 
 
@@ -334,6 +342,11 @@ def _unchanged(
 
 def _at(path: str, i: int) -> Callable[[], str]:
     return lambda: f"{path}[{i}]"
+
+
+def _removes(value: Any) -> bool:
+    parts = value if type(value) is list else [value]
+    return any(type(part) is RemoveMessage for part in parts)
 
 
 def _is_input(value: Any) -> bool:
