@@ -41,7 +41,7 @@ class ThreadInfo:
         items: How many items its log holds (messages and other elements), each counted once.
         size_bytes: Bytes of its checkpoints, items and pending writes, without index overhead.
         created_at: When its first checkpoint or write came (UTC).
-        updated_at: When its last one came (UTC).
+        updated_at: When its last one came (UTC), to a tenth of a second.
         namespaces: Its checkpoint namespaces; `""` is the root graph.
     """
 

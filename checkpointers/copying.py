@@ -119,7 +119,7 @@ class Copier:
             return 0, 0
         size = 0
         line = (yield Statement(self.sql["new_line"], (thread, to.ns)))[0][0]
-        yield Statement(self.sql["set_head"], (head, line))
+        yield Statement(self.sql["pin"], (head, line))
         put_at = {k: at for k, _, _, at in (yield Statement(self.sql["line_keys"], span(to.line)))}
         for row in rows:
             size += yield from self._copy_checkpoint(to, line, row, put_at[row[0]])

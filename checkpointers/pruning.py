@@ -7,7 +7,7 @@ refers to it. All of it runs in the writer's transactions, so no put can come be
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,8 +109,8 @@ class Pruner:
             doomed = [c.key for c in reversed(kept) if c.key not in stay][: limit - dropped]
             size += yield from self._drop(thread_id, ns, line, doomed)
             dropped += len(doomed)
-            if doomed:
-                yield from self._mend_head(line, head, doomed)
+            if place(line, head) in doomed:
+                yield Statement(self.sql["pin"], (0, line))
             if not history:
                 size += yield from self._forget_said(thread_id, ns, line)
         if not dropped and history:
@@ -149,11 +149,6 @@ class Pruner:
             yield Statement(self.sql["drop_writes"], (line, row[1]))
             yield Statement(self.sql["drop_checkpoint"], (key,))
         return size
-
-    def _mend_head(self, line: int, head: int, doomed: Iterable[int]) -> Flow[None]:
-        if place(line, head) in set(doomed):
-            newest = (yield Statement(self.sql["newest_of"], span(line)))[0][0]
-            yield Statement(self.sql["set_head"], ((newest or 0) & 0xFFFFFFFF, line))
 
     def _forget_said(self, thread_id: str, ns: str, line: int) -> Flow[int]:
         """Let kept checkpoints remember only what they hold. Returns the bytes that saves."""

@@ -13,7 +13,8 @@ from perdure.checkpointers.packing import pack, unpack
 from perdure.errors import CorruptRecord
 
 _TAG_LIMIT: Final = 256  # characters; a longer metadata value is found by reading, not by index
-UNTAGGED: Final = frozenset({"step", "parents"})  # different at every checkpoint: nothing to index
+# not worth an index: different at every checkpoint, or one of three values
+UNTAGGED: Final = frozenset({"step", "parents", "source"})
 
 
 def pack_id(text: str | None) -> bytes | str | None:

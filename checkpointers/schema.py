@@ -31,7 +31,7 @@ SQLITE = Migration(
             line INTEGER PRIMARY KEY AUTOINCREMENT,
             thread INTEGER NOT NULL,
             ns TEXT NOT NULL,
-            head INTEGER NOT NULL,
+            pinned INTEGER NOT NULL DEFAULT 0,
             UNIQUE (thread, ns)
         ) STRICT;
         CREATE TABLE lanes (

@@ -2,24 +2,29 @@
 SELECT thread, seq, swept FROM threads WHERE thread_id = ?;
 
 -- state: a thread and one of its namespaces, as they are before a write
-SELECT t.thread, t.seq, t.swept, l.line, l.head
+SELECT t.thread, t.seq, t.swept, t.updated_at, l.line, l.pinned,
+CASE l.pinned WHEN 0 THEN coalesce((SELECT max(id) FROM checkpoints WHERE id >= l.line << 32 AND id < (l.line + 1) << 32) & 0xFFFFFFFF, 0) ELSE l.pinned END
 FROM threads t LEFT JOIN lines l ON l.thread = t.thread AND l.ns = ? WHERE t.thread_id = ?;
 
 -- new_thread: a thread nobody has written to yet
 INSERT INTO threads (thread_id, created_at, updated_at) VALUES (?, ?, ?) RETURNING thread;
 
 -- grow: what a write added to the thread
-UPDATE threads SET seq = ?, checkpoints = checkpoints + ?, items = items + ?, bytes = bytes + ?,
-updated_at = max(updated_at, ?) WHERE thread = ?;
+UPDATE threads SET seq = ?, checkpoints = checkpoints + ?, items = items + ?, bytes = bytes + ?
+WHERE thread = ?;
+
+-- touch: when a thread was last written to; apart, so that its index is not written each time
+UPDATE threads SET updated_at = ? WHERE thread = ?;
 
 -- new_line: the first checkpoint of a namespace
-INSERT INTO lines (thread, ns, head) VALUES (?, ?, 0) RETURNING line, head;
+INSERT INTO lines (thread, ns) VALUES (?, ?) RETURNING line;
 
--- set_head: the checkpoint from which the next run starts
-UPDATE lines SET head = ? WHERE line = ?;
+-- pin: the checkpoint from which the next run starts; 0: the newest
+UPDATE lines SET pinned = ? WHERE line = ?;
 
 -- thread_lines: all namespaces of a thread
-SELECT line, ns, head FROM lines WHERE thread = ? ORDER BY line;
+SELECT l.line, l.ns, CASE l.pinned WHEN 0 THEN coalesce((SELECT max(id) FROM checkpoints WHERE id >= l.line << 32 AND id < (l.line + 1) << 32) & 0xFFFFFFFF, 0) ELSE l.pinned END
+FROM lines l WHERE l.thread = ? ORDER BY l.line;
 
 -- find_lane: the log of one channel
 SELECT lane FROM lanes WHERE thread = ? AND name = ?;
@@ -37,6 +42,9 @@ UPDATE lanes SET next = next + ? WHERE lane = ? RETURNING next;
 SELECT lane, name, next FROM lanes WHERE thread = ? ORDER BY lane;
 
 -- same_hash: candidates for being the items already
+SELECT id, h, body FROM log WHERE h = ?;
+
+-- same_hashes: the same for many at once
 SELECT id, h, body FROM log WHERE h IN (SELECT value FROM json_each(?));
 
 -- add_item: one item, at its place
@@ -66,7 +74,9 @@ SELECT id, uid, parent, body FROM checkpoints WHERE id = ?;
 
 -- head_of: the checkpoint a run starts from, and the keys that lead to it
 SELECT t.thread, t.swept, l.line, c.id, c.uid, c.parent, c.body
-FROM threads t JOIN lines l ON l.thread = t.thread JOIN checkpoints c ON c.id = (l.line << 32) + l.head
+FROM threads t JOIN lines l ON l.thread = t.thread JOIN checkpoints c
+ON c.id = CASE l.pinned WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= l.line << 32 AND id < (l.line + 1) << 32)
+ELSE (l.line << 32) + l.pinned END
 WHERE t.thread_id = ? AND l.ns = ?;
 
 -- checkpoint_of: one checkpoint by its id, and the keys that lead to it
@@ -101,9 +111,6 @@ SELECT id, uid, parent, put_at FROM checkpoints WHERE id >= ? AND id < ? ORDER B
 
 -- drop_checkpoint: one checkpoint
 DELETE FROM checkpoints WHERE id = ?;
-
--- newest_of: the last checkpoint put in a line
-SELECT max(id) FROM checkpoints WHERE id >= ? AND id < ?;
 
 -- find_writes: what a task wrote already
 SELECT body FROM writes WHERE line = ? AND uid = ? AND task = ?;

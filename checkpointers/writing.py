@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from perdure.checkpointers.base import Address
 from perdure.checkpointers.cipher import Seal
@@ -51,6 +51,8 @@ from perdure.checkpointers.schema import place, span
 from perdure.errors import ConcurrentUpdate
 from perdure.storage.flow import Flow, Statement
 
+ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
+
 
 class Stale(Exception):
     """A plan rests on items that were deleted meanwhile: plan again, from nothing."""
@@ -66,6 +68,7 @@ class Written:
     swept: int
     line: int
     head: int
+    pinned: bool
     seq: int
     known: Thread | None = None
     snapshot: Snapshot | None = None
@@ -128,10 +131,12 @@ class Writer:
         if not rows:
             yield Statement(self.sql["new_thread"], (thread_id, now, now))
             rows = yield Statement(self.sql["state"], (ns, thread_id))
-        thread, seq, swept, line, head = rows[0]
+        thread, seq, swept, updated_at, line, pinned, head = rows[0]
         if line is None:
-            line, head = (yield Statement(self.sql["new_line"], (thread, ns)))[0]
-        out = Written(thread_id, ns, thread, swept, line, head, seq)
+            ((line,),) = yield Statement(self.sql["new_line"], (thread, ns))
+        out = Written(thread_id, ns, thread, swept, line, head or 0, bool(pinned), seq)
+        if now - updated_at > ACTIVITY_S:
+            yield Statement(self.sql["touch"], (now, thread))
         known = self.memo.peek(thread_id)
         if known is not None and (known.key, known.swept) == (thread, swept):
             out.known = known
@@ -223,9 +228,9 @@ class Writer:
         values = (key, out.line, uid, parent, now, sealed)
         if (yield Statement(self.sql["add_checkpoint"], values)):
             out.seq += 1
-            if moves:
-                yield Statement(self.sql["set_head"], (out.seq, out.line))
-            grown = (out.seq, 1, out.added, out.size + len(sealed), now, out.key)
+            if moves is out.pinned:  # else the head is as it has to be: the newest, or where it was
+                yield Statement(self.sql["pin"], (0 if moves else out.head, out.line))
+            grown = (out.seq, 1, out.added, out.size + len(sealed), out.key)
         else:
             row = (yield Statement(self.sql["find_checkpoint"], (out.line, uid)))[0]
             key = snapshot.key = row[0]
@@ -234,7 +239,7 @@ class Writer:
             yield Statement(self.sql["replace_checkpoint"], (parent, now, sealed, key))
             yield Statement(self.sql["swept"], (0, 0, len(row[3]), out.key))
             out.swept += 1
-            grown = (out.seq, 0, out.added, out.size + len(sealed), now, out.key)
+            grown = (out.seq, 0, out.added, out.size + len(sealed), out.key)
         for number in tags_of(self.seal, plan.metadata):
             yield Statement(self.sql["add_tag"], (number, key))
         yield Statement(self.sql["grow"], grown)
@@ -254,7 +259,7 @@ class Writer:
         params = (pack_id(at.checkpoint_id), at.thread_id, at.checkpoint_ns)
         rows = yield Statement(self.sql["checkpoint_of"], params)
         if rows:
-            yield Statement(self.sql["set_head"], (rows[0][3] & 0xFFFFFFFF, rows[0][2]))
+            yield Statement(self.sql["pin"], (rows[0][3] & 0xFFFFFFFF, rows[0][2]))
         return bool(rows)
 
     # -- pending writes
@@ -273,7 +278,7 @@ class Writer:
             ref = yield from self._resolve(out, node, None, channel)
             new[index] = [index, channel, ref]
         size = yield from self._store_writes(out, plan, list(new.values()))
-        yield Statement(self.sql["grow"], (out.seq, 0, out.added, out.size + size, now, out.key))
+        yield Statement(self.sql["grow"], (out.seq, 0, out.added, out.size + size, out.key))
         return out
 
     def _store_writes(self, out: Written, plan: PlannedWrites, new: list[list[Any]]) -> Flow[int]:
@@ -366,7 +371,10 @@ class Writer:
                 found[stored] = position
         if not unknown:
             return found
-        rows = yield Statement(self.sql["same_hash"], (json.dumps(list(unknown)),))
+        if len(unknown) == 1:
+            rows = yield Statement(self.sql["same_hash"], tuple(unknown))
+        else:
+            rows = yield Statement(self.sql["same_hashes"], (json.dumps(list(unknown)),))
         for key, hashed, body in rows:
             position = key & 0xFFFFFFFF
             if key >> 32 == lane:
