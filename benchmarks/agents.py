@@ -114,8 +114,17 @@ def result(turn: int, call: int) -> ToolMessage:
     return ToolMessage(text(rng, 400), tool_call_id=f"call_{turn}_{call}", id=f"tool-{turn}-{call}")
 
 
-def said(turns: int) -> list[AnyMessage]:
-    return [m for turn in range(turns) for m in (human(turn), reply(turn))]
+def said(turns: int, agent: str = "chat") -> list[AnyMessage]:
+    """What an agent and its user said in so many turns."""
+    if agent == "trim":
+        turns = KEEP // 2
+    out: list[AnyMessage] = []
+    for turn in range(turns):
+        out.append(human(turn))
+        if agent == "tools":
+            out += [reply(turn, calls=3), *(result(turn, call) for call in range(3))]
+        out.append(reply(turn))
+    return out
 
 
 # -- agents

@@ -33,7 +33,7 @@ async def measure(agent: str, turns: int, blocks: int, names: list[str]) -> dict
             state: list[Any] = []
             last = {"chat": "agent", "tools": "answer", "trim": "trim"}[agent]
             config: Any = {"configurable": {"thread_id": "t"}}
-            start = said(turns) if agent != "trim" else said(20)
+            start = said(turns, agent)
             for name, graph in graphs.items():
                 if name == "loop":
                     state = list(start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.sqlite import SqliteSaver
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ImportFailed
+from perdure.graphs import chat_graph
 from tests.exports import CONVERSATIONS, EXPORT, conversation, imported, lines, run, written
 
 BICYCLE, RAIN, BREAD = (found["conversation_id"] for found in CONVERSATIONS)
@@ -243,3 +247,19 @@ def test_what_is_exported_is_imported_the_same(tmp_path: Path) -> None:
     expected, actual = contents(one), contents(other)
     assert {t: found[0] for t, found in expected.items()} == {t: f[0] for t, f in actual.items()}
     assert run(one, "export", "--all").stdout == file.read_text(encoding="utf-8")
+
+
+def test_a_database_of_langgraphs_saver_is_taken_over(tmp_path: Path) -> None:
+    """The command takes the file over with all its checkpoints, and again without change."""
+    old, db = tmp_path / "old.sqlite", tmp_path / "x.db"
+    with SqliteSaver.from_conn_string(str(old)) as saver:
+        config: RunnableConfig = {"configurable": {"thread_id": "pond"}}
+        graph: Any = chat_graph(checkpointer=saver)
+        graph.invoke({"messages": [("user", "How deep is it?")]}, config)
+        checkpoints = len(list(saver.list(config)))
+    first = run(db, "import", str(old))
+    again = run(db, "import", str(old), "--json")
+
+    assert f"1 thread ({checkpoints} new checkpoints, 0 already there)\n" == first.stdout
+    assert checkpoints == json.loads(again.stdout)["skipped"]
+    assert said(db, "pond")[0] == "human: How deep is it?"

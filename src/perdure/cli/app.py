@@ -15,9 +15,31 @@ app = typer.Typer(
     name="perdure",
     help="Memory for LangGraph agents: threads that resume, history that stays.",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from perdure import __version__
+
+        print(f"perdure {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Memory for LangGraph agents: threads that resume, history that stays."""
+
 
 DB = Annotated[
     str | None,

@@ -6,7 +6,7 @@ import json as jsonlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -33,18 +33,24 @@ class Report:
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="conversations.json of ChatGPT, or JSONL.")],
+    file: Annotated[
+        Path, typer.Argument(help="conversations.json of ChatGPT, JSONL, or langgraph's SQLite.")
+    ],
     prefix: Annotated[str, typer.Option(help="Put before each thread id.")] = "",
     db: DB = None,
     json: AsJson = False,
 ) -> None:
     """Import conversations, each as a thread, regenerated answers as forks.
 
+    A database of langgraph-checkpoint-sqlite is taken over as it is, with all its checkpoints.
     What was imported before is left as it is, so an import may be repeated or resumed.
     """
     from perdure.cli.transcripts import read
     from perdure.errors import ImportFailed
 
+    if _is_sqlite(file):
+        _take_over(file, db, json)
+        return
     report = Report()
     try:
         with open_saver(db) as saver, _progress(file) as count:
@@ -57,6 +63,27 @@ def import_(
         as_json({name: getattr(report, name) for name in Report.__slots__})
     else:
         console.print(_said(report), markup=False)
+
+
+def _is_sqlite(file: Path) -> bool:
+    """Whether a file is a database (https://sqlite.org/fileformat.html#magic_header_string)."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(16) == b"SQLite format 3\0"
+    except OSError:
+        return False  # reading it as a conversation says what is wrong
+
+
+def _take_over(file: Path, db: str | None, json: bool) -> None:
+    with open_saver(db) as saver:
+        done = saver.import_from(file)
+    if json:
+        as_json(asdict(done))
+    else:
+        console.print(
+            f"{counted(done.threads, 'thread')} ({counted(done.checkpoints, 'new checkpoint')}, "
+            f"{done.skipped} already there)"
+        )
 
 
 def _said(report: Report) -> str:
