@@ -22,7 +22,7 @@ PIECE: Final = 256  # items compared at once
 _PIECES_MIN: Final = 16
 _WEIGH_EVERY: Final = 64  # requests between two looks at how much is remembered
 _THREAD_OVERHEAD: Final = 20_000  # bytes of a thread with nothing in it and its checkpoints
-_NOTHING: Final = Piece((), 0, b"")
+_NOTHING: Final = Piece((), 0, b"\x90")
 _RECENT: Final = 8  # checkpoints remembered per thread
 _ITEM_OVERHEAD: Final = 500  # bytes that an item takes beside its text twice, about
 

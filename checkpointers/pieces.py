@@ -25,7 +25,7 @@ class Piece:
     Attributes:
         classes: Their classes; nothing when they are plain data.
         count: How many they are.
-        packed: Their fields, or they themselves, packed one after the other.
+        packed: Their fields, or they themselves, as a msgpack array.
     """
 
     classes: tuple[type[BaseMessage], ...]
@@ -34,7 +34,7 @@ class Piece:
 
     def copies(self) -> list[Any]:
         """The items, new at each call: no two callers share a mutable part."""
-        values: list[Any] = unpack(array_header(self.count) + self.packed)
+        values: list[Any] = unpack(self.packed)
         return rebuilt(self.classes, values) if self.classes else values
 
     def holds(self, values: Sequence[Any]) -> bool:
@@ -47,7 +47,7 @@ class Piece:
         elif types & _MESSAGES:
             return False
         try:
-            return pack(values) == array_header(self.count) + self.packed
+            return pack(values) == self.packed
         except TypeError:
             return False
 
@@ -56,7 +56,11 @@ class Piece:
         if self.count and bool(self.classes) is not bool(other.classes):
             return None
         count = self.count + other.count
-        return Piece(self.classes + other.classes, count, self.packed + other.packed)
+        packed = array_header(count) + self._elements() + other._elements()
+        return Piece(self.classes + other.classes, count, packed)
+
+    def _elements(self) -> bytes:
+        return self.packed[len(array_header(self.count)) :]
 
 
 def read_piece(stored: Sequence[bytes]) -> tuple[Piece, list[Any]] | None:
@@ -72,13 +76,12 @@ def read_piece(stored: Sequence[bytes]) -> tuple[Piece, list[Any]] | None:
     if kinds <= CLASSES.keys():
         classes = tuple(CLASSES[item[0]] for item in stored)
         fields = list(map(unpack_fields, classes, stored))
-        packed = pack(fields)[len(array_header(len(fields))) :]
-        return Piece(classes, len(fields), packed), rebuilt(classes, fields)
+        return Piece(classes, len(fields), pack(fields)), rebuilt(classes, fields)
     if kinds != {PLAIN}:
         return None
-    packed = b"".join(item[1:] for item in stored)
+    packed = b"".join((array_header(len(stored)), *(item[1:] for item in stored)))
     try:
-        values = unpack(array_header(len(stored)) + packed)
+        values = unpack(packed)
     except ValueError:
         return None
     return Piece((), len(stored), packed), values
