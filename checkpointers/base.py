@@ -106,7 +106,8 @@ class Retention:
         last: The newest so many of each namespace.
         days: Those put within so many days.
         turns: Those at which a turn ended (the last before the next input, and each branch's tip).
-        history: Whether everything said stays readable through `history()`.
+        history: Whether everything said on the way to a kept checkpoint stays readable through
+            `history()`. What was said only on branches of which nothing is kept goes either way.
     """
 
     last: int | None = None

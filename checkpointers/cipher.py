@@ -70,7 +70,8 @@ class AESGCM:
             from cryptography.hazmat.primitives.ciphers import aead
         except ImportError as exc:
             raise MissingDependency(
-                "encryption needs the package 'cryptography': pip install 'perdure[encryption]'"
+                "encryption needs the package 'cryptography', which perdure's extra [encryption] "
+                "installs: pip install cryptography"
             ) from exc
         if len(key) not in KEY_SIZES:
             raise WrongKey(f"the key has {len(key)} bytes; AES-GCM takes 16, 24 or 32")

@@ -22,6 +22,7 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.checkpointers.base import Address, OnConflict, address
 from perdure.checkpointers.cipher import Clear, Seal
@@ -45,6 +46,7 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
         serde: The serializer.
         seal: Encrypts rows.
         on_conflict: What happens when two runs meet on one thread; see `SQLiteCheckpointer`.
+        wait_s: How long a run waits for another at most, with `on_conflict="wait"`.
         cache_bytes: About how much memory decoded items may take.
     """
 
@@ -56,6 +58,7 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
         serde: SerializerProtocol,
         seal: Seal | None = None,
         on_conflict: OnConflict = "fork",
+        wait_s: float = 600.0,
         cache_bytes: int = 128 << 20,
     ) -> None:
         super().__init__(serde=serde)
@@ -63,7 +66,7 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
         self.on_conflict = on_conflict
         self._sql = sql
         self._cache_bytes = cache_bytes
-        self._queue = Queue()
+        self._queue = Queue(wait_s)
         self._bind(seal or Clear())
 
     # -- reading
@@ -241,6 +244,7 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
         """
         at = _of_checkpoint(config)
         self._write(self._writes_plan(at, writes, task_id, task_path), at.thread_id)
+        self._note_stop(config, at, writes)
 
     async def aput_writes(
         self,
@@ -253,6 +257,13 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
         at = _of_checkpoint(config)
         plan = self._writes_plan(at, writes, task_id, task_path)
         await self._awrite(plan, at.thread_id, _items(value for _, value in writes))
+        self._note_stop(config, at, writes)
+
+    def _note_stop(
+        self, config: RunnableConfig, at: Address, writes: Sequence[tuple[str, Any]]
+    ) -> None:
+        if self.on_conflict == "wait" and any(c in (ERROR, INTERRUPT) for c, _ in writes):
+            self._queue.stopped(config, at)
 
     def _writes_plan(
         self, at: Address, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Sequence
 from typing import Any, Self, get_args
 
@@ -38,10 +39,12 @@ class SQLiteCheckpointer(LogSaver):
         serde: SerializerProtocol | None = None,
         allow: Sequence[type | tuple[str, str]] = (),
         on_conflict: OnConflict = "fork",
+        wait_s: float = 600.0,
         synchronous: str = "full",
         read_only: bool = False,
+        timeout_s: float = 30.0,
         cache_bytes: int = 128 << 20,
-        **options: Any,
+        factory: type[sqlite3.Connection] = sqlite3.Connection,
     ) -> Self:
         """Open a database, creating it if need be; the result is for `with` or `async with`.
 
@@ -54,12 +57,16 @@ class SQLiteCheckpointer(LogSaver):
                 `(module, name)`. Types of langgraph and langchain-core need not be named.
             on_conflict: When two runs meet on one thread: `"fork"` keeps the one that finished its
                 step first as the head and the other as a branch, `"wait"` lets the later wait for
-                the earlier (within one process), `"error"` raises in the later.
+                the earlier (within one process), `"error"` raises in the later. A branch is
+                logged as a warning of the logger `perdure`.
+            wait_s: How long a run waits at most, with `on_conflict="wait"`; an iterator of
+                `stream()` that is left open holds its thread.
             synchronous: `"full"`: an acknowledged write survives a power cut. `"normal"`: it
                 survives a crash of the process.
             read_only: Open for reading; nothing is created.
             cache_bytes: About how much memory decoded messages may take.
-            options: For `perdure.storage.sqlite.Database`.
+            timeout_s: How long to wait for another process that is writing.
+            factory: The class of SQLite connections.
 
         Raises:
             ConfigurationError: An argument is wrong, or the folder does not exist.
@@ -77,11 +84,16 @@ class SQLiteCheckpointer(LogSaver):
         names = [(t.__module__, t.__qualname__) if isinstance(t, type) else t for t in allow]
         chosen = serde or JsonPlusSerializer(allowed_msgpack_modules=names or None)
         database = Database.open(
-            path, SQLITE, synchronous=synchronous, read_only=read_only, **options
+            path,
+            SQLITE,
+            synchronous=synchronous,
+            read_only=read_only,
+            timeout_s=timeout_s,
+            factory=factory,
         )
         sql = load("perdure.checkpointers", "sqlite.sql")
         try:
-            check = _check_key(sql, seal, os.fspath(path))
+            check = _check_key(sql, seal, os.fsdecode(path))
             database.read(check) if read_only else database.write(check)
             return cls(
                 database,
@@ -89,6 +101,7 @@ class SQLiteCheckpointer(LogSaver):
                 serde=chosen,
                 seal=seal,
                 on_conflict=on_conflict,
+                wait_s=wait_s,
                 cache_bytes=cache_bytes,
             )
         except BaseException:

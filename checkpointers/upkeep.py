@@ -100,10 +100,10 @@ class Upkeep(Engine):
         )
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Prune threads.
+        """Delete the checkpoints of threads, or the threads.
 
-        What was said stays readable through `history()`, and a checkpoint that a `DeltaChannel`
-        of a kept one is rebuilt from stays too.
+        What was said on the way to a kept checkpoint stays readable through `history()`, and a
+        checkpoint that a `DeltaChannel` of a kept one is rebuilt from stays too.
 
         Args:
             thread_ids: Which; unknown ones are no error.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ from perdure.checkpointers.schema import place, span
 from perdure.errors import ConcurrentUpdate
 from perdure.storage.flow import Flow, Statement
 
+_log = logging.getLogger("perdure")
 ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
 
 
@@ -71,6 +73,7 @@ class Written:
     pinned: bool
     seq: int
     known: Thread | None = None
+    forked: str | None = None
     snapshot: Snapshot | None = None
     lanes: dict[str, int] = field(default_factory=dict)
     items: list[tuple[str, int, bytes]] = field(default_factory=list)
@@ -78,7 +81,14 @@ class Written:
     size: int = 0
 
     def take_over(self, memo: Memo) -> None:
-        """Remember what was written."""
+        """Remember what was written, and say if it is a branch nobody asked for."""
+        if self.forked is not None:
+            _log.warning(
+                "thread %r: another run moved on while this one was at work; its checkpoint %s is "
+                "a branch (on_conflict='wait' lets runs wait for each other)",
+                self.thread_id,
+                self.forked,
+            )
         thread = memo.thread(self.thread_id, self.key, self.swept)
         thread.lines[self.ns] = self.line
         for name, key in self.lanes.items():
@@ -120,6 +130,7 @@ class Writer:
         yield from self._verify(out, planned, plan.remembered)
         parent = yield from self._snapshot(out, plan.parent)
         moves = self._moves_head(plan, parent, out)
+        out.forked = None if moves else plan.uid
         snapshot = yield from self._build(out, plan, parent)
         body = pack_snapshot(snapshot, (yield from self._written_said(out, snapshot)))
         yield from self._store(out, plan, snapshot, body, moves, now)

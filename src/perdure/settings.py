@@ -44,7 +44,7 @@ def load(**arguments: str | None) -> Settings:
         settings = replace(settings, **{k: v for k, v in source.items() if v})
     if settings.model and not settings.api_key:
         settings = replace(settings, api_key=os.environ.get("OPENAI_API_KEY"))
-    return settings if settings.db else replace(settings, db=_default_db())
+    return replace(settings, db=os.path.expanduser(settings.db) or _default_db())
 
 
 def _from_environment(names: list[str]) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perdure.cli.app import DB, app, open_saver, settings_for
-from perdure.cli.output import console, line, notes
+from perdure.cli.output import counted, line, notes
 from perdure.errors import ModelFailed
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def chat(
     ] = None,
     db: DB = None,
 ) -> None:
-    """Talk. The thread goes on where it was, also after a crash; /quit or end of input ends."""
+    """Talk on a thread, from where it was, also after a crash; /quit or end of input ends."""
     from perdure.graphs import chat_graph
 
     settings = settings_for(db)
@@ -39,7 +40,8 @@ def chat(
         config = {"configurable": {"thread_id": thread}}
         _resume(graph, saver, config, thread)
         for said in [message] if message is not None else _typed():
-            _turn(graph, {"messages": [{"role": "user", "content": said}]}, config)
+            new = {"messages": [{"role": "user", "content": said}]}
+            _turn(graph, new, config, "What you said is stored; start the chat again for an answer")
 
 
 def _model(settings: Settings) -> BaseChatModel | None:
@@ -63,7 +65,7 @@ def _resume(graph: Any, saver: Any, config: Any, thread: str) -> None:
     said = saver.history(thread)
     seen = sum(item.seen for item in said)
     notes.print(
-        f"thread {thread!r}: {len(said)} messages said, the model sees {seen}, "
+        f"thread {thread!r}: {counted(len(said), 'message')} said, the model sees {seen}, "
         f"{len(said) - seen} are only history",
         style="dim",
         markup=False,
@@ -73,24 +75,27 @@ def _resume(graph: Any, saver: Any, config: Any, thread: str) -> None:
         notes.print(f"{mark} {item.value.type}: {line(item.value.text)}", style="dim", markup=False)
     if state.tasks:  # also when the answer was stored and the turn not yet ended
         notes.print("the last turn was cut off; finishing it", style="dim")
-        _turn(graph, None, config)
+        _turn(graph, None, config, "That turn stays to be finished; nothing new was said")
 
 
 def _typed() -> Any:
     """What the user types, a line a turn, until /quit or the end of input."""
-    prompt = sys.stdin.isatty()
+    if sys.stdin.isatty():
+        with suppress(ImportError):
+            import readline  # noqa: F401 - gives input() line editing, where it is there
     while True:
-        if prompt:
-            console.print("> ", end="")
-        text = sys.stdin.readline()
-        if not text or text.strip() == "/quit":
+        try:
+            text = input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
             return
-        if text.strip():
-            yield text.strip()
+        if text == "/quit":
+            return
+        if text:
+            yield text
 
 
-def _turn(graph: Any, given: Any, config: Any) -> None:
-    """Run a turn and print the answer as it comes."""
+def _turn(graph: Any, given: Any, config: Any, otherwise: str) -> None:
+    """Run a turn and print the answer as it comes; `otherwise`: how things stand if none does."""
     from openai import OpenAIError
 
     try:
@@ -99,7 +104,6 @@ def _turn(graph: Any, given: Any, config: Any) -> None:
                 print(chunk.text, end="", flush=True)
     except OpenAIError as exc:
         raise ModelFailed(
-            f"the model did not answer: {line(str(exc), 300)}. What you said is stored; start the "
-            "chat again to have it answered"
+            f"the model did not answer: {line(str(exc), 300).rstrip('.')}. {otherwise}"
         ) from exc
     print(flush=True)

@@ -53,7 +53,10 @@ def prune(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Delete checkpoints that no rule keeps (by default all but the newest); history stays."""
+    """Delete checkpoints that no rule keeps (by default all but the newest).
+
+    What was said on the way to one that is kept stays; what was said on branches alone goes.
+    """
     from perdure.checkpointers import Retention
 
     if last is None and days is None and not turns:

@@ -60,7 +60,8 @@ def history(
     for item in said:
         value = _plain(item.value)
         text = line(str(value.get("content", value)), 200 if console.is_terminal else 10_000)
-        console.print(f"{'●' if item.seen else '○'} {value.get('type', '')}: {text}", markup=False)
+        said_by = f"{value['type']}: " if "type" in value else ""
+        console.print(f"{'●' if item.seen else '○'} {said_by}{text}", markup=False)
 
 
 def _plain(value: Any) -> dict[str, Any]:
@@ -105,7 +106,7 @@ def _branch(tree: Tree, first: CheckpointInfo, children: Any, every: bool) -> No
             info = after[0]
             run.append(info)
         if forked:
-            at = at.add(_label(run.pop(0)))
+            at = at.add(_label(run.pop(0), "fork "))
         hidden = len(run) - _RUN if len(run) > _RUN + 1 and not every else 0
         last = at
         for i, step in enumerate(run):
@@ -116,10 +117,10 @@ def _branch(tree: Tree, first: CheckpointInfo, children: Any, every: bool) -> No
         waiting += [(last, child, True) for child in after]
 
 
-def _label(info: CheckpointInfo) -> Text:
+def _label(info: CheckpointInfo, mark: str = "") -> Text:
     messages = counted(info.counts["messages"], "message") if "messages" in info.counts else ""
     step, source = info.metadata.get("step", "?"), info.metadata.get("source", "?")
-    label = Text(f"{short(info.checkpoint_id)}  step {step} ({source})")
+    label = Text(f"{mark}{short(info.checkpoint_id)}  step {step} ({source})")
     if messages:
         label.append(f", {messages}")
     if info.is_head:

@@ -49,6 +49,8 @@ def import_(
     from perdure.errors import ImportFailed
 
     if _is_sqlite(file):
+        if prefix:
+            raise typer.BadParameter("a database is taken over under its own thread ids")
         _take_over(file, db, json)
         return
     report = Report()

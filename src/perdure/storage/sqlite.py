@@ -96,7 +96,7 @@ class Database:
     @classmethod
     def open(cls, path: str | os.PathLike[str], migration: Migration, **options: Any) -> Database:
         """The database at `path`: the one this process has open already, or a new one."""
-        text = os.fspath(path)
+        text = os.fsdecode(path)
         if text == MEMORY or options.get("read_only"):
             return cls(text, migration, **options)
         key = os.path.realpath(text)

@@ -55,8 +55,9 @@ def check_path(path: str, read_only: bool) -> None:
         raise ConfigurationError(f"the folder {folder!r} of {path!r} does not exist; create it")
     if read_only:
         if not os.path.exists(path):
-            raise ConfigurationError(f"{path!r} does not exist, and read_only creates nothing")
+            raise ConfigurationError(f"{path!r} does not exist; nothing is made by reading")
         return
+    _check_header(path)
     try:
         open(path + ".lock", "ab").close()
     except OSError as exc:
@@ -64,6 +65,17 @@ def check_path(path: str, read_only: bool) -> None:
             f"the folder {folder!r} cannot be written ({exc.strerror}): check its permissions, or "
             "open an existing database with read_only=True"
         ) from exc
+
+
+def _check_header(path: str) -> None:
+    """Refuse a file that is no database before anything is put beside it.
+
+    Source: https://sqlite.org/fileformat.html#magic_header_string
+    """
+    with contextlib.suppress(FileNotFoundError), mapped(path), open(path, "rb") as file:
+        begins = file.read(16)
+        if begins and begins != b"SQLite format 3\0":
+            raise NotADatabase(f"{path!r} is not an SQLite database: it begins with {begins!r}")
 
 
 @contextlib.contextmanager
