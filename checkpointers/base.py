@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
+from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
 
@@ -171,7 +172,11 @@ def address(config: RunnableConfig) -> Address:
     checkpoint_id = configurable.get("checkpoint_id")
     if checkpoint_id is not None and not isinstance(checkpoint_id, str):
         raise InvalidConfig(f"checkpoint_id is {checkpoint_id!r}; expected a string or nothing")
-    return Address(thread_id, ns, checkpoint_id or None)
+    return Address(
+        thread_id,
+        _text("checkpoint_ns", ns),
+        _text("checkpoint_id", checkpoint_id) if checkpoint_id else None,
+    )
 
 
 def check_thread_id(thread_id: object) -> str:
@@ -180,15 +185,23 @@ def check_thread_id(thread_id: object) -> str:
     Raises:
         InvalidConfig: It is missing, empty or of another type.
     """
-    if isinstance(thread_id, bool) or thread_id is None:
+    if isinstance(thread_id, bool) or not isinstance(thread_id, str | int | UUID):
         raise InvalidConfig(
-            f"thread_id is {thread_id!r}; a checkpointer needs one to know which conversation "
+            f"thread_id is {thread_id!r}; a checkpointer needs text to know which conversation "
             "this is: pass {'configurable': {'thread_id': 'some-id'}}"
         )
-    text = thread_id if isinstance(thread_id, str) else str(thread_id)
+    text = _text("thread_id", str(thread_id))
     if not text:
         raise InvalidConfig("thread_id is empty; pass a non-empty string")
     return text
+
+
+def _text(name: str, value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidConfig(f"{name} is {value!r}, which is no Unicode text: {exc.reason}") from exc
+    return value
 
 
 __all__ = [

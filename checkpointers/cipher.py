@@ -37,20 +37,23 @@ class Seal(Protocol):
 
 
 class Clear:
-    """No encryption; a checksum (CRC-32, IEEE 802.3) tells when a row was damaged on disk."""
+    """No encryption; a checksum (CRC-32, IEEE 802.3) tells when a row was damaged, or is astray."""
 
     hash_key = b""
 
     def seal(self, data: bytes, place: Place) -> bytes:
-        """The bytes, then their checksum."""
-        return data + zlib.crc32(data).to_bytes(_CRC, "little")
+        """The bytes, then the checksum of their place and of them."""
+        return data + _checksum(data, place)
 
     def open(self, data: bytes, place: Place) -> bytes:
         """See `Seal.open`."""
-        plain = data[:-_CRC]
-        if zlib.crc32(plain).to_bytes(_CRC, "little") != data[-_CRC:]:
+        if type(data) is not bytes or _checksum(data[:-_CRC], place) != data[-_CRC:]:
             raise CorruptRecord(f"the row {place!r} is damaged; restore it from a backup")
-        return plain
+        return data[:-_CRC]
+
+
+def _checksum(data: bytes, place: Place) -> bytes:
+    return zlib.crc32(data, zlib.crc32(repr(place).encode())).to_bytes(_CRC, "little")
 
 
 class AESGCM:
@@ -88,7 +91,7 @@ class AESGCM:
         """See `Seal.open`."""
         try:
             return self._aead.decrypt(data[:_NONCE], data[_NONCE:], repr(place).encode())
-        except (self._invalid, ValueError) as exc:
+        except (self._invalid, ValueError, TypeError) as exc:
             raise CorruptRecord(
                 f"the row {place!r} does not decrypt: it was damaged, "
                 "changed or moved; restore it from a backup"

@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
-from perdure.checkpointers.cipher import LangGraphCipher, Seal
+from perdure.checkpointers.cipher import Clear, LangGraphCipher, Seal
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.copying import Copier
 from perdure.checkpointers.memo import Memo
@@ -17,6 +17,7 @@ from perdure.checkpointers.plan import PlannedPut, PlannedWrites, Planner
 from perdure.checkpointers.pruning import Pruner
 from perdure.checkpointers.reading import Reader
 from perdure.checkpointers.writing import Stale, Writer, Written
+from perdure.errors import ConfigurationError
 from perdure.storage.flow import Flow
 from perdure.storage.sqlite import Database
 
@@ -32,10 +33,16 @@ class Engine:
     serde: SerializerProtocol
     _sql: dict[str, str]
     _cache_bytes: int
+    _closed = False
 
     def _bind(self, seal: Seal) -> None:
         serde = self.serde
         if isinstance(serde, EncryptedSerializer):
+            if not isinstance(seal, Clear):
+                raise ConfigurationError(
+                    "both a key and an EncryptedSerializer are given; take one of them: key= (or "
+                    "PERDURE_KEY) also binds each row to its place"
+                )
             # its ciphertext differs each time; what is compared is the plain text within
             seal = LangGraphCipher(serde.cipher)
             serde = serde.serde
@@ -63,11 +70,13 @@ class Engine:
 
     def close(self) -> None:
         """Close the database, once everything handed to it is written."""
-        self.database.close()
+        if not self._closed:
+            self._closed = True
+            self.database.close()
 
     async def aclose(self) -> None:
         """See `close`."""
-        await asyncio.to_thread(self.database.close)
+        await asyncio.to_thread(self.close)
 
     # -- running work in either colour
 

@@ -11,12 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from langgraph.checkpoint.base import (
-    WRITES_IDX_MAP,
-    CheckpointTuple,
-    PendingWrite,
-    writes_sort_key,
-)
+from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure.checkpointers.base import Address
@@ -58,16 +53,6 @@ class Record:
     def at(self) -> Address:
         """Its own address."""
         return self.parent._replace(checkpoint_id=self.checkpoint["id"])
-
-    def pending_writes(self) -> list[PendingWrite]:
-        """What its tasks wrote, in the order in which a saver gives it."""
-        found = [
-            (writes_sort_key(task.path, task.task_id, WRITES_IDX_MAP.get(channel, i)), task, i)
-            for task in self.tasks
-            for i, (channel, _) in enumerate(task.writes)
-        ]
-        found.sort(key=lambda write: write[0])
-        return [(task.task_id, *task.writes[i]) for _, task, i in found]
 
 
 class Source:
@@ -156,14 +141,26 @@ class Source:
 
 
 def same(record: Record, found: CheckpointTuple, serde: SerializerProtocol) -> bool:
-    """Whether a stored checkpoint is what the source holds, value for value."""
+    """Whether a stored checkpoint is what the source holds, value for value, writes apart."""
     parent = found.parent_config["configurable"]["checkpoint_id"] if found.parent_config else None
-    stored = [parent, found.checkpoint, found.metadata, found.pending_writes]
-    given = [
-        record.parent.checkpoint_id,
-        record.checkpoint,
-        record.metadata,
-        record.pending_writes(),
+    stored = [parent, found.checkpoint, found.metadata]
+    given = [record.parent.checkpoint_id, record.checkpoint, record.metadata]
+    return _equal(stored, given, serde)
+
+
+def lacking(record: Record, found: CheckpointTuple, serde: SerializerProtocol) -> list[TaskWrites]:
+    """The tasks whose writes are not all stored; there may be others since."""
+    stored = found.pending_writes or []
+    return [
+        task
+        for task in record.tasks
+        if not all(
+            any(_equal(write, [task.task_id, *given], serde) for write in map(list, stored))
+            for given in task.writes
+        )
     ]
-    # bytes where values have no equality of their own: NaN, objects without __eq__
-    return bool(stored == given) or serde.dumps_typed(stored) == serde.dumps_typed(given)
+
+
+def _equal(one: Any, other: Any, serde: SerializerProtocol) -> bool:
+    # as bytes where values have no equality of their own: NaN, objects without __eq__
+    return bool(one == other) or serde.dumps_typed(one) == serde.dumps_typed(other)

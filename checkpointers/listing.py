@@ -75,11 +75,11 @@ class Listing:
             for thread_id in owners:
                 yield from self._in_thread(thread_id, None, where, before, None)
             return
-        last: tuple[float, int] = (float("inf"), 0)
-        while rows := self._all("list_threads", *last, "", "", _PAGE):
-            for row in rows:
-                yield from self._in_thread(row[1], None, where, before, None)
-            last = (rows[-1][6], rows[-1][0])
+        last = 0
+        while rows := self._all("thread_ids", last, _PAGE):
+            for _, thread_id in rows:
+                yield from self._in_thread(thread_id, None, where, before, None)
+            last = rows[-1][0]
 
     def _in_thread(
         self,

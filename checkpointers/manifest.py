@@ -27,26 +27,6 @@ INLINE: Final = 64  # ranges
 _BLOCK_MIN, _BLOCK_MAX, _BLOCK_MASK = 16, 256, 63
 
 
-def compress(positions: Iterable[int]) -> Ranges:
-    """Positions in order, as ranges.
-
-    >>> compress([4, 5, 6, 2, 9])
-    [(4, 7), (2, 3), (9, 10)]
-    """
-    out: Ranges = []
-    start = stop = -1
-    for position in positions:
-        if position == stop:
-            stop += 1
-        else:
-            if start >= 0:
-                out.append((start, stop))
-            start, stop = position, position + 1
-    if start >= 0:
-        out.append((start, stop))
-    return out
-
-
 def joined(parts: Iterable[Range]) -> Ranges:
     """Ranges in order, with neighbours that touch made one.
 
@@ -71,21 +51,6 @@ def positions(ranges: Ranges) -> Iterator[int]:
 def count(ranges: Ranges) -> int:
     """How many positions."""
     return sum(stop - start for start, stop in ranges)
-
-
-def head(ranges: Ranges, n: int) -> Ranges:
-    """The first `n` positions.
-
-    >>> head([(0, 3), (5, 9)], 4)
-    [(0, 3), (5, 6)]
-    """
-    out: Ranges = []
-    for start, stop in ranges:
-        if n <= 0:
-            break
-        out.append((start, min(stop, start + n)))
-        n -= stop - start
-    return out
 
 
 def covered(ranges: Iterable[Range]) -> Ranges:
@@ -113,7 +78,8 @@ def missing(ranges: Ranges, have: Ranges) -> Ranges:
     out: Ranges = []
     for start, stop in ranges:
         at = start
-        for lo, hi in have[max(0, bisect_right(starts, start) - 1) :]:
+        for i in range(max(0, bisect_right(starts, start) - 1), len(have)):
+            lo, hi = have[i]
             if lo >= stop:
                 break
             if hi <= at:
@@ -141,12 +107,13 @@ def once(ranges: Ranges) -> Ranges:
     have = covered(ranges)
     if count(have) == count(ranges):
         return ranges
+    seen: set[int] = set()
     out: Ranges = []
-    have = []
-    for part in ranges:
-        new = missing([part], have)
-        out += new
-        have = covered([*have, *new])
+    for start, stop in ranges:
+        for position in range(start, stop):
+            if position not in seen:
+                seen.add(position)
+                out.append((position, position + 1))
     return joined(out)
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.collector import collector_paused
 from perdure.checkpointers.manifest import Range, Ranges
+from perdure.checkpointers.messages import CLASSES
 from perdure.checkpointers.pieces import Piece
 
 PIECE: Final = 256  # items compared at once
@@ -71,6 +73,11 @@ class Lane:
             self._indexed = len(self.items)
         return self._index.get(stored)
 
+    def holds_messages(self) -> bool:
+        """Whether its first remembered item is a message."""
+        stored = next(iter(self.items.values()), b"")
+        return bool(stored) and stored[0] in CLASSES
+
     def known(self, start: int, stop: int) -> bool:
         """Whether a range is at hand as a piece, so that `same` has only to compare."""
         piece = self._pieces.get(start)
@@ -111,7 +118,7 @@ class Snapshot:
         uid: The checkpoint id.
         key: The row's key.
         parent: The parent's id.
-        fields: `[v, ts, updated_channels, metadata, other]` as stored.
+        fields: As stored: what of the checkpoint has no attribute here, and the metadata.
         versions: Channel versions.
         seen: Versions seen, by node.
         refs: A reference for each channel that has a value.
@@ -146,7 +153,7 @@ class Thread:
 
     def lane_named(self, name: str) -> Lane | None:
         """The lane of a channel, if anything of it is remembered."""
-        return next((lane for lane in self.lanes.values() if lane.name == name), None)
+        return next((lane for lane in list(self.lanes.values()) if lane.name == name), None)
 
     def lane(self, key: int, name: str) -> Lane:
         """The lane with a key."""
@@ -164,10 +171,11 @@ class Thread:
 
     def remember(self, ns: str, snapshot: Snapshot) -> None:
         """Keep a checkpoint at hand for the puts that follow it."""
-        self.recent[ns, snapshot.uid] = snapshot
-        self.recent.move_to_end((ns, snapshot.uid))
-        while len(self.recent) > _RECENT:
-            self.recent.popitem(last=False)
+        with suppress(KeyError):  # another thread may be at it too
+            self.recent[ns, snapshot.uid] = snapshot
+            self.recent.move_to_end((ns, snapshot.uid))
+            while len(self.recent) > _RECENT:
+                self.recent.popitem(last=False)
 
 
 class Memo:

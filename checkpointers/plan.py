@@ -6,7 +6,7 @@ that was changed in place is stored again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Final, Literal
@@ -23,7 +23,9 @@ from perdure.errors import Unstorable
 INLINE_BYTES: Final = 128  # up to here a value stands in the checkpoint itself
 _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen"}
 _NUMBERS: Final = {int, float, bool, NoneType}
-REMOVALS: Final = "#removals"  # never part of a channel: apart from it, so its items stay in a row
+INPUTS: Final = (
+    "#inputs"  # what a reducer turns into something else; apart from what it makes of it
+)
 START: Final = "__start__"  # langgraph's input channel: a dict of other channels' updates
 
 
@@ -131,8 +133,8 @@ class Planner:
             Unstorable: It, or a part of it, cannot be stored.
             ForbiddenType: A type in it is not on the allowlist.
         """
-        if _removes(value):
-            lane = REMOVALS
+        if not held and lane != START and self._will_change(lane, value):
+            lane = INPUTS
         if lane == START and _is_input(value):
             return Map({k: self.plan(k, v, f"{path}[{k!r}]") for k, v in value.items()})
         if type(value) is list and _splittable(value) and (held or not self._small(value, path)):
@@ -242,6 +244,17 @@ class Planner:
     def _state(self) -> tuple[int, int] | None:
         return (self.thread.key, self.thread.swept) if self.thread else None
 
+    def _will_change(self, name: str, value: Any) -> bool:
+        """Whether a channel's reducer is likely to make something else of an update.
+
+        In the channel's log it would never be part of the channel, and leave a gap.
+        """
+        parts = value if type(value) is list else [value]
+        if all(map(_final, parts)):
+            return False
+        lane = self.thread.lane_named(name) if self.thread else None
+        return any(map(_like_a_message, parts)) or (lane is not None and lane.holds_messages())
+
     def _small(self, value: list[Any] | dict[Any, Any], path: str) -> bool:
         """Whether a list or dict is too small to be worth splitting."""
         if len(value) > INLINE_BYTES:
@@ -261,20 +274,20 @@ class Planner:
     ) -> list[New | Range]:
         lane = self.thread.lane_named(name) if self.thread else None
         if lane is None:
-            return [New(self.codec.encode(v, _at(path, i))) for i, v in enumerate(values)]
+            return [New(self._element(v, path, i)) for i, v in enumerate(values)]
         parts: list[New | Range] = []
         i = 0
         for start, stop in pieces(hint or []):
             part = values[i : i + stop - start]
             # the first tells most lists that were cut apart from those that were not
-            if not part or lane.items.get(start) != self.codec.encode(part[0], _at(path, i)):
+            if not part or lane.items.get(start) != self._element(part[0], path, i):
                 break
             if not lane.same(part, start, self.codec):
                 break
             parts.append((start, start + len(part)))
             i += len(part)
         while i < len(values):
-            stored = self.codec.encode(values[i], _at(path, i))
+            stored = self._element(values[i], path, i)
             position = lane.find(stored)
             i += 1
             if position is None:
@@ -285,6 +298,12 @@ class Planner:
                 i += length - 1
         return parts
 
+    def _element(self, value: Any, path: str, i: int) -> bytes:
+        """An element of a list as stored; within one the serializer makes bytearrays bytes."""
+        if type(value) is bytearray:
+            value = bytes(value)
+        return self.codec.encode(value, lambda: f"{path}[{i}]")
+
     def _run(self, lane: Lane, values: list[Any], i: int, start: int, path: str) -> int:
         """How many values from `i` on stand in the lane from `start` on."""
         length = 0
@@ -294,24 +313,10 @@ class Planner:
                 length += len(part)
                 continue
             for position, value in enumerate(part, first):
-                if lane.items.get(position) != self.codec.encode(value, _at(path, i + length)):
+                if lane.items.get(position) != self._element(value, path, i + length):
                     return length
                 length += 1
         return length
-
-
-def new_items(node: Node) -> Iterator[tuple[str, New]]:
-    """Every new item of a plan, with its lane."""
-    match node:
-        case One(lane, New() as item):
-            yield lane, item
-        case Many(_, lane, parts):
-            for part in parts:
-                if isinstance(part, New):
-                    yield lane, part
-        case Map(entries):
-            for inner in entries.values():
-                yield from new_items(inner)
 
 
 def known_ranges(node: Node) -> Iterator[tuple[str, Range]]:
@@ -340,13 +345,18 @@ def _unchanged(
     )
 
 
-def _at(path: str, i: int) -> Callable[[], str]:
-    return lambda: f"{path}[{i}]"
+def _final(part: Any) -> bool:
+    """Whether a message is as its channel will hold it: `add_messages` gives ids and removes."""
+    return isinstance(part, BaseMessage) and part.id is not None and type(part) is not RemoveMessage
 
 
-def _removes(value: Any) -> bool:
-    parts = value if type(value) is list else [value]
-    return any(type(part) is RemoveMessage for part in parts)
+def _like_a_message(part: Any) -> bool:
+    """Whether `add_messages` takes it for a message, among the things that are none."""
+    if type(part) is dict:
+        return "content" in part and ("role" in part or "type" in part)
+    return isinstance(part, BaseMessage) or (
+        type(part) in (tuple, list) and len(part) == 2 and type(part[0]) is str
+    )
 
 
 def _is_input(value: Any) -> bool:

@@ -120,7 +120,8 @@ class Reader:
         for channel, lane, numbers in split_channels(snapshot.refs):
             ranges = yield from self.ranges(thread, numbers)
             snapshot.ranges[channel] = (lane, ranges)
-            said[channel] = (lane, once(ranges))
+            if not channel.startswith("__"):
+                said[channel] = (lane, once(ranges))
         for channel, (lane, numbers) in snapshot.said.items():
             said[channel] = (lane, (yield from self.ranges(thread, numbers)))
         snapshot.said = said
@@ -222,10 +223,10 @@ class Reader:
         for start, stop in ranges:
             if not lane.has(start, stop):
                 rows = yield Statement(self.sql["items_between"], span(key, start, stop))
-                if len(rows) != stop - start:
+                if [row[0] & 0xFFFFFFFF for row in rows] != list(range(start, stop)):
                     raise CorruptRecord(
-                        f"thread {thread.thread_id!r}: {stop - start - len(rows)} of the items "
-                        f"{start} to {stop} of channel {lane.name!r} are missing from the log"
+                        f"thread {thread.thread_id!r}: not all items from {start} to {stop} of "
+                        f"channel {lane.name!r} are in the log; restore it from a backup"
                     )
                 thread.add_items(lane, self._opened(thread.thread_id, lane, rows))
         return lane
@@ -246,6 +247,6 @@ class Reader:
         lane = yield from self._load(found.thread, key, ranges)
         values = lane.fresh(ranges, self.codec)
         ref = found.snapshot.refs.get(channel)
-        if ref is not None and ref[0] == DICT:
-            values = [tuple(pair) for pair in values]
+        if isinstance(ref, list) and ref[0] == DICT:
+            values = [tuple(v) if type(v) is list and len(v) == 2 else v for v in values]
         return values, ranges, found.snapshot.ranges.get(channel, (key, []))[1]

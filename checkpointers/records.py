@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -60,10 +61,13 @@ def writes_place(thread_id: str, ns: str, uid: str, task: str) -> Place:
 def content_hash(seal: Seal, lane: int, stored: bytes) -> int:
     """A hash by which the same content is found within a lane.
 
-    The lane leads, so that a thread's hashes lie together in the index; 40 bits of BLAKE2b follow.
+    The lane leads, so that a thread's hashes lie together in the index; 40 bits of BLAKE2b follow,
+    salted with the lane (RFC 7693): equal contents of two threads have nothing in common.
     A match is confirmed by comparing the content itself.
     """
-    digest = hashlib.blake2b(stored, digest_size=5, key=seal.hash_key).digest()
+    digest = hashlib.blake2b(
+        stored, digest_size=5, key=seal.hash_key, salt=lane.to_bytes(8)
+    ).digest()
     return (lane & 0x7FFFFF) << 40 | int.from_bytes(digest, "big")
 
 
@@ -76,7 +80,7 @@ def tag(seal: Seal, key: str, value: Any) -> int | None:
         return None
     if isinstance(value, str) and len(value) > _TAG_LIMIT:
         return None
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and math.isfinite(value):
         value = float(value) if abs(value) < 1 << 53 else int(value)  # 1, 1.0 and True are equal
     text = repr((key, value)).encode(errors="surrogatepass")
     digest = hashlib.blake2b(text, digest_size=8, key=seal.hash_key).digest()

@@ -25,7 +25,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.checkpointers.base import Address, OnConflict, address
-from perdure.checkpointers.cipher import Clear, Seal
+from perdure.checkpointers.cipher import Clear, LangGraphCipher, Seal
 from perdure.checkpointers.conflicts import contests, note_read
 from perdure.checkpointers.delta import delta_history
 from perdure.checkpointers.listing import Listing
@@ -285,7 +285,7 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
         clone = super().with_allowlist(extra_allowlist)
         assert isinstance(clone, LogSaver)
         if clone is not self:
-            clone._bind(self._seal)
+            clone._bind(Clear() if isinstance(self._seal, LangGraphCipher) else self._seal)
         return clone
 
 

@@ -16,7 +16,7 @@ from perdure.checkpointers.base import Address, ImportReport, PruneReport, Reten
 from perdure.checkpointers.base import check_thread_id as checked
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.engine import Engine
-from perdure.checkpointers.importing import Record, Source, TaskWrites, same
+from perdure.checkpointers.importing import Record, Source, TaskWrites, lacking, same
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.memo import Memo
 from perdure.checkpointers.plan import PlannedWrites, Planner
@@ -238,29 +238,40 @@ class Upkeep(Engine):
 
     def _take(self, source: Source, record: Record) -> ImportReport:
         found = self._read(self._reader.get(record.at))
-        if found is not None and same(record, found, self._codec.serde):
-            return ImportReport(skipped=1)
-        versions = record.checkpoint["channel_versions"]
-        self._write(
-            lambda planner: planner.checkpoint(
-                record.parent,
-                cast(Checkpoint, record.checkpoint),
-                record.metadata,
-                versions,
-                False,
-                "fork",
-            ),
-            record.at.thread_id,
-        )
-        for task in record.tasks:
-            self._write(_writes_plan(record.at, task), record.at.thread_id)
-        found = self._read(self._reader.get(record.at))
-        if found is None or not same(record, found, self._codec.serde):
-            raise ImportFailed(
-                f"{source.path!r}, thread {record.at.thread_id!r}: checkpoint "
-                f"{record.at.checkpoint_id!r} is not the same when read back"
+        new = found is None
+        if found is None:
+            versions = record.checkpoint["channel_versions"]
+            self._write(
+                lambda planner: planner.checkpoint(
+                    record.parent,
+                    cast(Checkpoint, record.checkpoint),
+                    record.metadata,
+                    versions,
+                    False,
+                    "fork",
+                ),
+                record.at.thread_id,
             )
-        return ImportReport(checkpoints=1, writes=sum(len(task.writes) for task in record.tasks))
+        elif not same(record, found, self._codec.serde):
+            raise self._differs(source, record, "is another one here")
+        tasks = record.tasks if found is None else lacking(record, found, self._codec.serde)
+        for task in tasks:
+            self._write(_writes_plan(record.at, task), record.at.thread_id)
+        found = self._read(self._reader.get(record.at)) if new or tasks else found
+        if (
+            found is None
+            or not same(record, found, self._codec.serde)
+            or lacking(record, found, self._codec.serde)
+        ):
+            raise self._differs(source, record, "is not the same when read back")
+        writes = sum(len(task.writes) for task in tasks)
+        return ImportReport(checkpoints=int(new), writes=writes, skipped=int(not new))
+
+    def _differs(self, source: Source, record: Record, how: str) -> ImportFailed:
+        return ImportFailed(
+            f"{source.path!r}, thread {record.at.thread_id!r}: checkpoint "
+            f"{record.at.checkpoint_id!r} {how}"
+        )
 
 
 def _forgetting(memo: Memo, thread_id: str) -> Callable[[object], None]:

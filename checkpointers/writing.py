@@ -151,7 +151,7 @@ class Writer:
         known = self.memo.peek(thread_id)
         if known is not None and (known.key, known.swept) == (thread, swept):
             out.known = known
-            out.lanes.update({lane.name: key for key, lane in known.lanes.items()})
+            out.lanes.update({lane.name: key for key, lane in list(known.lanes.items())})
         return out
 
     def _verify(
@@ -159,10 +159,12 @@ class Writer:
     ) -> Flow[None]:
         """Make sure that what a plan takes to be stored is; a deletion may have come between."""
         thread = out.key
-        if remembered == (thread, out.swept):
+        if remembered is None or remembered == (thread, out.swept):
             return
         for node in nodes:
             for name, (start, stop) in known_ranges(node):
+                if remembered[0] != thread:
+                    raise Stale  # another thread by the same id: its log is another log
                 rows = yield Statement(self.sql["find_lane"], (thread, name))
                 if not rows:
                     raise Stale
@@ -211,6 +213,8 @@ class Writer:
         if parent is not None:
             snapshot.said.update(parent.said)
         for channel, (lane, ranges) in snapshot.ranges.items():
+            if channel.startswith("__"):
+                continue  # langgraph's own: tasks on their way are not what was said
             before = snapshot.said.get(channel)
             former = before[1] if before is not None and before[0] == lane else []
             snapshot.said[channel] = (lane, said(former, ranges))

@@ -16,13 +16,11 @@ from perdure.checkpointers.manifest import (
     MAP,
     Range,
     Ranges,
-    compress,
     contains,
     count,
     covered,
     cut_blocks,
     flat,
-    head,
     joined,
     missing,
     positions,
@@ -48,6 +46,10 @@ long = st.lists(
 )
 
 
+def compress(values: list[int]) -> Ranges:
+    return joined((value, value + 1) for value in values)
+
+
 def _rising(steps: list[tuple[int, int]]) -> list[int]:
     out: list[int] = []
     at = 0
@@ -63,15 +65,6 @@ def listed(ranges: Ranges) -> list[int]:
 
 def first_of_each(values: list[int]) -> list[int]:
     return list(dict.fromkeys(values))
-
-
-@given(st.lists(places, max_size=30))
-def test_compress_keeps_every_position_in_order(values: list[int]) -> None:
-    """Positions are the same after as before, in as few ranges as there are runs."""
-    actual = compress(values)
-
-    assert values == listed(actual)
-    assert len(actual) == (sum(1 for a, b in pairwise(values) if b != a + 1) + (1 if values else 0))
 
 
 @given(many)
@@ -91,12 +84,6 @@ def test_joined_keeps_every_position_in_order(parts: list[Range]) -> None:
     assert listed(parts) == listed(actual)
     assert all(start < stop for start, stop in actual)
     assert all(left[1] != right[0] for left, right in pairwise(actual))
-
-
-@given(many, st.integers(-2, 60))
-def test_head_is_a_slice(ranges: Ranges, n: int) -> None:
-    """The first positions are those of the list cut there."""
-    assert listed(ranges)[: max(0, n)] == listed(head(ranges, n))
 
 
 @given(many)

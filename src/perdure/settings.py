@@ -42,7 +42,7 @@ def load(**arguments: str | None) -> Settings:
     settings = Settings(db="")
     for source in (_from_file(names), _from_environment(names), arguments):
         settings = replace(settings, **{k: v for k, v in source.items() if v})
-    if settings.model and not settings.api_key:
+    if settings.model and not settings.api_key and not settings.base_url:  # that key is OpenAI's
         settings = replace(settings, api_key=os.environ.get("OPENAI_API_KEY"))
     return replace(settings, db=os.path.expanduser(settings.db) or _default_db())
 

@@ -237,11 +237,9 @@ def _written(path: Path) -> Iterator[TextIO]:
         partial.unlink(missing_ok=True)
 
 
-def _all(saver: SQLiteCheckpointer) -> Any:
-    last = None
-    while page := saver.threads(limit=200, after=last):
-        yield from (info.thread_id for info in page)
-        last = page[-1].thread_id
+def _all(saver: SQLiteCheckpointer) -> list[str]:
+    """Every thread there is now; paging would miss those that are written to meanwhile."""
+    return [info.thread_id for info in saver.threads(limit=sys.maxsize)]
 
 
 def _exported(saver: SQLiteCheckpointer, thread_id: str) -> dict[str, Any]:

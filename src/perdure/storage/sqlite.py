@@ -73,6 +73,7 @@ class Database:
         self._users = 1
         self._pid = os.getpid()
         self._closed = False
+        self._broken = False  # the writing connection had to be given up
         self._pending: SimpleQueue[Job[Any] | None] = SimpleQueue()  # None: no more will come
         self._gate = threading.Lock()  # between handing work in and closing
         self._readers = Readers(self._new_reader, path)
@@ -97,6 +98,8 @@ class Database:
     def open(cls, path: str | os.PathLike[str], migration: Migration, **options: Any) -> Database:
         """The database at `path`: the one this process has open already, or a new one."""
         text = os.fsdecode(path)
+        if text not in (MEMORY, ""):
+            text = os.path.abspath(text)  # the working directory may change
         if text == MEMORY or options.get("read_only"):
             return cls(text, migration, **options)
         key = os.path.realpath(text)
@@ -272,12 +275,11 @@ class Database:
                 job = self._pending.get()
 
     def _commit(self, batch: list[Job[Any]]) -> None:
-        conn = self._writer
-        assert conn is not None
         done: list[Job[Any]] = []
         failed: dict[Job[Any], BaseException] = {}
         try:
             with mapped(self.path):
+                conn = self._sound_writer()
                 conn.execute("BEGIN IMMEDIATE")
                 for job in batch:
                     try:
@@ -289,14 +291,16 @@ class Database:
                             raise  # a full disk, say, undoes all of it at once
                 conn.execute("COMMIT")
         except BaseException as exc:
-            self._undo(conn)
+            self._undo()
             failed = {job: failed.get(job, exc) for job in batch}
             done = []
-        for job, error in failed.items():
-            job.fail(error)
-        for job in done:
-            job.succeed()
-        settle(job.promise for job in batch)
+        try:
+            for job, error in failed.items():
+                job.fail(error)
+            for job in done:
+                job.succeed()
+        finally:
+            settle(job.promise for job in batch)
 
     def _step(self, conn: sqlite3.Connection, job: Job[T], *, alone: bool) -> T:
         """Run a job; one of several within a savepoint, so that it can be undone by itself."""
@@ -314,14 +318,23 @@ class Database:
             conn.execute("RELEASE job")
         return result
 
-    def _undo(self, conn: sqlite3.Connection) -> None:
-        """Roll back; a connection that cannot is replaced, lest it commits half a job later."""
+    def _undo(self) -> None:
+        """Roll back; a connection that cannot is given up, lest it commits half a job later."""
+        conn = self._writer
+        assert conn is not None
         try:
             if conn.in_transaction:
                 conn.execute("ROLLBACK")
         except sqlite3.Error:
             conn.close()
+            self._broken = True
+
+    def _sound_writer(self) -> sqlite3.Connection:
+        if self._broken:
             self._writer = self._configured(self._connect())
+            self._broken = False
+        assert self._writer is not None
+        return self._writer
 
     def shrink(self) -> None:
         """Give the space of deleted rows back to the file system, in small steps."""
@@ -352,8 +365,9 @@ class Database:
         Raises:
             StorageUnavailable: The database is closed.
         """
-        self._open_or_raise()
-        future = self._workers.submit(work, awaited=True).future
+        with self._gate:
+            self._open_or_raise()
+            future = self._workers.submit(work, awaited=True).future
         assert isinstance(future, asyncio.Future)
         return future
 
@@ -422,3 +436,22 @@ def _close_all() -> None:
         if database._pid == os.getpid():
             database._users = 1
             database.close()
+
+
+def _before_fork() -> None:
+    """No transaction is open while a process forks: the child would inherit its locks."""
+    Database._registry_lock.acquire()
+    for database in Database._open.values():
+        database._write_lock.acquire()
+
+
+def _after_fork() -> None:
+    for database in Database._open.values():
+        database._write_lock.release()
+    Database._registry_lock.release()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
+    )

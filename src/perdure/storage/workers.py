@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from typing import Any, Generic, TypeVar
 from perdure.storage.flow import Flow
 
 T = TypeVar("T")
+_log = logging.getLogger("perdure")
 
 
 class Promise(Generic[T]):
@@ -81,15 +83,22 @@ class Job(Generic[T]):
 
     def succeed(self) -> None:
         """Its transaction is committed."""
-        if self.committed is not None:
-            self.committed(self.result)
         self.promise.keep(self.result)
+        try:
+            if self.committed is not None:
+                self.committed(self.result)
+        except Exception:
+            _log.exception("what was committed could not be noted; it is read again when needed")
+            self._undo()
 
     def fail(self, error: BaseException) -> None:
         """It, or the commit, failed."""
+        self.promise.fail(error)
+        self._undo()
+
+    def _undo(self) -> None:
         if self.undone is not None:
             self.undone()
-        self.promise.fail(error)
 
 
 def settle(promises: Iterable[Promise[Any]]) -> None:
