@@ -252,8 +252,10 @@ class Planner:
         parts = value if type(value) is list else [value]
         if all(map(_final, parts)):
             return False
+        if any(map(_like_a_message, parts)):
+            return True
         lane = self.thread.lane_named(name) if self.thread else None
-        return any(map(_like_a_message, parts)) or (lane is not None and lane.holds_messages())
+        return lane.holds_messages() if lane else any(type(part) is str for part in parts)
 
     def _small(self, value: list[Any] | dict[Any, Any], path: str) -> bool:
         """Whether a list or dict is too small to be worth splitting."""

@@ -175,7 +175,7 @@ def test_a_branch_nobody_asked_for_is_logged(
         graph: Any = builder.compile(checkpointer=saver)
         graph.invoke(says("first"), THREAD)
         old = graph.get_state(THREAD).config
-        run = pool.submit(graph.invoke, says("slow"), THREAD)
+        run = pool.submit(graph.invoke, says("slow"), THREAD, durability="sync")
         begun.wait(PATIENCE_S)
         asked = graph.update_state(old, {"messages": [("human", "x")]}, as_node="slow")
         go_on.set()
