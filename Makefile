@@ -3,7 +3,8 @@ PY    ?= python3
 VENV  ?= .venv
 BIN   := $(VENV)/bin
 PARTS := graphs memory checkpointers stores
-.PHONY: chat test setup check fix lint view types unit bench clean
+.DEFAULT_GOAL := test
+.PHONY: chat test setup check fix lint view types unit clean
 
 chat: setup  ; $(BIN)/perdure chat --thread hello
 test: setup check

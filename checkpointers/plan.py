@@ -255,7 +255,11 @@ class Planner:
         if any(map(_like_a_message, parts)):
             return True
         lane = self.thread.lane_named(name) if self.thread else None
-        return lane.holds_messages() if lane else any(type(part) is str for part in parts)
+        return (
+            lane.holds_messages()
+            if lane and lane.items
+            else any(type(part) is str for part in parts)
+        )
 
     def _small(self, value: list[Any] | dict[Any, Any], path: str) -> bool:
         """Whether a list or dict is too small to be worth splitting."""

@@ -49,7 +49,7 @@ class Kept:
 
 @dataclass(slots=True)
 class Pruner:
-    """The flows that delete and copy.
+    """The flows that delete.
 
     Args:
         sql: The statements, by name.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -53,6 +54,16 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PERDURE_DB", str(tmp_path / "memory.db"))
     shutil.copy(ROOT / "tests" / "data" / "conversations.json", tmp_path)
     return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_are_finished(page: Path) -> None:
+    """No placeholder is left, and every relative link leads somewhere."""
+    text = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+
+    assert "@@" not in text
+    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

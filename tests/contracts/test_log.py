@@ -32,7 +32,7 @@ def _answer(state: ChatState) -> str:
     ],
     ids=["message", "dict", "tuple", "text", "with-id"],
 )
-def test_a_thread_is_one_range_however_it_is_spoken_to(given: Any) -> None:
+def test_a_log_has_no_gaps_however_a_thread_is_spoken_to(given: Any) -> None:
     """Inputs that get their id from the reducer leave no gaps: manifests stay a few bytes."""
     with SQLiteCheckpointer.open(":memory:") as saver:
         builder = StateGraph(ChatState)
@@ -42,7 +42,8 @@ def test_a_thread_is_one_range_however_it_is_spoken_to(given: Any) -> None:
             graph.invoke({"messages": given(i)}, {"configurable": {"thread_id": "t"}})
         positions = [item.position for item in saver.history("t")]
 
-    assert positions == list(range(24))
+    # a task may be quicker to store its answer than the step before it its checkpoint
+    assert sorted(positions) == list(range(24))
 
 
 def said(*ids: str) -> dict[str, Any]:
