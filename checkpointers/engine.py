@@ -12,11 +12,12 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from perdure.checkpointers.cipher import Clear, LangGraphCipher, Seal
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.copying import Copier
+from perdure.checkpointers.log import Log, Written
 from perdure.checkpointers.memo import Memo
 from perdure.checkpointers.plan import PlannedPut, PlannedWrites, Planner
 from perdure.checkpointers.pruning import Pruner
 from perdure.checkpointers.reading import Reader
-from perdure.checkpointers.writing import Stale, Writer, Written
+from perdure.checkpointers.writing import Stale, Writer
 from perdure.errors import ConfigurationError
 from perdure.storage.flow import Flow
 from perdure.storage.sqlite import Database
@@ -50,7 +51,7 @@ class Engine:
         self._codec = Codec(serde)
         self._memo = Memo(self._cache_bytes)
         self._reader = Reader(self._sql, seal, self._memo, self._codec)
-        self._writer = Writer(self._sql, seal, self._memo, self._reader)
+        self._writer = Writer(self._sql, seal, self._memo, self._reader, Log(self._sql, seal))
         self._pruner = Pruner(self._sql, self._reader)
         self._copier = Copier(self._sql, self._reader, self._pruner)
 

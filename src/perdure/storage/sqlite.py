@@ -12,27 +12,21 @@ import contextlib
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Literal, TypeVar
-
-from filelock import FileLock, Timeout
+from typing import Any, TypeVar
 
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
+from perdure.storage.connecting import MEMORY, Connector, Synchronous
 from perdure.storage.flow import Flow, Statement, execute, rows_of, run
 from perdure.storage.housekeeping import Housekeeper
-from perdure.storage.migrations import Migration, check_identity, migrate, version
+from perdure.storage.migrations import Migration
 from perdure.storage.readers import Readers
 from perdure.storage.sqlite_errors import check_path, mapped
 from perdure.storage.workers import Job, Promise, Workers, settle
 
 T = TypeVar("T")
-Synchronous = Literal["full", "normal"]
-
-MEMORY = ":memory:"
-INCREMENTAL = 2  # https://sqlite.org/pragma.html#pragma_auto_vacuum
 
 
 class Database:
@@ -68,27 +62,25 @@ class Database:
         self.path = path
         self.synchronous = synchronous
         self.read_only = read_only
-        self._timeout_s = timeout_s
-        self._factory = factory
+        self._connector = Connector(path, synchronous, read_only, timeout_s, factory)
         self._users = 1
         self._pid = os.getpid()
         self._closed = False
         self._broken = False  # the writing connection had to be given up
         self._pending: SimpleQueue[Job[Any] | None] = SimpleQueue()  # None: no more will come
         self._gate = threading.Lock()  # between handing work in and closing
-        self._readers = Readers(self._new_reader, path)
+        self._readers = Readers(self._connector.reader, path)
         self._workers = Workers(4, "perdure-read")
         self._write_lock = threading.Lock()  # held while the writing connection is in use
-        self._file_lock = FileLock(path + ".lock", thread_local=False) if self._on_disk else None
-        self._housekeeper = Housekeeper(path, self._file_lock, timeout_s)
+        self._housekeeper = Housekeeper(path, self._connector.file_lock, timeout_s)
         self._writer: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
         check_path(path, read_only)
         with mapped(path):
             if read_only:
-                self._check_readable(migration)
+                self._connector.check_readable(migration)
             else:
-                self._writer = self._open_writer(migration)
+                self._writer = self._connector.first_writer(migration)
                 self._thread = threading.Thread(
                     target=self._write_loop, name="perdure-write", daemon=True
                 )
@@ -113,86 +105,12 @@ class Database:
                         f"{shared.synchronous!r}; open it with the same, not {wanted!r}"
                     )
                 with shared._write_lock, mapped(text):
-                    shared._migrate(shared._writer_or_raise(), migration)
+                    shared._connector.migrate(shared._writer_or_raise(), migration)
                 shared._users += 1
                 return shared
             database = cls(text, migration, **options)
             cls._open[key] = database
             return database
-
-    @property
-    def _on_disk(self) -> bool:
-        return self.path != MEMORY
-
-    # -- opening
-
-    def _connect(self, uri_mode: str | None = None) -> sqlite3.Connection:
-        target = f"{Path(self.path).absolute().as_uri()}?{uri_mode}" if uri_mode else self.path
-        conn = sqlite3.connect(
-            target,
-            timeout=self._timeout_s,
-            isolation_level=None,
-            check_same_thread=False,
-            factory=self._factory,
-            cached_statements=256,
-            uri=bool(uri_mode),
-        )
-        try:
-            conn.execute("PRAGMA mmap_size = 0")
-            if self._on_disk:
-                conn.execute("PRAGMA wal_autocheckpoint = 0")
-        except BaseException:
-            conn.close()
-            raise
-        return conn
-
-    def _open_writer(self, migration: Migration) -> sqlite3.Connection:
-        with self._between_processes():
-            conn = self._connect()
-            try:
-                if not check_identity(conn, self.path):
-                    # must come before the first page is written
-                    conn.execute("PRAGMA auto_vacuum = INCREMENTAL")
-                    if conn.execute("PRAGMA auto_vacuum").fetchone() != (INCREMENTAL,):
-                        conn.execute("VACUUM")  # an empty file that another tool began
-                if self._on_disk:
-                    conn.execute("PRAGMA journal_mode = WAL")
-                migrate(self._configured(conn), migration, self.path)
-            except BaseException:
-                conn.close()
-                raise
-        return conn
-
-    def _configured(self, conn: sqlite3.Connection) -> sqlite3.Connection:
-        conn.execute(f"PRAGMA synchronous = {self.synchronous}")
-        conn.execute("PRAGMA secure_delete = ON")
-        return conn
-
-    def _migrate(self, conn: sqlite3.Connection, migration: Migration) -> None:
-        with self._between_processes():
-            migrate(conn, migration, self.path)
-
-    def _check_readable(self, migration: Migration) -> None:
-        with contextlib.closing(self._new_reader()) as conn:
-            if check_identity(conn, self.path) and version(conn, migration, self.path):
-                return
-        raise StorageError(
-            f"{self.path!r} holds no {migration.component} data yet; open it once for writing"
-        )
-
-    @contextlib.contextmanager
-    def _between_processes(self) -> Iterator[None]:
-        if self._file_lock is None:
-            yield
-            return
-        try:
-            with self._file_lock.acquire(timeout=self._timeout_s):
-                yield
-        except Timeout as exc:
-            raise StorageUnavailable(
-                f"another process has held {self.path + '.lock'!r} for {self._timeout_s} s; "
-                "try again"
-            ) from exc
 
     # -- writing
 
@@ -331,7 +249,7 @@ class Database:
 
     def _sound_writer(self) -> sqlite3.Connection:
         if self._broken:
-            self._writer = self._configured(self._connect())
+            self._writer = self._connector.another_writer()
             self._broken = False
         assert self._writer is not None
         return self._writer
@@ -353,7 +271,7 @@ class Database:
         Raises:
             StorageUnavailable: The database is closed.
         """
-        if not self._on_disk:
+        if not self._connector.on_disk:
             return self.write(flow)
         self._open_or_raise()
         with mapped(self.path):
@@ -370,16 +288,6 @@ class Database:
             future = self._workers.submit(work, awaited=True).future
         assert isinstance(future, asyncio.Future)
         return future
-
-    def _new_reader(self) -> sqlite3.Connection:
-        try:
-            conn = self._connect("mode=ro")
-            conn.execute("SELECT 1 FROM sqlite_master").fetchone()
-        except sqlite3.OperationalError:
-            if not self.read_only or os.path.exists(self.path + "-wal"):
-                raise
-            conn = self._connect("immutable=1")  # a folder without write permission and no WAL
-        return conn
 
     # -- closing and looking
 
@@ -403,7 +311,7 @@ class Database:
         self._readers.close()
         if self._writer is not None:
             # closing the last connection checkpoints too, hence under the lock
-            with contextlib.suppress(StorageUnavailable), self._between_processes():
+            with contextlib.suppress(StorageUnavailable), self._connector.between_processes():
                 self._writer.close()
                 self._writer = None
 
@@ -426,7 +334,9 @@ class Database:
             "synchronous": self.synchronous,
             "size_bytes": found["page_size"] * found["page_count"],
             "free_bytes": found["page_size"] * found["freelist_count"],
-            "wal_bytes": os.path.getsize(wal) if self._on_disk and os.path.exists(wal) else 0,
+            "wal_bytes": os.path.getsize(wal)
+            if self._connector.on_disk and os.path.exists(wal)
+            else 0,
         }
 
 
