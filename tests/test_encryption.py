@@ -14,7 +14,7 @@ from langchain_core.messages import HumanMessage
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import CorruptRecord, WrongKey
 from tests.backends import KEY
-from tests.test_bad_input import SECRET, checkpoint, config, filled, put  # noqa: F401
+from tests.test_bad_input import SECRET, checkpoint, config, put
 
 
 @pytest.fixture
@@ -52,8 +52,11 @@ def test_a_wrong_key(sealed: Path, key: bytes | None) -> None:
     assert before == sealed.read_bytes()
 
 
-def test_a_key_for_a_plain_file(filled: Path) -> None:
+def test_a_key_for_a_plain_file(tmp_path: Path) -> None:
     """A file that holds plain threads does not become a mixture."""
+    filled = tmp_path / "filled.db"
+    with SQLiteCheckpointer.open(filled) as saver:
+        put(saver, messages=[HumanMessage("plain", id="1")])
     with pytest.raises(WrongKey, match="not encrypted"):
         SQLiteCheckpointer.open(filled, key=KEY)
 
