@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from agents import chat_agent, ratio, said, table
 
-from perdure.checkpointers import SQLiteCheckpointer, memo
+from perdure.checkpointers import SQLiteCheckpointer, engine
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 ROUNDS = 9
@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=6000)
     args = parser.parse_args()
-    ways: dict[str, Any] = {"left alone": nullcontext, "paused": memo.collector_paused}
+    ways: dict[str, Any] = {"left alone": nullcontext, "paused": engine.collector_paused}
     took: dict[str, list[float]] = {name: [] for name in ways}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.db"
@@ -36,7 +36,7 @@ def main() -> None:
             chat_agent(saver).update_state(CONFIG, given, as_node="agent")
         for _ in range(ROUNDS):
             for name, way in ways.items():
-                memo.collector_paused = way
+                engine.collector_paused = way
                 with SQLiteCheckpointer.open(path) as saver:
                     started = time.perf_counter()
                     saver.get_tuple(CONFIG)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from perdure.errors import CorruptRecord, MissingDependency, WrongKey
@@ -35,6 +36,17 @@ class Seal(Protocol):
             CorruptRecord: The bytes are damaged, or were moved from another place.
         """
 
+    def open_run(self, bodies: Sequence[bytes], of: Place, start: int) -> list[bytes]:
+        """Decrypt rows whose places are `(*of, start)`, `(*of, start + 1)` and so on.
+
+        Raises:
+            CorruptRecord: One is damaged, or was moved from another place.
+        """
+
+
+def _one_by_one(seal: Seal, bodies: Sequence[bytes], of: Place, start: int) -> list[bytes]:
+    return [seal.open(body, (*of, position)) for position, body in enumerate(bodies, start)]
+
 
 class Clear:
     """No encryption; a checksum (CRC-32, IEEE 802.3) tells when a row was damaged, or is astray."""
@@ -43,17 +55,34 @@ class Clear:
 
     def seal(self, data: bytes, place: Place) -> bytes:
         """The bytes, then the checksum of their place and of them."""
-        return data + _checksum(data, place)
+        return data + _checksum(data, _begun(place[:-1]), place[-1])
 
     def open(self, data: bytes, place: Place) -> bytes:
         """See `Seal.open`."""
-        if type(data) is not bytes or _checksum(data[:-_CRC], place) != data[-_CRC:]:
-            raise CorruptRecord(f"the row {place!r} is damaged; restore it from a backup")
-        return data[:-_CRC]
+        if (
+            type(data) is bytes
+            and _checksum(data[:-_CRC], _begun(place[:-1]), place[-1]) == data[-_CRC:]
+        ):
+            return data[:-_CRC]
+        raise CorruptRecord(f"the row {place!r} is damaged; restore it from a backup")
+
+    def open_run(self, bodies: Sequence[bytes], of: Place, start: int) -> list[bytes]:
+        """See `Seal.open_run`."""
+        begun = _begun(of)
+        out = []
+        for position, body in enumerate(bodies, start):
+            if type(body) is not bytes or _checksum(body[:-_CRC], begun, position) != body[-_CRC:]:
+                self.open(body, (*of, position))
+            out.append(body[:-_CRC])
+        return out
 
 
-def _checksum(data: bytes, place: Place) -> bytes:
-    return zlib.crc32(data, zlib.crc32(repr(place).encode())).to_bytes(_CRC, "little")
+def _begun(of: Place) -> int:
+    return zlib.crc32(repr(of).encode())
+
+
+def _checksum(data: bytes, begun: int, last: str | int | None) -> bytes:
+    return zlib.crc32(data, zlib.crc32(b"%a" % (last,), begun)).to_bytes(_CRC, "little")
 
 
 class AESGCM:
@@ -97,6 +126,10 @@ class AESGCM:
                 "changed or moved; restore it from a backup"
             ) from exc
 
+    def open_run(self, bodies: Sequence[bytes], of: Place, start: int) -> list[bytes]:
+        """See `Seal.open_run`."""
+        return _one_by_one(self, bodies, of, start)
+
 
 class LangGraphCipher:
     """The cipher of a langgraph `EncryptedSerializer`, for those who have one already.
@@ -126,6 +159,10 @@ class LangGraphCipher:
                 f"the row {place!r} does not decrypt ({exc}): it was "
                 "damaged, or written with another key"
             ) from exc
+
+    def open_run(self, bodies: Sequence[bytes], of: Place, start: int) -> list[bytes]:
+        """See `Seal.open_run`."""
+        return _one_by_one(self, bodies, of, start)
 
 
 def key_bytes(key: bytes | str | None) -> bytes | None:

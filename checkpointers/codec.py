@@ -83,7 +83,7 @@ class Codec:
         try:
             kind = stored[0]
             if kind in CLASSES:
-                return rebuilt([CLASSES[kind]], [unpack_fields(CLASSES[kind], stored)])[0]
+                return rebuilt([CLASSES[kind]], unpack_fields([CLASSES[kind]], [stored]))[0]
             if kind == PLAIN and self.compact:
                 with suppress(ValueError):  # only the serializer knows what is in it
                     return unpack(memoryview(stored)[1:])

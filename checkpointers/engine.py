@@ -11,6 +11,7 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
 from perdure.checkpointers.cipher import Clear, LangGraphCipher, Seal
 from perdure.checkpointers.codec import Codec
+from perdure.checkpointers.collector import collector_paused
 from perdure.checkpointers.copying import Copier
 from perdure.checkpointers.log import Log, Written
 from perdure.checkpointers.memo import Memo
@@ -82,7 +83,8 @@ class Engine:
     # -- running work in either colour
 
     def _read(self, flow: Flow[T]) -> T:
-        return self.database.read(flow)
+        with collector_paused():
+            return self.database.read(flow)
 
     def _aread(self, work: Callable[[], T]) -> asyncio.Future[T]:
         return self.database.in_thread(work)

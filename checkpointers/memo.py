@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.collector import collector_paused
 from perdure.checkpointers.manifest import Range, Ranges
 from perdure.checkpointers.messages import CLASSES
 from perdure.checkpointers.pieces import Piece
@@ -49,20 +48,19 @@ class Lane:
     def fresh(self, ranges: Ranges, codec: Codec) -> list[Any]:
         """New values of the items of ranges that are all here."""
         out: list[Any] = []
-        with collector_paused():
-            for start, stop in pieces(ranges):
-                if start in self._pieces:
-                    piece = self._piece(start, stop, codec)
-                    if piece is not None:
-                        out += piece.copies()
-                        continue
-                stored = [self.items[i] for i in range(start, stop)]
-                read = codec.piece(stored)
-                if read is None:
-                    out += map(codec.decode, stored)
-                else:
-                    self._keep(start, read[0])
-                    out += read[1]
+        for start, stop in pieces(ranges):
+            if start in self._pieces:
+                piece = self._piece(start, stop, codec)
+                if piece is not None:
+                    out += piece.copies()
+                    continue
+            stored = [self.items[i] for i in range(start, stop)]
+            read = codec.piece(stored)
+            if read is None:
+                out += map(codec.decode, stored)
+            else:
+                self._keep(start, read[0])
+                out += read[1]
         return out
 
     def find(self, stored: bytes) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from pydantic import BaseModel
 
-from perdure.checkpointers.packing import pack, unpack
+from perdure.checkpointers.packing import array_header, pack, unpack
 from perdure.errors import CorruptRecord
 
 # the first byte of a stored message
@@ -50,31 +50,31 @@ _DEFAULTS: Final[dict[type[BaseMessage], dict[str, Any]]] = {
     }
     for cls in _CODES
 }
-_MUTABLE_DEFAULTS: Final = {
-    cls: tuple(name for name, value in defaults.items() if type(value) in (dict, list))
-    for cls, defaults in _DEFAULTS.items()
-}
+_PACKED_DEFAULTS: Final = {cls: pack(defaults) for cls, defaults in _DEFAULTS.items()}
 _TOOL_CALL_KEYS: Final = {"name", "args", "id", "type"}
 _USAGE_COUNTS: Final = {"input_tokens", "output_tokens", "total_tokens"}
 _USAGE_DETAILS: Final = {"input_token_details", "output_token_details"}
 
 
-def unpack_fields(cls: type[BaseMessage], stored: bytes) -> dict[str, Any]:
-    """All fields of a stored message, new at each call.
+def unpack_fields(
+    classes: Sequence[type[BaseMessage]], stored: Sequence[bytes]
+) -> list[dict[str, Any]]:
+    """All fields of stored messages, new at each call.
 
     Raises:
         CorruptRecord: The bytes are not what `pack_message` gave.
     """
+    header = array_header(len(stored))
     try:
-        kept = unpack(memoryview(stored)[1:])
-        fields = _DEFAULTS[cls].copy()
-        for name in _MUTABLE_DEFAULTS[cls]:
-            fields[name] = fields[name].copy()
-        names = _FIELDS[cls]
-        for i, value in kept.items():
-            fields[names[i]] = value
+        kept = unpack(b"".join((header, *(item[1:] for item in stored))))
+        fields: list[dict[str, Any]] = unpack(
+            b"".join((header, *map(_PACKED_DEFAULTS.__getitem__, classes)))
+        )
+        for own, changed, names in zip(fields, kept, map(_FIELDS.get, classes), strict=True):
+            for i, value in changed.items():
+                own[names[i]] = value  # type: ignore[index]
     except Exception as exc:
-        raise CorruptRecord(f"a stored {cls.__name__} cannot be read back ({exc})") from exc
+        raise CorruptRecord(f"stored messages cannot be read back ({exc})") from exc
     return fields
 
 

@@ -75,7 +75,7 @@ def read_piece(stored: Sequence[bytes]) -> tuple[Piece, list[Any]] | None:
     kinds = {item[0] for item in stored}
     if kinds <= CLASSES.keys():
         classes = tuple(CLASSES[item[0]] for item in stored)
-        fields = list(map(unpack_fields, classes, stored))
+        fields = unpack_fields(classes, stored)
         return Piece(classes, len(fields), pack(fields)), rebuilt(classes, fields)
     if kinds != {PLAIN}:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -228,13 +227,10 @@ class Reader:
                         f"thread {thread.thread_id!r}: not all items from {start} to {stop} of "
                         f"channel {lane.name!r} are in the log; restore it from a backup"
                     )
-                thread.add_items(lane, self._opened(thread.thread_id, lane, rows))
+                bodies = [body for _, body in rows]
+                opened = self.seal.open_run(bodies, ("item", thread.thread_id, lane.name), start)
+                thread.add_items(lane, enumerate(opened, start))
         return lane
-
-    def _opened(self, thread_id: str, lane: Lane, rows: list[Row]) -> Iterator[tuple[int, bytes]]:
-        for key, body in rows:
-            position = key & 0xFFFFFFFF
-            yield position, self.seal.open(body, item_place(thread_id, lane.name, position))
 
     def said(self, at: Address, channel: str) -> Flow[tuple[list[Any], Ranges, Ranges] | None]:
         """What a channel held on the way to a checkpoint: the values, where, and what is left."""

@@ -48,7 +48,7 @@ class Views(Engine):
             UnknownCheckpoint: It has no such checkpoint.
         """
         at = Address(check_thread_id(thread_id), checkpoint_ns, checkpoint_id)
-        found = self.database.read(self._reader.said(at, channel))
+        found = self._read(self._reader.said(at, channel))
         if found is None:
             if checkpoint_id is not None:
                 raise UnknownCheckpoint(f"thread {thread_id!r} has no checkpoint {checkpoint_id!r}")
@@ -95,7 +95,7 @@ class Views(Engine):
         """
         if limit <= 0:
             raise ConfigurationError(f"limit is {limit!r}; expected at least 1")
-        return self.database.read(self._threads(limit, after, prefix))
+        return self._read(self._threads(limit, after, prefix))
 
     async def athreads(
         self, *, limit: int = 50, after: str | None = None, prefix: str = ""
@@ -116,7 +116,7 @@ class Views(Engine):
                 raise _no_thread(thread_id)
             return (yield from self._info(rows[0]))
 
-        return self.database.read(flow())
+        return self._read(flow())
 
     async def athread(self, thread_id: str) -> ThreadInfo:
         """See `thread`."""
@@ -163,9 +163,7 @@ class Views(Engine):
         Raises:
             UnknownThread: There is none by that id.
         """
-        return self.database.read(
-            self._checkpoints(check_thread_id(thread_id), checkpoint_ns, limit)
-        )
+        return self._read(self._checkpoints(check_thread_id(thread_id), checkpoint_ns, limit))
 
     async def acheckpoints(
         self, thread_id: str, *, checkpoint_ns: str | None = None, limit: int | None = None
@@ -209,7 +207,7 @@ class Views(Engine):
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes, counts, and the SQLite that is in use."""
         file = self.database.stats()
-        (row,) = self.database.read(rows_of(self._sql["totals"]))
+        (row,) = self._read(rows_of(self._sql["totals"]))
         threads, checkpoints, items, content = row
         return {
             **file,
