@@ -126,7 +126,8 @@ class Copier:
         uids = {row[1] for row in rows}
         for uid, task, path, body in (yield Statement(self.sql["line_writes"], (to.line,))):
             if uid in uids:
-                body = self._copied_writes(to, unpack_id(uid) or "", unpack_id(task) or "", body)
+                ids = unpack_id(uid) or "", unpack_id(task) or ""
+                body = self._copied_writes(to, (*ids, path), body)
                 yield Statement(self.sql["put_writes"], (line, uid, task, path, body))
                 size += len(body)
         return len(rows), size
@@ -146,11 +147,11 @@ class Copier:
             yield Statement(self.sql["add_tag"], (number, key))
         return len(body)
 
-    def _copied_writes(self, to: _Copied, uid: str, task: str, body: bytes) -> bytes:
+    def _copied_writes(self, to: _Copied, row: tuple[str, str, str], body: bytes) -> bytes:
         seal = self.reader.seal
-        writes = unpack_writes(seal.open(body, writes_place(to.source, to.ns, uid, task)))
+        writes = unpack_writes(seal.open(body, writes_place(to.source, to.ns, *row)))
         moved = [[i, channel, _moved(ref, to.lanes)] for i, channel, ref in writes]
-        return seal.seal(pack_writes(moved), writes_place(to.target, to.ns, uid, task))
+        return seal.seal(pack_writes(moved), writes_place(to.target, to.ns, *row))
 
 
 @dataclass(frozen=True, slots=True)

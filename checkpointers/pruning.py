@@ -187,8 +187,9 @@ class Pruner:
                 yield from self._mark_ref(ref, live, seen)
             for lane, numbers in snapshot.said.values():
                 yield from self._mark_ranges(lane, numbers, live, seen)
-        for uid, task, _, body in (yield Statement(self.sql["line_writes"], (line,))):
-            bound = writes_place(thread_id, ns, unpack_id(uid) or "", unpack_id(task) or "")
+        for uid, task, path, body in (yield Statement(self.sql["line_writes"], (line,))):
+            ids = unpack_id(uid) or "", unpack_id(task) or ""
+            bound = writes_place(thread_id, ns, *ids, path)
             for _, _, ref in unpack_writes(self.reader.seal.open(body, bound)):
                 yield from self._mark_ref(ref, live, seen)
 

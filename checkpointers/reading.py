@@ -182,7 +182,7 @@ class Reader:
         out = []
         for packed, path, body in rows:
             task = unpack_id(packed) or ""
-            bound = writes_place(found.thread.thread_id, ns, uid, task)
+            bound = writes_place(found.thread.thread_id, ns, uid, task, path)
             for index, channel, ref in unpack_writes(self.seal.open(body, bound)):
                 if channels is None or channel in channels:
                     value = yield from self.value(found.thread, ref)

@@ -53,9 +53,9 @@ def checkpoint_place(thread_id: str, ns: str, uid: str, parent: str | None, key:
     return ("checkpoint", thread_id, ns, uid, parent, key)
 
 
-def writes_place(thread_id: str, ns: str, uid: str, task: str) -> Place:
-    """What binds pending writes to their row."""
-    return ("writes", thread_id, ns, uid, task)
+def writes_place(thread_id: str, ns: str, uid: str, task: str, path: str) -> Place:
+    """What binds pending writes to their row, and to the path that orders them."""
+    return ("writes", thread_id, ns, uid, task, path)
 
 
 def content_hash(seal: Seal, lane: int, stored: bytes) -> int:

@@ -113,7 +113,7 @@ SELECT id, uid, parent, put_at FROM checkpoints WHERE id >= ? AND id < ? ORDER B
 DELETE FROM checkpoints WHERE id = ?;
 
 -- find_writes: what a task wrote already
-SELECT body FROM writes WHERE line = ? AND uid = ? AND task = ?;
+SELECT path, body FROM writes WHERE line = ? AND uid = ? AND task = ?;
 
 -- add_writes: what a task wrote, if it is the first of it
 INSERT INTO writes (line, uid, task, path, body) VALUES (?, ?, ?, ?, ?)

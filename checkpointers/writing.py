@@ -243,14 +243,15 @@ class Writer:
     def _store_writes(self, out: Written, plan: PlannedWrites, new: list[list[Any]]) -> Flow[int]:
         """Returns by how many bytes the row grew."""
         uid, task = pack_id(plan.uid), pack_id(plan.task)
-        bound = writes_place(plan.thread_id, plan.ns, plan.uid, plan.task)
+        row = (plan.thread_id, plan.ns, plan.uid, plan.task)
+        bound = writes_place(*row, plan.path)
         body = self.seal.seal(pack_writes(new), bound)
         if (yield Statement(self.sql["add_writes"], (out.line, uid, task, plan.path, body))):
             return len(body)
-        rows = yield Statement(self.sql["find_writes"], (out.line, uid, task))
-        had = unpack_writes(self.seal.open(rows[0][0], bound))
+        path, stored = (yield Statement(self.sql["find_writes"], (out.line, uid, task)))[0]
+        had = unpack_writes(self.seal.open(stored, writes_place(*row, path)))
         first, then = (had, new) if plan.replace else (new, had)
         merged = {write[0]: write for write in [*first, *then]}
         body = self.seal.seal(pack_writes([merged[i] for i in sorted(merged)]), bound)
         yield Statement(self.sql["put_writes"], (out.line, uid, task, plan.path, body))
-        return len(body) - len(rows[0][0])
+        return len(body) - len(stored)

@@ -101,3 +101,16 @@ def test_rows_that_were_swapped(sealed: Path) -> None:
         pytest.raises(CorruptRecord, match="does not decrypt"),
     ):
         saver.get_tuple(config())
+
+
+def test_a_write_that_was_moved_to_another_path(sealed: Path) -> None:
+    """The path that orders pending writes is bound to them too."""
+    with closing(sqlite3.connect(sealed)) as db:
+        db.execute("UPDATE writes SET path = path || '!'")
+        db.commit()
+
+    with (
+        SQLiteCheckpointer.open(sealed, key=KEY) as saver,
+        pytest.raises(CorruptRecord, match="does not decrypt"),
+    ):
+        list(saver.list(config()))
