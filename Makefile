@@ -11,9 +11,10 @@ test: setup check
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
-	$(PY) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable ".[encryption]" --group dev
+	@echo "setting up $(VENV) (about a minute) ..."
+	@$(PY) -m venv $(VENV)
+	@( $(BIN)/pip install --upgrade pip && $(BIN)/pip install --editable ".[encryption]" --group dev ) \
+	    > $(VENV)/setup.log 2>&1 || { cat $(VENV)/setup.log >&2; exit 1; }
 	@touch $@
 
 check: lint types unit

@@ -70,7 +70,8 @@ def _answer(messages: list[BaseMessage]) -> str:
     scored = [(len(wanted & _words(m.text)), i, m) for i, m in enumerate(earlier)]
     best = sorted((s for s in scored if s[0]), key=lambda s: (-s[0], -s[1]))[:_QUOTES]
     if not best:
-        said = f"This thread shows me {len(earlier)} earlier message{'s' * (len(earlier) != 1)}"
+        count = len(messages) - 1  # all that it is shown, its own answers too
+        said = f"This thread shows me {count} earlier message{'s' * (count != 1)}"
         return f"{said}, and none of them speaks of that. {NOTICE}"
     quotes = "\n".join(
         f"- {'you' if isinstance(m, HumanMessage) else 'I'} said: “{_short(m.text)}”"

@@ -15,6 +15,7 @@ import perdure.cli
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.cli.app import app
 from perdure.errors import (
+    ConfigurationError,
     InvalidConfig,
     PerdureError,
     UnknownCheckpoint,
@@ -118,12 +119,15 @@ def test_history_marks_what_the_model_sees(db: Path) -> None:
 
 
 def test_history_of_a_checkpoint_and_of_a_channel(trip: str) -> None:
-    """A checkpoint may be named by its beginning; a channel that was never written is empty."""
+    """A checkpoint may be named by its beginning; of an unknown channel the others are named."""
     first = ids()[1]
+    unknown = attempt("history", trip, "--channel", "nothing")
 
     assert read("history", trip, "--checkpoint", first) == read("history", trip)[:1]
     assert run("history", trip, "--checkpoint", first[:18]) == "● human: I pack a red tent\n"
-    assert read("history", trip, "--channel", "nothing") == []
+    assert read("history", trip, "--checkpoint", ids()[0]) == []
+    assert isinstance(unknown.exception, ConfigurationError)
+    assert re.search("no channel 'nothing' .* one of 'messages'$", str(unknown.exception))
 
 
 def test_show_draws_forks_as_branches(trip: str) -> None:

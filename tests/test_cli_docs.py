@@ -14,9 +14,20 @@ import perdure.cli  # noqa: F401 - it adds the commands
 from perdure.cli.app import app
 
 PAGE = (Path(__file__).parent.parent / "docs" / "cli.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^## `perdure ([a-z ]*[a-z]).*?`\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
+
+
+def flat(commands: dict[str, Any], group: str = "") -> dict[str, Any]:
+    """Commands by their whole name, those of groups too."""
+    found = {}
+    for name, command in commands.items():
+        inner = getattr(command, "commands", None)
+        found |= {group + name: command} if inner is None else flat(inner, f"{group}{name} ")
+    return found
+
+
 # typer brings its own copy of click, whose types it does not export
-COMMANDS: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
-SECTIONS = dict(re.findall(r"^## `perdure ([a-z]+).*?`\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
+COMMANDS: dict[str, Any] = flat(get_command(app).commands)  # type: ignore[attr-defined]
 
 
 def parameters(name: str) -> list[Any]:
@@ -55,7 +66,7 @@ def test_every_command_has_an_example(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_and_option_has_help(name: str) -> None:
     """--help says in a sentence what the command does and what each of its options does."""
-    shown = CliRunner().invoke(app, [name, "--help"])
+    shown = CliRunner().invoke(app, [*name.split(), "--help"])
 
     assert shown.exit_code == 0
     assert re.fullmatch(r"[A-Z].*[.]", COMMANDS[name].help.split("\n\n")[0], re.S)

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import sys
 
-from perdure.cli import chat, surgery, threads, transfer  # noqa: F401 - they add their commands
+from perdure.cli import (  # noqa: F401 - they add their commands
+    chat,
+    store_items,
+    store_removing,
+    store_transfer,
+    store_upkeep,
+    surgery,
+    threads,
+    transfer,
+)
 from perdure.cli.app import app
+from perdure.cli.wording import worded
 from perdure.errors import PerdureError
 
 
@@ -14,7 +24,7 @@ def main() -> None:
     try:
         app()
     except PerdureError as exc:
-        print(f"perdure: {exc}", file=sys.stderr)
+        print(f"perdure: {worded(exc)}", file=sys.stderr)
         raise SystemExit(2) from exc
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from perdure.checkpointers import SQLiteCheckpointer
     from perdure.settings import Settings
+    from perdure.stores import SQLiteStore
+
+    Opened = TypeVar("Opened", SQLiteCheckpointer, SQLiteStore)
 
 app = typer.Typer(
     name="perdure",
@@ -56,22 +59,44 @@ def settings_for(db: str | None) -> Settings:
     return load(db=db)
 
 
-def open_saver(db: str | None, *, create: bool = True) -> SQLiteCheckpointer:
-    """Open the database that a command works on.
+def open_saver(db: str | None, *, create: bool = True, reads: bool = False) -> SQLiteCheckpointer:
+    """Open the database that a command works on; see `opened`."""
+    from perdure.checkpointers import SQLiteCheckpointer
+
+    begin = "perdure chat' or 'perdure import"
+    return opened(SQLiteCheckpointer, db, create=create, reads=reads, begin=begin)
+
+
+def opened(kind: type[Opened], db: str | None, *, create: bool, reads: bool, begin: str) -> Opened:
+    """Open what a command works on.
+
+    Args:
+        kind: What to open the database as.
+        db: The command's own argument.
+        create: Whether the command has something to begin a database with.
+        reads: Whether it only reads, so that a file which cannot be written will do.
+        begin: The command that begins a database.
 
     Raises:
-        ConfigurationError: It is not there, and the command has nothing to begin one with.
+        ConfigurationError: The database is not there, and is not to be begun.
     """
-    from perdure.checkpointers import SQLiteCheckpointer
-    from perdure.errors import ConfigurationError
+    from perdure.errors import ConfigurationError, StorageError
 
     settings = settings_for(db)
     if not create and not Path(settings.db).exists():
         raise ConfigurationError(
-            f"there is no database {settings.db!r} yet; 'perdure chat' or 'perdure import' "
-            "begins one, --db names another"
+            f"there is no database {settings.db!r} yet; '{begin}' begins one, --db names another"
         )
-    return SQLiteCheckpointer.open(settings.db, key=settings.key)
+    try:
+        return kind.open(settings.db, key=settings.key)
+    except StorageError as exc:
+        # its kinds say that the file is locked, damaged or none: reading would say so again
+        if not reads or type(exc) is not StorageError:
+            raise
+        try:
+            return kind.open(settings.db, key=settings.key, read_only=True)
+        except StorageError:
+            raise exc from None
 
 
 def confirm(question: str, yes: bool) -> None:

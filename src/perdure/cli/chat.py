@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perdure.cli.app import DB, app, open_saver, settings_for
-from perdure.cli.output import counted, line, notes
-from perdure.errors import ModelFailed
+from perdure.cli.output import counted, line, notes, spoken
+from perdure.cli.titles import about_thread
+from perdure.errors import ConfigurationError, ModelFailed, UnknownThread
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -34,14 +35,27 @@ def chat(
     """Talk on a thread, from where it was, also after a crash; /quit or end of input ends."""
     from perdure.graphs import chat_graph
 
+    if message is not None and not message.strip():
+        raise ConfigurationError("--message is empty; give it a text, or leave it out to type one")
     settings = settings_for(db)
     with open_saver(db) as saver:
         graph = chat_graph(_model(settings), checkpointer=saver, keep_last=keep_last)
-        config = {"configurable": {"thread_id": thread}}
+        config: dict[str, Any] = {"configurable": {"thread_id": thread}}
         _resume(graph, saver, config, thread)
+        config["metadata"] = _carried(saver, thread)
         for said in [message] if message is not None else _typed():
             new = {"messages": [{"role": "user", "content": said}]}
             _turn(graph, new, config, "What you said is stored; start the chat again for an answer")
+
+
+def _carried(saver: Any, thread: str) -> dict[str, Any]:
+    """What each new checkpoint is to say of the conversation, so that the newest always does."""
+    from perdure.cli.storing import TITLED
+
+    with suppress(UnknownThread):
+        known = about_thread(saver, thread)
+        return {**known, TITLED: True} if "title" in known else known
+    return {}
 
 
 def _model(settings: Settings) -> BaseChatModel | None:
@@ -72,7 +86,8 @@ def _resume(graph: Any, saver: Any, config: Any, thread: str) -> None:
     )
     for item in said[-_SHOWN:]:
         mark = "●" if item.seen else "○"
-        notes.print(f"{mark} {item.value.type}: {line(item.value.text)}", style="dim", markup=False)
+        text = line(spoken(item.value))
+        notes.print(f"{mark} {item.value.type}: {text}", style="dim", markup=False)
     if state.tasks:  # also when the answer was stored and the turn not yet ended
         notes.print("the last turn was cut off; finishing it", style="dim")
         _turn(graph, None, config, "That turn stays to be finished; nothing new was said")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from langchain_core.messages import BaseMessage, convert_to_messages
 from pydantic import BaseModel, ValidationError
 
-from perdure.cli.transcripts import Conversation, Node, fault, made_up_id
+from perdure.cli.transcripts import Conversation, Node, about, fault, made_up_id
 from perdure.errors import ImportFailed
+
+# kinds that are text: one without any is a place that ChatGPT keeps, and nothing is lost with it
+_TEXT: Final = {None, "text", "multimodal_text", "code", "execution_output"}
 
 
 class _Author(BaseModel):
@@ -68,17 +73,21 @@ def from_export(path: Path, text: str) -> Iterator[Conversation]:
         except json.JSONDecodeError as exc:
             raise ImportFailed(f"{str(path)!r}, line {exc.lineno}: {exc.msg}") from exc
         number += 1
-        yield _conversation(f"{str(path)!r}, conversation {number} (line {line})", found)
+        read = conversation(f"{str(path)!r}, conversation {number} (line {line})", found)
+        yield replace(read, until=at / len(text))
 
 
-def _conversation(where: str, found: Any) -> Conversation:
-    try:
-        export = _Export.model_validate(found)
-    except ValidationError as exc:
-        place, reason = fault(exc)
-        inside = f", message {place[1]!r}" if place[:1] == ["mapping"] and place[1:] else ""
-        name = ".".join(map(str, place[3:] if inside else place)) or "it"
-        raise ImportFailed(f"{where}{inside}: {name!r} {reason}") from exc
+def conversation(where: str, found: Any) -> Conversation:
+    """One conversation of an export.
+
+    Args:
+        where: How errors name its place.
+        found: Its JSON.
+
+    Raises:
+        ImportFailed: It is malformed: says where and why.
+    """
+    export = _checked(where, found)
     nodes = export.mapping
     parents = {key: node.parent if node.parent in nodes else None for key, node in nodes.items()}
     shown = export.current_node if export.current_node in nodes else _newest_leaf(nodes, parents)
@@ -89,16 +98,33 @@ def _conversation(where: str, found: Any) -> Conversation:
         if key not in on_main:
             order.update(dict.fromkeys(_climb(where, parents, key, order)))
     order.update(dict.fromkeys(main))
-    said = {key: message for key in order if (message := _message(key, nodes[key].message))}
+    left_out: Counter[str] = Counter()
+    said = {
+        key: message for key in order if (message := _message(key, nodes[key].message, left_out))
+    }
     above: dict[str, str | None] = {}
     for key in order:  # a node follows its nearest ancestor that says something
         parent = parents[key]
         above[key] = parent if parent in said else above.get(parent or "")
     name = export.conversation_id or export.id or made_up_id("conversation", sorted(nodes))
     leaf = next((key for key in reversed(main) if key in said), None)
-    return Conversation(
-        name, [Node(key, above[key], said[key]) for key in order if key in said], leaf
-    )
+    kept = [Node(key, above[key], said[key]) for key in order if key in said]
+    return Conversation(name, kept, leaf, about(found), dict(left_out))
+
+
+def _checked(where: str, found: Any) -> _Export:
+    if isinstance(found, dict) and "mapping" not in found and found.keys() & {"role", "messages"}:
+        raise ImportFailed(
+            f"{where}: has no 'mapping', so it is not ChatGPT's; messages of OpenAI's form are "
+            "read as JSONL, one object per line with no brackets around them"
+        )
+    try:
+        return _Export.model_validate(found)
+    except ValidationError as exc:
+        place, reason = fault(exc)
+        inside = f", message {place[1]!r}" if place[:1] == ["mapping"] and place[1:] else ""
+        name = ".".join(map(str, place[3:] if inside else place))
+        raise ImportFailed(f"{where}{inside}: {repr(name) if name else 'it'} {reason}") from exc
 
 
 def _climb(
@@ -124,20 +150,25 @@ def _time(node: _Node) -> float:
     return (node.message.create_time if node.message else None) or 0.0
 
 
-def _message(key: str, found: _Message | None) -> BaseMessage | None:
+def _message(key: str, found: _Message | None, left_out: Counter[str]) -> BaseMessage | None:
     """A node's message; None for the empty ones that ChatGPT keeps for itself."""
     if found is None:
         return None
+    text = _text(found.content)
     hidden = isinstance(found.metadata, dict) and found.metadata.get(
         "is_visually_hidden_from_conversation"
     )
-    text = _text(found.content)
     if hidden or not text:
+        if text or found.content.content_type not in _TEXT:
+            left_out["hidden" if hidden else str(found.content.content_type)] += 1
         return None
     role: str = found.author.role
     if role == "tool":  # ChatGPT's own tools: their calls are not in the export, so no pair to keep
         role, text = "assistant", f"[{found.author.name or 'tool'}] {text}"
-    (message,) = convert_to_messages([{"role": role, "content": text, "id": key}])
+    time = {} if found.create_time is None else {"create_time": found.create_time}
+    (message,) = convert_to_messages(
+        [{"role": role, "content": text, "id": key, "response_metadata": time}]
+    )
     return message
 
 

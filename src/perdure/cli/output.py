@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,15 +14,18 @@ from rich.table import Table
 from rich.text import Text
 
 console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+_CALLS = ("tool_use", "tool_call", "function_call")
 notes = Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False)
 
 
 def as_json(value: Any) -> None:
-    """Print a value as JSON; moments in ISO 8601."""
+    """Print a value as JSON; moments in ISO 8601, bytes in base64."""
     print(json.dumps(value, ensure_ascii=False, indent=2, default=_json))
 
 
 def _json(value: Any) -> str:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
@@ -79,3 +83,44 @@ def line(text: str, limit: int = 100) -> str:
     """Text on one line, cut if it is long."""
     flat = " ".join(text.split())
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+def spoken(value: Any) -> str:
+    """What a message, or another item of a channel, says to people: no data, and no Python.
+
+    >>> spoken(["look", {"type": "image_url", "image_url": {"url": "data:..."}}])
+    'look [image_url]'
+    """
+    if not hasattr(value, "content"):
+        return _content(value)
+    calls = [*getattr(value, "tool_calls", ()), *getattr(value, "invalid_tool_calls", ())]
+    content = value.content
+    if calls and isinstance(content, list):  # some models say their calls in the content as well
+        content = [p for p in content if not isinstance(p, dict) or p.get("type") not in _CALLS]
+    return " ".join(filter(None, [_content(content), *map(_call, calls)]))
+
+
+def _content(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(part, str) or _kind(part) for part in value):
+        return " ".join(
+            part
+            if isinstance(part, str)
+            else part["text"]
+            if isinstance(part.get("text"), str)
+            else f"[{_kind(part)}]"
+            for part in value
+        )
+    return json.dumps(value, ensure_ascii=False, default=lambda part: f"[{type(part).__name__}]")
+
+
+def _kind(part: Any) -> str:
+    return str(part.get("type") or "") if isinstance(part, dict) else ""
+
+
+def _call(call: Any) -> str:
+    arguments = call.get("args")
+    if isinstance(arguments, dict):
+        arguments = ", ".join(f"{name}={_content(value)}" for name, value in arguments.items())
+    return f"→ {call.get('name')}({line(str(arguments or ''), 60)})"

@@ -10,12 +10,14 @@ from rich.text import Text
 from rich.tree import Tree
 
 from perdure.cli.app import DB, AsJson, app, open_saver
-from perdure.cli.output import ago, as_json, console, counted, line, size, table
+from perdure.cli.output import ago, as_json, console, counted, line, size, spoken, table
+from perdure.cli.titles import about_thread
 
 if TYPE_CHECKING:
     from perdure.checkpointers import CheckpointInfo
 
 Thread = Annotated[str, typer.Argument(metavar="ID", help="The thread.")]
+_TITLE = 40  # characters of a title in a list
 _RUN = 6  # checkpoints in a row that are shown before the middle of them is left out
 
 
@@ -28,18 +30,28 @@ def threads(
     json: AsJson = False,
 ) -> None:
     """List threads, the latest activity first."""
-    with open_saver(db, create=False) as saver:
+    with open_saver(db, create=False, reads=True) as saver:
         found = saver.threads(limit=limit, after=after, prefix=prefix)
+        titles = {info.thread_id: _title(saver, info.thread_id) for info in found}
     if json:
-        as_json([asdict(info) for info in found])
+        as_json([{**asdict(info), "title": titles[info.thread_id]} for info in found])
         return
+    titled = any(titles.values())
     table(
-        ["thread", "items", "checkpoints", "size", "last activity"],
+        ["thread", *["title"] * titled, "items", "checkpoints", "size", "last activity"],
         [
-            (t.thread_id, t.items, t.checkpoints, size(t.size_bytes), ago(t.updated_at))
+            (
+                t.thread_id,
+                *[line(titles[t.thread_id] or "", _TITLE)] * titled,
+                *(t.items, t.checkpoints, size(t.size_bytes), ago(t.updated_at)),
+            )
             for t in found
         ],
     )
+
+
+def _title(saver: Any, thread: str) -> str | None:
+    return about_thread(saver, thread).get("title")
 
 
 @app.command()
@@ -51,21 +63,42 @@ def history(
     json: AsJson = False,
 ) -> None:
     """Show everything said on a thread: ● is what the model sees, ○ is only history."""
-    with open_saver(db, create=False) as saver:
+    with open_saver(db, create=False, reads=True) as saver:
         chosen = full_id(saver, thread, checkpoint) if checkpoint else None
         said = saver.history(thread, channel=channel, checkpoint_id=chosen)
+        if not said:
+            _check_channel(saver, thread, channel)
+        title = _title(saver, thread)
     if json:
         as_json([{"seen": i.seen, "position": i.position, **_plain(i.value)} for i in said])
         return
+    if title:
+        console.print(Text(line(title), style="bold"))
     for item in said:
-        value = _plain(item.value)
-        text = line(str(value.get("content", value)), 200 if console.is_terminal else 10_000)
-        said_by = f"{value['type']}: " if "type" in value else ""
+        text = line(spoken(item.value), 200 if console.is_terminal else 10_000)
+        said_by = f"{item.value.type}: " if _is_message(item.value) else ""
         console.print(f"{'●' if item.seen else '○'} {said_by}{text}", markup=False)
 
 
+def _check_channel(saver: Any, thread: str, channel: str) -> None:
+    """Tell a channel in which nothing was said from one that the thread never had."""
+    from perdure.errors import ConfigurationError
+
+    known = {name for info in saver.checkpoints(thread) for name in info.counts}
+    known -= {name for name in known if name.startswith("__")}  # langgraph's own
+    if known and channel not in known:
+        raise ConfigurationError(
+            f"the thread {thread!r} has no channel {channel!r} that holds a list; --channel takes "
+            f"one of {', '.join(map(repr, sorted(known)))}"
+        )
+
+
+def _is_message(value: Any) -> bool:
+    return hasattr(value, "text") and hasattr(value, "model_dump")
+
+
 def _plain(value: Any) -> dict[str, Any]:
-    if hasattr(value, "text") and hasattr(value, "model_dump"):
+    if _is_message(value):
         return {**value.model_dump(exclude_none=True), "content": value.content}
     return {"content": value}
 
@@ -78,27 +111,27 @@ def show(
     json: AsJson = False,
 ) -> None:
     """Show a thread's checkpoints as a tree; forks are branches, the head is marked."""
-    with open_saver(db, create=False) as saver:
+    with open_saver(db, create=False, reads=True) as saver:
         found = saver.checkpoints(thread)
+        title = _title(saver, thread)
     if json:
         as_json([asdict(info) for info in found])
         return
-    tree = Tree(Text(thread))
+    tree = Tree(Text(thread).append(f"  {line(title)}" if title else "", style="dim"))
     children: dict[tuple[str, str | None], list[CheckpointInfo]] = {}
     present = {(info.checkpoint_ns, info.checkpoint_id) for info in found}
-    for info in reversed(found):
+    for info in sorted(found, key=lambda info: (info.ts, info.order)):
         parent = info.parent_id if (info.checkpoint_ns, info.parent_id) in present else None
         children.setdefault((info.checkpoint_ns, parent), []).append(info)
     for ns in dict.fromkeys(info.checkpoint_ns for info in reversed(found)):
         root = tree.add(Text(ns, style="italic")) if ns else tree
-        for first in children.get((ns, None), []):
-            _branch(root, first, children, every)
+        _branch(root, children.get((ns, None), []), children, every)
     console.print(tree)
 
 
-def _branch(tree: Tree, first: CheckpointInfo, children: Any, every: bool) -> None:
-    """Add a run of checkpoints and, where it forks, its branches, each under its first."""
-    waiting = [(tree, first, False)]
+def _branch(tree: Tree, roots: list[CheckpointInfo], children: Any, every: bool) -> None:
+    """Add runs of checkpoints and, where one forks, its branches, each under its first."""
+    waiting = [(tree, root, len(roots) > 1) for root in roots]
     while waiting:
         at, info, forked = waiting.pop(0)
         run = [info]
@@ -157,12 +190,19 @@ def full_id(saver: Any, thread: str, beginning: str) -> str:
 @app.command()
 def stats(db: DB = None, json: AsJson = False) -> None:
     """Show sizes, counts and the SQLite in use."""
-    with open_saver(db, create=False) as saver:
+    with open_saver(db, create=False, reads=True) as saver:
         found = saver.stats()
     if json:
         as_json(found)
         return
-    table(
-        ["", ""],
-        [(k, size(v) if k.endswith("_bytes") else str(v)) for k, v in found.items()],
-    )
+    table(["", ""], [(name, in_words(name, value, found)) for name, value in found.items()])
+
+
+def in_words(name: str, value: Any, found: dict[str, Any]) -> str:
+    """A figure of the database for people; `found` has the others."""
+    if name == "wal_reset_bug":
+        version = f"SQLite {found['sqlite_version']}"
+        if value:
+            return f"in {version}, and avoided: one process at a time moves the log to the file"
+        return f"not in {version}"
+    return size(value) if name.endswith("_bytes") else str(value)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -14,27 +15,50 @@ import typer
 
 from perdure.cli.app import DB, AsJson, app, open_saver
 from perdure.cli.output import as_json, console, counted, notes
+from perdure.cli.progress import progress_bar
+from perdure.cli.titles import about_thread
 
 if TYPE_CHECKING:
     from perdure.checkpointers import SQLiteCheckpointer
-    from perdure.cli.transcripts import Conversation, Node
-
-_NODE = "imported"  # metadata by which a checkpoint is found again: the id of its message
+    from perdure.cli.transcripts import Conversation
 
 
 @dataclass(slots=True)
 class Report:
-    """What an import did."""
+    """What an import did.
+
+    Attributes:
+        conversations: Those in the file that say something.
+        messages: New messages.
+        unchanged: Conversations of which nothing was new.
+        empty: Conversations without a message.
+        left_out: Messages that are hidden or not text, by kind, of conversations with news.
+    """
 
     conversations: int = 0
     messages: int = 0
     unchanged: int = 0
+    empty: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+
+    def add(self, talk: Conversation, new: int) -> None:
+        """Count a conversation of which so many messages are new."""
+        self.conversations += bool(talk.nodes)
+        self.empty += not talk.nodes
+        self.messages += new
+        self.unchanged += bool(talk.nodes) and not new
+        if new:
+            for kind, count in talk.left_out.items():
+                self.left_out[kind] = self.left_out.get(kind, 0) + count
 
 
 @app.command("import")
 def import_(
     file: Annotated[
-        Path, typer.Argument(help="conversations.json of ChatGPT, JSONL, or langgraph's SQLite.")
+        Path,
+        typer.Argument(
+            help="conversations.json of ChatGPT, JSONL, or langgraph's SQLite; - is stdin."
+        ),
     ],
     prefix: Annotated[str, typer.Option(help="Put before each thread id.")] = "",
     db: DB = None,
@@ -45,29 +69,62 @@ def import_(
     A database of langgraph-checkpoint-sqlite is taken over as it is, with all its checkpoints.
     What was imported before is left as it is, so an import may be repeated or resumed.
     """
-    from perdure.cli.transcripts import read
+    from perdure.cli.transcripts import at_hand
     from perdure.errors import ImportFailed
 
-    if _is_sqlite(file):
-        if prefix:
-            raise typer.BadParameter("a database is taken over under its own thread ids")
-        _take_over(file, db, json)
-        return
-    report = Report()
-    try:
-        with open_saver(db) as saver, _progress(file) as count:
-            for conversation in read(file):
-                _store(saver, prefix, conversation, report)
-                count()
-    except ImportFailed as exc:
-        raise ImportFailed(f"{exc}. {_said(report)} before that are kept") from exc
+    with at_hand(file) as (called, path):
+        if is_sqlite(path):
+            if prefix:
+                raise typer.BadParameter("a database is taken over under its own thread ids")
+            _take_over(path, db, json)
+            return
+        report = Report()
+        try:
+            _import(path, called, prefix, db, report)
+        except ImportFailed as exc:
+            if report.conversations:
+                raise ImportFailed(f"{exc}. {_said(report)} before that are kept") from exc
+            raise
     if json:
-        as_json({name: getattr(report, name) for name in Report.__slots__})
+        as_json(asdict(report))
     else:
         console.print(_said(report), markup=False)
+        _print_left_out(report.left_out)
 
 
-def _is_sqlite(file: Path) -> bool:
+def _import(path: Path, called: Path, prefix: str, db: str | None, report: Report) -> None:
+    from perdure.cli.storing import store
+    from perdure.cli.transcripts import read
+
+    found = read(path, called)
+    first = next(found, None)  # before there is a database: a file that is none begins none
+    with open_saver(db) as saver, progress_bar(f"importing {called.name}", "message") as show:
+        begun = 0.0
+        for talk in chain([first] if first else [], found):
+
+            def advance(done: int, talk: Conversation = talk, begun: float = begun) -> None:
+                part = done / len(talk.nodes)
+                show(begun + part * (talk.until - begun), report.messages + done)
+
+            new = store(saver, prefix + talk.id, talk, advance) if talk.nodes else 0
+            report.add(talk, new)
+            begun = talk.until
+            show(begun, report.messages)
+
+
+def _print_left_out(left_out: dict[str, int]) -> None:
+    if left_out:
+        times = "\N{MULTIPLICATION SIGN}"
+        kinds = ", ".join(f"{kind} {times}{count}" for kind, count in left_out.items())
+        total = sum(left_out.values())
+        notes.print(
+            f"{counted(total, 'message')} hidden or not text "
+            f"{'was' if total == 1 else 'were'} left out: {kinds}",
+            markup=False,
+        )
+
+
+def is_sqlite(file: Path) -> bool:
     """Whether a file is a database (https://sqlite.org/fileformat.html#magic_header_string)."""
     try:
         with file.open("rb") as opened:
@@ -89,117 +146,11 @@ def _take_over(file: Path, db: str | None, json: bool) -> None:
 
 
 def _said(report: Report) -> str:
+    empty = f", {report.empty} more without messages" if report.empty else ""
     return (
         f"{counted(report.conversations, 'conversation')} "
         f"({counted(report.messages, 'new message')}, "
-        f"{counted(report.unchanged, 'conversation')} already there)"
-    )
-
-
-def _progress(file: Path) -> Any:
-    """A progress bar on a terminal; yields what counts a conversation."""
-    if not sys.stderr.isatty():
-        return nullcontext(lambda: None)
-    from rich.progress import Progress
-
-    @contextmanager
-    def bar() -> Any:
-        with Progress(console=notes, transient=True) as progress:
-            task = progress.add_task(f"importing {file.name}", total=None)
-            yield lambda: progress.advance(task)
-
-    return bar()
-
-
-@dataclass(slots=True)
-class _Known:
-    """What is there already of a conversation: the checkpoint of each message, and the head."""
-
-    at: dict[str, str]
-    head: str | None = None
-    talked_on: bool = False  # someone went on from what was imported
-    pruned: bool = False
-    said: set[str] = field(default_factory=set)  # messages whose own checkpoint is gone
-
-    def lacks(self, node: Node) -> bool:
-        """Whether a message is new, and what it follows is there to put it upon."""
-        if node.id in self.at or node.id in self.said:
-            return False
-        return not self.pruned if node.parent is None else node.parent in self.at
-
-
-def _store(
-    saver: SQLiteCheckpointer, prefix: str, conversation: Conversation, report: Report
-) -> None:
-    from perdure.graphs import chat_graph
-
-    graph = chat_graph(checkpointer=saver)
-    thread_id = prefix + conversation.id
-    known = _known(saver, thread_id)
-    new = 0
-    for node in conversation.nodes:
-        if not known.lacks(node):
-            continue
-        if node.parent is None and known.at:
-            known.at[node.id] = _second_root(saver, thread_id, next(iter(known.at.values())), node)
-        else:
-            config = _config(thread_id, known.at.get(node.parent or ""))
-            config["metadata"] = {_NODE: node.id}
-            done = graph.update_state(config, {"messages": [node.message]}, as_node="respond")
-            known.at[node.id] = done["configurable"]["checkpoint_id"]
-        new += 1
-    head = known.head if known.talked_on else known.at.get(conversation.leaf or "", known.head)
-    if new and head is not None:
-        saver.rewind(thread_id, head)
-    report.conversations += 1
-    report.messages += new
-    report.unchanged += not new
-
-
-def _config(thread_id: str, checkpoint_id: str | None) -> Any:
-    at = {"checkpoint_id": checkpoint_id} if checkpoint_id else {}
-    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": "", **at}}
-
-
-def _known(saver: SQLiteCheckpointer, thread_id: str) -> _Known:
-    from perdure.errors import UnknownThread
-
-    try:
-        checkpoints = saver.checkpoints(thread_id, checkpoint_ns="")
-    except UnknownThread:
-        return _Known({})
-    at = {i.metadata[_NODE]: i.checkpoint_id for i in checkpoints[::-1] if _NODE in i.metadata}
-    head = next((info for info in checkpoints if info.is_head), None)
-    found = _Known(
-        at,
-        head.checkpoint_id if head else None,
-        talked_on=head is not None and _NODE not in head.metadata,
-        pruned=all(info.parent_id is not None for info in checkpoints),
-    )
-    parents = {info.parent_id for info in checkpoints}
-    for info in checkpoints:
-        if info.checkpoint_id not in parents:
-            said = saver.history(thread_id, checkpoint_id=info.checkpoint_id)
-            found.said |= {item.value.id for item in said}
-    return found
-
-
-def _second_root(saver: SQLiteCheckpointer, thread_id: str, first: str, node: Node) -> str:
-    """A conversation may begin more than once: put a beginning beside the first one."""
-    from langgraph.checkpoint.base import copy_checkpoint
-    from langgraph.checkpoint.base.id import uuid6
-
-    beside = saver.get_tuple(_config(thread_id, first))
-    assert beside is not None
-    checkpoint = copy_checkpoint(beside.checkpoint)
-    checkpoint["id"] = str(uuid6(clock_seq=-2))
-    checkpoint["channel_values"]["messages"] = [node.message]
-    versions = {"messages": checkpoint["channel_versions"]["messages"]}
-    metadata: Any = {**beside.metadata, _NODE: node.id}
-    return str(
-        saver.put(_config(thread_id, None), checkpoint, metadata, versions)["configurable"][
-            "checkpoint_id"
-        ]
+        f"{counted(report.unchanged, 'conversation')} already there{empty})"
     )
 
 
@@ -213,16 +164,16 @@ def export(
     """Write what was said on threads as JSONL, one conversation a line, as `import` reads it."""
     if bool(thread) == every:
         raise typer.BadParameter("name threads, or give --all")
-    with open_saver(db, create=False) as saver:
+    with open_saver(db, create=False, reads=True) as saver:
         for thread_id in thread or ():
             saver.thread(thread_id)
-        with _written(output) if output else nullcontext(sys.stdout) as file:
+        with replacing(output) if output else nullcontext(sys.stdout) as file:
             for thread_id in thread or _all(saver):
                 print(jsonlib.dumps(_exported(saver, thread_id), ensure_ascii=False), file=file)
 
 
 @contextmanager
-def _written(path: Path) -> Iterator[TextIO]:
+def replacing(path: Path) -> Iterator[TextIO]:
     """A file that takes its place only when it is complete."""
     from perdure.errors import ConfigurationError
 
@@ -246,7 +197,8 @@ def _exported(saver: SQLiteCheckpointer, thread_id: str) -> dict[str, Any]:
     from langchain_core.messages import convert_to_openai_messages
 
     said = [item.value for item in saver.history(thread_id)]
-    return {
-        "thread_id": thread_id,
-        "messages": convert_to_openai_messages(said, include_id=True),
-    }
+    messages: Any = convert_to_openai_messages(said, include_id=True)
+    for message, value in zip(messages, said, strict=True):
+        if "create_time" in value.response_metadata:
+            message["create_time"] = value.response_metadata["create_time"]
+    return {"thread_id": thread_id, **about_thread(saver, thread_id), "messages": messages}
