@@ -1,0 +1,229 @@
+"""What a store takes and gives: provenance, items with their versions, reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from langgraph.store.base import Item, SearchItem
+
+Mode = Literal["hybrid", "text", "semantic"]
+Namespace = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a memory comes from. Every field may be filtered by; none is required.
+
+    Attributes:
+        thread_id: The conversation it was said or formed in.
+        checkpoint_id: The checkpoint of that thread at which it was formed.
+        message_ids: The messages it rests on.
+        actor: Who said it.
+        trust: A class of your own, say `"user"`, `"tool"` or `"web"`.
+        position: Its place in the order of the thread.
+        at: When it was said; with a time zone.
+    """
+
+    thread_id: str | None = None
+    checkpoint_id: str | None = None
+    message_ids: tuple[str, ...] = ()
+    actor: str | None = None
+    trust: str | None = None
+    position: int | None = None
+    at: datetime | None = None
+
+
+class StoredItem(Item):
+    """An item, with its place among the versions of its key.
+
+    Args:
+        version: Counts the puts of this key, from 1.
+        valid_from: When this version was put (UTC).
+        valid_to: When it was replaced, deleted or expired; None: it is the present one.
+        expires_at: When it will expire; None: never.
+        provenance: Where it comes from, if that was said.
+    """
+
+    __slots__ = ("expires_at", "provenance", "valid_from", "valid_to", "version")
+
+    def __init__(
+        self,
+        *,
+        value: dict[str, Any],
+        key: str,
+        namespace: Namespace,
+        created_at: datetime,
+        valid_from: datetime,
+        version: int,
+        valid_to: datetime | None = None,
+        expires_at: datetime | None = None,
+        provenance: Provenance | None = None,
+    ) -> None:
+        super().__init__(
+            value=value,
+            key=key,
+            namespace=namespace,
+            created_at=created_at,
+            updated_at=valid_from,
+        )
+        self.version = version
+        self.valid_from = valid_from
+        self.valid_to = valid_to
+        self.expires_at = expires_at
+        self.provenance = provenance
+
+
+class FoundItem(SearchItem):
+    """An item that a search found.
+
+    Args:
+        item: The item.
+        score: How well it answers the query; None: there was no query. Scores of two searches
+            cannot be compared.
+        parts: With `explain=True`, what the score is the sum of, by name.
+    """
+
+    __slots__ = ("expires_at", "parts", "provenance", "valid_from", "valid_to", "version")
+
+    def __init__(
+        self,
+        item: StoredItem,
+        score: float | None = None,
+        parts: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(
+            namespace=item.namespace,
+            key=item.key,
+            value=item.value,
+            created_at=item.created_at,
+            updated_at=item.updated_at,
+            score=score,
+        )
+        self.version = item.version
+        self.valid_from = item.valid_from
+        self.valid_to = item.valid_to
+        self.expires_at = item.expires_at
+        self.provenance = item.provenance
+        self.parts = parts
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRetention:
+    """Which closed versions to keep; the present version of a key always stays.
+
+    A version stays if any rule given keeps it.
+
+    Attributes:
+        last: The newest so many closed versions of each key.
+        days: Those that were valid within so many days.
+    """
+
+    last: int | None = None
+    days: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlan:
+    """How the database would answer a search.
+
+    Attributes:
+        indexes: The path indexes it uses; empty: it reads every item under the prefix.
+        steps: SQLite's own account, a line each.
+    """
+
+    indexes: tuple[str, ...]
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WhyNot:
+    """Where an item stands in the answers to a query.
+
+    Attributes:
+        reason: In words.
+        rank: Its place, from 1; None: it is not among the answers at all.
+        parts: What its score is the sum of, by name.
+    """
+
+    reason: str
+    rank: int | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An item that waits for its vectors; text search finds it meanwhile."""
+
+    namespace: Namespace
+    key: str
+    attempts: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What `forget` removed, or with `dry_run` would remove.
+
+    Attributes:
+        items: Present items.
+        versions: Closed versions of them and of deleted items.
+        messages: Messages of threads, by provenance, and their copies in checkpoints.
+        keys: `(namespace, key)` of each item.
+        hashes: BLAKE2b-128 of each removed value's JSON, in hexadecimal: enough to prove later
+            that a given text was among them, not enough to get it back.
+        threads: The threads that messages were removed from.
+        at: When (UTC).
+        clean: Whether the bytes are gone from the database file and its WAL; False while another
+            process still reads an older snapshot, or for a dry run.
+    """
+
+    items: int
+    versions: int
+    messages: int
+    keys: tuple[tuple[Namespace, str], ...]
+    hashes: tuple[str, ...]
+    threads: tuple[str, ...]
+    at: datetime
+    clean: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """The store as it is.
+
+    Attributes:
+        namespaces: How many namespaces hold something.
+        items: Present items, including expired ones that were not yet swept.
+        versions: Closed versions.
+        pending: Items that wait for their vectors.
+        value_bytes: JSON of the present items.
+        indexes: Paths with an index.
+        database: Sizes of the file and SQLite's version.
+    """
+
+    namespaces: int
+    items: int
+    versions: int
+    pending: int
+    value_bytes: int
+    indexes: tuple[str, ...]
+    database: Mapping[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferReport:
+    """What an import took over; `skipped` items were here already, equal."""
+
+    items: int = 0
+    versions: int = 0
+    skipped: int = 0
+
+    def __add__(self, other: TransferReport) -> TransferReport:
+        return TransferReport(
+            self.items + other.items,
+            self.versions + other.versions,
+            self.skipped + other.skipped,
+        )

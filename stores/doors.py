@@ -1,0 +1,347 @@
+"""The doors of a store: langgraph's, with what perdure adds, each in two colours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from langgraph.store.base import (
+    NOT_PROVIDED,
+    ListNamespacesOp,
+    MatchCondition,
+    NotProvided,
+    Op,
+    Result,
+)
+
+from perdure.errors import ConfigurationError, InvalidValue
+from perdure.stores.base import FoundItem, Mode, Namespace, Provenance, StoredItem, WhyNot
+from perdure.stores.forgetting import Forgetting
+from perdure.stores.namespaces import check_key
+from perdure.stores.preparing import Index, Request
+from perdure.stores.steps import Read, Steps
+
+TTL = float | None | NotProvided
+
+
+class Doors(Forgetting):
+    """What can be asked of a store, or of the part of it that is under a prefix."""
+
+    # -- langgraph's own doors
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Run operations as one; if one is wrong, none is written.
+
+        Reads answer what was there before the batch; of several puts of one key the last counts.
+
+        Raises:
+            PerdureError: See `put`, `get`, `search` and `list_namespaces`.
+        """
+        return self._driver.run(self._batch(ops))
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """See `batch`."""
+        return await self._driver.arun(self._batch(ops))
+
+    def put(
+        self,
+        namespace: Namespace,
+        key: str,
+        value: Mapping[str, Any],
+        index: Index = None,
+        *,
+        ttl: TTL = NOT_PROVIDED,
+        if_version: int | None = None,
+        provenance: Provenance | None = None,
+    ) -> None:
+        """Store an item; the version it replaces stays readable through `history` and `as_of`.
+
+        Args:
+            namespace: Labels, outermost first; any non-empty text.
+            key: Unique within the namespace.
+            value: A JSON object.
+            index: Paths whose text is searched; None: the store's; False: it is not searched.
+            ttl: Minutes after which it expires, counted from the last put or read.
+            if_version: Only if the key is at this version; 0: only if it is not there.
+            provenance: Where it comes from.
+
+        Raises:
+            InvalidNamespace: The namespace or key cannot be stored.
+            InvalidValue: The value is no JSON object, or is too large.
+            VersionConflict: The key is at another version.
+            EmbedderMismatch: The store's vectors come from another model.
+            StorageError: The database refuses. An embedder that fails is no error: the item is
+                found by text, and listed in `pending_embeddings()`.
+        """
+        self._driver.run(
+            self._put(self._request(namespace, key, value, index, ttl, if_version, provenance))
+        )
+
+    async def aput(
+        self,
+        namespace: Namespace,
+        key: str,
+        value: Mapping[str, Any],
+        index: Index = None,
+        *,
+        ttl: TTL = NOT_PROVIDED,
+        if_version: int | None = None,
+        provenance: Provenance | None = None,
+    ) -> None:
+        """See `put`."""
+        request = self._request(namespace, key, value, index, ttl, if_version, provenance)
+        await self._driver.arun(self._put(request), brief=True)
+
+    def delete(self, namespace: Namespace, key: str, *, if_version: int | None = None) -> None:
+        """Close the present version of a key; one that is not there is no error.
+
+        Raises:
+            VersionConflict: The key is at another version than `if_version`.
+        """
+        self._driver.run(self._put(self._limited(namespace, key, None, if_version=if_version)))
+
+    async def adelete(
+        self, namespace: Namespace, key: str, *, if_version: int | None = None
+    ) -> None:
+        """See `delete`."""
+        request = self._limited(namespace, key, None, if_version=if_version)
+        await self._driver.arun(self._put(request), brief=True)
+
+    def get(
+        self,
+        namespace: Namespace,
+        key: str,
+        *,
+        refresh_ttl: bool | None = None,
+        as_of: datetime | None = None,
+    ) -> StoredItem | None:
+        """An item; None if there is none, or it has expired.
+
+        Args:
+            namespace: Where.
+            key: Which.
+            refresh_ttl: Whether an item that expires lives on; None: as configured.
+            as_of: Look at that moment instead, as it was then.
+        """
+        return self._driver.run(
+            self._get(namespace, key, refresh=self._refreshes(refresh_ttl), as_of=as_of)
+        )
+
+    async def aget(
+        self,
+        namespace: Namespace,
+        key: str,
+        *,
+        refresh_ttl: bool | None = None,
+        as_of: datetime | None = None,
+    ) -> StoredItem | None:
+        """See `get`."""
+        return await self._driver.arun(
+            self._get(namespace, key, refresh=self._refreshes(refresh_ttl), as_of=as_of)
+        )
+
+    def search(  # type: ignore[override]
+        self,
+        namespace_prefix: Namespace,
+        /,
+        *,
+        query: str | None = None,
+        filter: Mapping[str, Any] | None = None,
+        limit: int = 10,
+        offset: int = 0,
+        refresh_ttl: bool | None = None,
+        mode: Mode = "hybrid",
+        provenance: Mapping[str, Any] | None = None,
+        as_of: datetime | None = None,
+        context: bool = True,
+        explain: bool = False,
+    ) -> list[FoundItem]:
+        """Items under a prefix that meet the filters; with a query, those that answer it best.
+
+        Without a query they come namespace by namespace, the last put first in each.
+
+        Args:
+            namespace_prefix: The labels that their namespaces begin with; `()`: everything.
+            query: Words of the user; their syntax means nothing.
+            filter: What the value must meet; see `docs/store.md` for the operators.
+            limit: How many at most.
+            offset: How many of the best to leave out.
+            refresh_ttl: Whether items that expire live on; None: as configured.
+            mode: By words and vectors, or only one of them.
+            provenance: What the provenance must meet, in the form of a filter.
+            as_of: Look at that moment instead, as it was then.
+            context: Whether an item's neighbours in its thread lend it their score, and a date
+                that the query names counts; without provenance there is none.
+            explain: Whether each result tells the parts of its score.
+
+        Raises:
+            InvalidFilter: A filter has an unknown operator, or a wrong operand.
+            EmbeddingFailed: The query could not be embedded.
+            EmbedderMismatch: The store's vectors come from another model.
+            ConfigurationError: Another argument is wrong.
+        """
+        wanted = self._wanted(namespace_prefix, filter, provenance, as_of)
+        asked, page = self._query(query, mode, context, explain), self._page(limit, offset)
+        return self._driver.run(
+            self._search(wanted, asked, *page, refresh=self._refreshes(refresh_ttl))
+        )
+
+    async def asearch(  # type: ignore[override]
+        self,
+        namespace_prefix: Namespace,
+        /,
+        *,
+        query: str | None = None,
+        filter: Mapping[str, Any] | None = None,
+        limit: int = 10,
+        offset: int = 0,
+        refresh_ttl: bool | None = None,
+        mode: Mode = "hybrid",
+        provenance: Mapping[str, Any] | None = None,
+        as_of: datetime | None = None,
+        context: bool = True,
+        explain: bool = False,
+    ) -> list[FoundItem]:
+        """See `search`."""
+        wanted = self._wanted(namespace_prefix, filter, provenance, as_of)
+        asked, page = self._query(query, mode, context, explain), self._page(limit, offset)
+        return await self._driver.arun(
+            self._search(wanted, asked, *page, refresh=self._refreshes(refresh_ttl))
+        )
+
+    def list_namespaces(
+        self,
+        *,
+        prefix: Namespace | None = None,
+        suffix: Namespace | None = None,
+        max_depth: int | None = None,
+        limit: int = 100,
+        offset: int = 0,
+        as_of: datetime | None = None,
+    ) -> list[Namespace]:
+        """Namespaces that hold something, in order.
+
+        Args:
+            prefix: Labels they begin with; `"*"` stands for any one label.
+            suffix: Labels they end with; `"*"` stands for any one label.
+            max_depth: Cut them to so many labels, each result once.
+            limit: How many at most.
+            offset: How many to leave out.
+            as_of: Look at that moment instead, as it was then.
+        """
+        op = _listing(prefix, suffix, max_depth, limit, offset)
+        return self._driver.run(self._list(op, as_of))
+
+    async def alist_namespaces(
+        self,
+        *,
+        prefix: Namespace | None = None,
+        suffix: Namespace | None = None,
+        max_depth: int | None = None,
+        limit: int = 100,
+        offset: int = 0,
+        as_of: datetime | None = None,
+    ) -> list[Namespace]:
+        """See `list_namespaces`."""
+        op = _listing(prefix, suffix, max_depth, limit, offset)
+        return await self._driver.arun(self._list(op, as_of))
+
+    # -- versions
+
+    def history(self, namespace: Namespace, key: str) -> list[StoredItem]:
+        """Every version of a key, oldest first, with the time each was valid."""
+        return self._driver.run(self._history(namespace, key))
+
+    async def ahistory(self, namespace: Namespace, key: str) -> list[StoredItem]:
+        """See `history`."""
+        return await self._driver.arun(self._history(namespace, key))
+
+    def _history(self, namespace: Namespace, key: str) -> Steps[list[StoredItem]]:
+        path, text = self._path(namespace), check_key(key)
+        versions: list[StoredItem] = yield Read(self._reader.history(path, text, self._now()))
+        return versions
+
+    # -- why
+
+    def why_not(
+        self,
+        namespace: Namespace,
+        key: str,
+        *,
+        query: str,
+        prefix: Namespace | None = None,
+        filter: Mapping[str, Any] | None = None,
+        mode: Mode = "hybrid",
+        context: bool = True,
+    ) -> WhyNot:
+        """Where an item stands in the answers to a query under a prefix, and why.
+
+        Args:
+            namespace: The item's namespace.
+            key: Its key.
+            query: As given to `search`.
+            prefix: As given to `search`; None: the item's namespace.
+            filter: As given to `search`.
+            mode: As given to `search`.
+            context: As given to `search`.
+        """
+        return self._driver.run(self._why(namespace, key, query, prefix, filter, mode, context))
+
+    def _why(
+        self,
+        namespace: Namespace,
+        key: str,
+        query: str,
+        prefix: Namespace | None,
+        filter: Mapping[str, Any] | None,
+        mode: Mode,
+        context: bool,
+    ) -> Steps[WhyNot]:
+        path, text = self._path(namespace), check_key(key)
+        wanted = self._wanted(namespace if prefix is None else prefix, filter)
+        asked = self._query(query, mode, context, True)
+        if asked is None:
+            raise ConfigurationError("why_not needs a query")
+        if not path.startswith(wanted.prefix):
+            return WhyNot("it is not under the prefix")
+        row = yield Read(self._reader.get(path, text, self._now(), None))
+        return (yield from self._searcher.why_not(wanted, asked, row))
+
+    # -- arguments
+
+    def _request(
+        self,
+        namespace: Namespace,
+        key: str,
+        value: Mapping[str, Any],
+        index: Index,
+        ttl: TTL,
+        if_version: int | None,
+        provenance: Provenance | None,
+    ) -> Request:
+        if isinstance(ttl, NotProvided):
+            ttl = (self.ttl_config or {}).get("default_ttl")
+        if value is None:  # in langgraph's own form of a put that is a delete; here it is a slip
+            raise InvalidValue("the value is None; expected a dict: to remove an item, delete it")
+        return self._limited(namespace, key, value, index, ttl, if_version, provenance)
+
+    def _refreshes(self, refresh_ttl: bool | None) -> bool:
+        if refresh_ttl is None:
+            return (self.ttl_config or {}).get("refresh_on_read", True)
+        return refresh_ttl
+
+
+def _listing(
+    prefix: Namespace | None,
+    suffix: Namespace | None,
+    max_depth: int | None,
+    limit: int,
+    offset: int,
+) -> ListNamespacesOp:
+    conditions = []
+    if prefix:
+        conditions.append(MatchCondition("prefix", prefix))
+    if suffix:
+        conditions.append(MatchCondition("suffix", suffix))
+    return ListNamespacesOp(tuple(conditions), max_depth, limit, offset)

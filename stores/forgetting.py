@@ -1,0 +1,219 @@
+"""Erasure: an item, all its versions, its words and vectors, and the messages it came from."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from perdure.errors import ConfigurationError
+from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.scrubbing import scrub_wanted
+from perdure.stores.base import Namespace, Receipt
+from perdure.stores.filters import Filter, parse
+from perdure.stores.namespaces import labels, span
+from perdure.stores.pending import Lacking
+from perdure.stores.records import moment
+from perdure.stores.text import query_tokens, tokens
+from perdure.stores.values import WHOLE, texts
+
+
+class _Erased(Protocol):
+    @property
+    def items(self) -> int: ...
+
+    @property
+    def scrubbed(self) -> bool: ...
+
+
+class ErasesMessages(Protocol):
+    """What `forget` needs of a checkpointer."""
+
+    def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> _Erased:
+        """Take messages out of a thread for good; None: the whole thread."""
+
+
+@dataclass(slots=True)
+class _Doomed:
+    """All versions of the keys that are to go.
+
+    Attributes:
+        root: Bytes of a path that are not shown.
+        present: Rows of present items.
+        closed: Rows of closed versions.
+        hashes: Of their values.
+        messages: By thread, the ids of the messages they rest on.
+    """
+
+    root: int = 0
+    present: list[Row] = field(default_factory=list)
+    closed: list[Row] = field(default_factory=list)
+    hashes: set[str] = field(default_factory=set)
+    messages: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+    @property
+    def keys(self) -> tuple[tuple[Namespace, str], ...]:
+        """The keys, in order."""
+        found = {(row[1], row[2]) for row in (*self.present, *self.closed)}
+        return tuple((labels(path[self.root :]), key) for path, key in sorted(found))
+
+
+class Forgetting(Lacking):
+    """The part of a store that erases."""
+
+    def forget(
+        self,
+        prefix: Namespace | None = None,
+        *,
+        filter: Mapping[str, Any] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        query: str | None = None,
+        dry_run: bool = False,
+        checkpointer: ErasesMessages | None = None,
+        threads: Collection[str] = (),
+    ) -> Receipt:
+        """Erase items so that nothing of them is left, in the past neither.
+
+        A key goes with all its versions if one of them, present or closed, meets all that is given.
+        Everyone who writes waits while the file is rewritten. It may be cut off and called again.
+
+        Args:
+            prefix: Only items under it; `()`: all. None, if something else is given: all.
+            filter: What a value must meet.
+            provenance: What its provenance must meet.
+            query: Words that a value's text must hold, every one of them, in any form; no ranking.
+            dry_run: Only count.
+            checkpointer: Also takes the messages that provenance names (`thread_id` and
+                `message_ids`) out of their threads.
+            threads: Threads that it also deletes whole, say all of a user.
+
+        Raises:
+            ConfigurationError: Nothing says what to forget, or `threads` are given without a
+                checkpointer.
+        """
+        if prefix is None and not filter and not provenance and not query and not threads:
+            raise ConfigurationError(
+                "forget() was not told what; give a prefix (() for everything), filter=, "
+                "provenance=, query= or threads="
+            )
+        if threads and checkpointer is None:
+            raise ConfigurationError("forget(threads=...) needs checkpointer=")
+        choice = _Choice(
+            self._path(prefix or ()),
+            parse(filter) if filter else None,
+            parse(provenance) if provenance else None,
+            frozenset(query_tokens(query)) if query else frozenset(),
+        )
+        nothing = prefix is None and not filter and not provenance and not query
+        doomed = _Doomed() if nothing else self.database.read(self._doomed(choice))
+        if dry_run:
+            messages = sum(len(ids) for ids in doomed.messages.values())
+            return self._receipt(doomed, messages, threads, clean=False)
+        messages, clean = 0, True
+        if checkpointer is not None:  # first: what is left of an item names what is left to do
+            for thread_id, ids in sorted({**doomed.messages, **dict.fromkeys(threads)}.items()):
+                erased = checkpointer.erase(thread_id, ids)
+                messages += erased.items
+                clean = clean and erased.scrubbed
+        if not nothing:
+            doomed = self.database.write(self._erase(choice))
+            self._forget_caches()
+            clean = self.database.scrub() and clean
+        return self._receipt(doomed, messages, threads, clean=clean)
+
+    async def aforget(
+        self,
+        prefix: Namespace | None = None,
+        *,
+        filter: Mapping[str, Any] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        query: str | None = None,
+        dry_run: bool = False,
+        checkpointer: ErasesMessages | None = None,
+        threads: Collection[str] = (),
+    ) -> Receipt:
+        """See `forget`."""
+        return await asyncio.to_thread(
+            lambda: self.forget(
+                prefix,
+                filter=filter,
+                provenance=provenance,
+                query=query,
+                dry_run=dry_run,
+                checkpointer=checkpointer,
+                threads=threads,
+            )
+        )
+
+    def _receipt(
+        self, doomed: _Doomed, messages: int, threads: Collection[str], *, clean: bool
+    ) -> Receipt:
+        return Receipt(
+            items=len(doomed.present),
+            versions=len(doomed.closed),
+            messages=messages,
+            keys=doomed.keys,
+            hashes=tuple(sorted(doomed.hashes)),
+            threads=tuple(sorted({*doomed.messages, *threads})),
+            at=moment(self._now()),
+            clean=clean,
+        )
+
+    def _doomed(self, choice: _Choice) -> Flow[_Doomed]:
+        rows = yield Statement(self._sql["every_version"], span(choice.prefix))
+        values = {row[0]: self._records.value(row) for row in rows}
+        fields = {row[0]: self._records.provenance(row[9], *row[1:4]) for row in rows}
+        chosen = {(row[1], row[2]) for row in rows if choice.meets(values[row[0]], fields[row[0]])}
+        doomed = _Doomed(len(self._root))
+        for row in rows:
+            if (row[1], row[2]) in chosen:
+                (doomed.present if row[6] is None else doomed.closed).append(row)
+                doomed.hashes.add(_digest(self._records.text_of(row)))
+                said = fields[row[0]]
+                if "thread_id" in said and "message_ids" in said:
+                    doomed.messages[said["thread_id"]].update(said["message_ids"])
+        return doomed
+
+    def _erase(self, choice: _Choice) -> Flow[_Doomed]:
+        doomed = yield from self._doomed(choice)
+        ids = [(row[0],) for row in (*doomed.present, *doomed.closed)]
+        if not ids:
+            return doomed
+        for row in doomed.present:
+            yield Statement(self._sql["shrink_namespace"], (row[0],))
+        for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
+            yield Statement(self._sql[statement], ids, many=True)
+        yield Statement(self._sql["drop_empty_namespaces"], span(choice.prefix))
+        yield Statement(self._sql["bump_setting"], ("erasures",))
+        yield from scrub_wanted()
+        return doomed
+
+    def _forget_caches(self) -> None:
+        """Words and vectors leave this process now, others when they next search."""
+        self._searcher.resident.forget()
+        if self._driver.embedder is not None:
+            self._driver.embedder.clear_cache()
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What is to be forgotten."""
+
+    prefix: bytes
+    filter: Filter | None
+    provenance: Filter | None
+    words: frozenset[str]
+
+    def meets(self, value: Mapping[str, Any], provenance: Mapping[str, Any]) -> bool:
+        if self.filter is not None and not self.filter.matches(value):
+            return False
+        if self.provenance is not None and not self.provenance.matches(provenance):
+            return False
+        return not self.words or self.words <= set(tokens("\n".join(texts(value, [WHOLE]))))
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,163 @@
+"""Namespaces: which are allowed, and an encoding in which a prefix is a range.
+
+A path is its labels in UTF-8, each followed by a NUL byte. No label holds one, so paths sort as
+tuples of labels do, and everything under a prefix lies between two byte strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from uuid import UUID
+
+from langgraph.store.base import MatchCondition
+
+from perdure.errors import InvalidNamespace
+
+RESERVED = "langgraph"  # langgraph keeps its own documents under this root
+MAX_KEY = 4096  # bytes of a key or of a whole path
+_RESERVED = f"{RESERVED}\0".encode()
+ALL = (b"", b"\xff")  # UTF-8 has no byte 0xff
+
+
+def check_namespace(namespace: Any, root: bytes = b"") -> bytes:
+    """The path of a namespace under a root that items may be put in.
+
+    Raises:
+        InvalidNamespace: It is empty, has a label that cannot be stored, or begins with the
+            reserved root `"langgraph"`.
+    """
+    path = root + check_prefix(namespace)
+    if not path:
+        raise InvalidNamespace(
+            "the namespace is empty; give at least one label, like ('memories',)"
+        )
+    if path.startswith(_RESERVED):
+        raise InvalidNamespace(
+            f"the namespace {tuple(namespace)!r} begins with {RESERVED!r}, which langgraph keeps "
+            "for itself; begin with another label"
+        )
+    return path
+
+
+def check_prefix(prefix: Any) -> bytes:
+    """The path of a prefix; the empty one stands for everything.
+
+    Raises:
+        InvalidNamespace: It is no sequence of labels that can be stored.
+    """
+    if isinstance(prefix, str | bytes) or not isinstance(prefix, Sequence):
+        raise InvalidNamespace(
+            f"the namespace is {prefix!r}; expected a tuple of strings, like ('memories', 'alice')"
+        )
+    for label in prefix:
+        if not isinstance(label, str) or not label or "\0" in label:
+            raise InvalidNamespace(
+                f"the namespace {tuple(prefix)!r} has the label {label!r}; "
+                "expected non-empty text without NUL characters"
+            )
+    return _encoded("namespace", tuple(prefix), "".join(f"{label}\0" for label in prefix))
+
+
+def check_key(key: Any) -> str:
+    """A key that items may have. Integers and UUIDs are taken as their text, as langgraph does.
+
+    Raises:
+        InvalidNamespace: It is empty, too long, or no Unicode text.
+    """
+    if isinstance(key, bool) or not isinstance(key, str | int | UUID):
+        raise InvalidNamespace(f"the key is {key!r}; expected text")
+    text = str.__str__(key) if isinstance(key, str) else str(key)
+    if not text or "\0" in text:
+        raise InvalidNamespace(f"the key is {text!r}; expected non-empty text without NUL")
+    _encoded("key", text, text)
+    return text
+
+
+def _encoded(what: str, shown: object, text: str) -> bytes:
+    try:
+        path = text.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidNamespace(
+            f"the {what} {shown!r} is no Unicode text ({exc.reason}); remove the lone surrogate"
+        ) from exc
+    if len(path) > MAX_KEY:
+        raise InvalidNamespace(
+            f"the {what} {str(shown)[:60]!r}… takes {len(path)} bytes; at most {MAX_KEY} may be"
+        )
+    return path
+
+
+def labels(path: bytes) -> tuple[str, ...]:
+    r"""The namespace of a path.
+
+    >>> labels(b"users\\0alice\\0")
+    ('users', 'alice')
+    """
+    return tuple(path.decode().split("\0")[:-1])
+
+
+def joined(namespace: Iterable[str]) -> bytes:
+    r"""The path of a namespace that was checked.
+
+    >>> joined(("users", "alice"))
+    b'users\\x00alice\\x00'
+    """
+    return "".join(f"{label}\0" for label in namespace).encode()
+
+
+def is_head(condition: MatchCondition, head: bytes) -> bool:
+    """Whether a condition asks no more than that paths begin with `head`."""
+    return condition.match_type == "prefix" and (
+        "*" not in condition.path and head.startswith(joined(condition.path))
+    )
+
+
+def span(prefix: bytes) -> tuple[bytes, bytes]:
+    r"""The half-open range of paths under a prefix.
+
+    >>> span(b"users\\0")
+    (b'users\\x00', b'users\\x01')
+    """
+    return (prefix, prefix[:-1] + b"\1") if prefix else ALL
+
+
+def matches(conditions: Iterable[MatchCondition], namespace: Sequence[str]) -> bool:
+    """Whether a namespace meets all conditions; `"*"` in a condition matches any one label."""
+    return all(_meets(condition, namespace) for condition in conditions)
+
+
+def _meets(condition: MatchCondition, namespace: Sequence[str]) -> bool:
+    wanted = condition.path
+    if len(namespace) < len(wanted):
+        return False
+    part = (
+        namespace[: len(wanted)]
+        if condition.match_type == "prefix"
+        else namespace[len(namespace) - len(wanted) :]
+    )
+    return all(want in ("*", label) for want, label in zip(wanted, part, strict=True))
+
+
+def check_condition(condition: MatchCondition) -> None:
+    """Check a condition of `list_namespaces`.
+
+    Raises:
+        InvalidNamespace: It is neither for a prefix nor for a suffix, or has a wrong label.
+    """
+    if condition.match_type not in ("prefix", "suffix"):
+        raise InvalidNamespace(
+            f"match_type is {condition.match_type!r}; expected 'prefix' or 'suffix'"
+        )
+    check_prefix(condition.path)
+
+
+def literal_head(conditions: Iterable[MatchCondition]) -> bytes:
+    """The path that every namespace meeting the conditions begins with."""
+    best = b""
+    for condition in conditions:
+        if condition.match_type == "prefix":
+            path = tuple(condition.path)
+            head = path[: path.index("*")] if "*" in path else path
+            best = max(best, check_prefix(head), key=len)
+    return best

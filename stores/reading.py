@@ -1,0 +1,243 @@
+"""Getting, listing, and searching without a query: the flows that only read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from langgraph.store.base import MatchCondition
+
+from perdure.storage.flow import Flow, Row, Statement
+from perdure.stores.base import Namespace, QueryPlan, StoredItem
+from perdure.stores.filters import Filter
+from perdure.stores.namespaces import (
+    is_head,
+    joined,
+    labels,
+    literal_head,
+    matches,
+    span,
+)
+from perdure.stores.records import Records
+from perdure.stores.values import decode
+
+_PAGE = 256  # namespaces read at a time
+_SELECTIVE = 2_000  # an index that finds more rows than this loses to reading in order
+INDEX = "store_path:"  # what names of path indexes begin with
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which items a search is about.
+
+    Attributes:
+        prefix: Path of the prefix.
+        now: The moment at which they must be alive.
+        filter: What their value must meet.
+        provenance: What their provenance must meet.
+        as_of: Look at that moment of the past instead of the present.
+    """
+
+    prefix: bytes
+    now: int
+    filter: Filter | None = None
+    provenance: Filter | None = None
+    as_of: int | None = None
+
+
+@dataclass(slots=True)
+class Reader:
+    """The flows that read.
+
+    Args:
+        sql: The statements, by name.
+        records: Opens rows.
+    """
+
+    sql: dict[str, str]
+    records: Records
+    _indexed: tuple[int, frozenset[str]] = (-1, frozenset())  # as of a version of the schema
+
+    # -- one key
+
+    def get(self, path: bytes, key: str, now: int, as_of: int | None) -> Flow[Row | None]:
+        """The row of a key, at present or at a moment."""
+        if as_of is None:
+            rows = yield Statement(self.sql["get"], (path, key))
+        else:
+            rows = yield Statement(self.sql["get_as_of"], (path, key, as_of))
+        return next((row for row in rows if alive(row, now if as_of is None else as_of)), None)
+
+    def history(self, path: bytes, key: str, now: int) -> Flow[list[StoredItem]]:
+        """Every version of a key, oldest first."""
+        rows = yield Statement(self.sql["history"], (path, key))
+        return [self.records.item(_ended(row, now)) for row in rows]
+
+    # -- many
+
+    def search(self, wanted: Wanted, limit: int, offset: int) -> Flow[list[tuple[Row, StoredItem]]]:
+        """A page of the items under a prefix: namespace by namespace, newest first in each."""
+        if wanted.as_of is not None:
+            rows = yield from self._rows_as_of(wanted)
+            chosen = [found for row in rows if (found := self.checked(row, wanted)) is not None]
+            return chosen[offset : offset + limit]
+        condition, params, indexed = yield from self._condition(wanted)
+        bound = (*span(wanted.prefix), wanted.now, *params)
+        unchecked = wanted.filter is None and wanted.provenance is None
+        reach = offset + limit
+        while True:
+            sql = self.sql["under"].format(condition=condition, indexed=indexed)
+            rows = yield Statement(sql, (*bound, reach))
+            if unchecked:
+                return [(row, self.records.item(row)) for row in rows[offset:]]
+            chosen = []
+            for row in rows:
+                found = self.checked(row, wanted)
+                if found is not None:
+                    chosen.append(found)
+                    if len(chosen) == offset + limit:
+                        break
+            if len(chosen) == offset + limit or len(rows) < reach:
+                return chosen[offset:]
+            reach *= 8
+
+    def checked(self, row: Row, wanted: Wanted) -> tuple[Row, StoredItem] | None:
+        """The row's item, if it is what is wanted."""
+        value = None
+        if wanted.filter is not None:
+            value = self.records.value(row)
+            if not wanted.filter.matches(value):
+                return None
+        if wanted.provenance is not None:
+            _, path, key, version = row[:4]
+            fields = self.records.provenance(row[9], path, key, version)
+            if not wanted.provenance.matches(fields):
+                return None
+        return row, self.records.item(row, value)
+
+    def rows(self, wanted: Wanted) -> Flow[list[tuple[Row, StoredItem]]]:
+        """All items that are wanted."""
+        return (yield from self.search(wanted, 1 << 62, 0))
+
+    def ids(self, wanted: Wanted) -> Flow[list[int]]:
+        """The ids of all present items that meet the filters."""
+        if wanted.provenance is not None or wanted.filter is None:
+            return [row[0] for row, _ in (yield from self.rows(wanted))]
+        condition, params, indexed = yield from self._condition(wanted)
+        if self.records.sealed:
+            return [row[0] for row, _ in (yield from self.rows(wanted))]
+        sql = self.sql["matching"].format(condition=condition, indexed=indexed)
+        rows = yield Statement(sql, (*span(wanted.prefix), wanted.now, *params))
+        check = wanted.filter.matches
+        return [row for row, value in rows if check(decode(value))]
+
+    def _rows_as_of(self, wanted: Wanted) -> Flow[list[Row]]:
+        return (yield Statement(self.sql["under_as_of"], (*span(wanted.prefix), wanted.as_of)))
+
+    # -- conditions and indexes
+
+    def indexes(self) -> Flow[list[str]]:
+        """The paths that have an index."""
+        rows = yield Statement(self.sql["path_indexes"])
+        return sorted(name.removeprefix(INDEX) for (name,) in rows)
+
+    def _usable(self) -> Flow[frozenset[str]]:
+        """The same, read again only when the schema has changed."""
+        version = (yield Statement("PRAGMA schema_version"))[0][0]
+        if self._indexed[0] != version:
+            self._indexed = version, frozenset((yield from self.indexes()))
+        return self._indexed[1]
+
+    def _condition(self, wanted: Wanted) -> Flow[tuple[str, Sequence[Any], str]]:
+        """What of a filter SQL can decide, its parameters, and the index to use."""
+        if wanted.filter is None or self.records.sealed:
+            return "1", (), ""
+        usable: Collection[str] = ()
+        if wanted.filter.indexable():
+            usable = yield from self._usable()
+        condition = wanted.filter.sql("i.value", usable)
+        for path in wanted.filter.indexable():
+            if path in usable:
+                hint = f'INDEXED BY "{INDEX}{path}"'
+                probe = self.sql["probe"].format(condition=condition.text, indexed=hint)
+                bound = (*span(wanted.prefix), wanted.now, *condition.params, _SELECTIVE)
+                if len((yield Statement(probe, bound))) < _SELECTIVE:
+                    return condition.text, condition.params, hint
+        return condition.text, condition.params, ""
+
+    def explain(self, wanted: Wanted) -> Flow[QueryPlan]:
+        """How a search without a query would be answered."""
+        condition, params, indexed = yield from self._condition(wanted)
+        sql = self.sql["under"].format(condition=condition, indexed=indexed)
+        bound = (*span(wanted.prefix), wanted.now, *params, 10)
+        steps = tuple(row[3] for row in (yield Statement(f"EXPLAIN QUERY PLAN {sql}", bound)))
+        used = tuple(
+            path
+            for path in (yield from self.indexes())
+            if any(f"{INDEX}{path}" in step for step in steps)
+        )
+        return QueryPlan(used, steps)
+
+    # -- namespaces
+
+    def namespaces(
+        self,
+        root: bytes,
+        conditions: Sequence[MatchCondition],
+        max_depth: int | None,
+        limit: int,
+        offset: int,
+        now: int,
+        as_of: int | None,
+    ) -> Flow[list[Namespace]]:
+        """Namespaces under a root that hold something, in order, cut to a depth, each once."""
+        head = literal_head(conditions)
+        low, high = span(root + head)
+        conditions = [c for c in conditions if not is_head(c, head)]
+        suffix = _literal_tail(conditions)
+        sql = self.sql["paths" if as_of is None else "paths_as_of"]
+        when = now if as_of is None else as_of
+        out: list[Namespace] = []
+        done = b""  # all that begins with it is answered
+        while len(out) < offset + limit:
+            rows = yield Statement(sql, (low, high, suffix, when, _PAGE))
+            for (path,) in rows:
+                if done and path.startswith(done):
+                    continue
+                namespace = labels(path[len(root) :])
+                if conditions and not matches(conditions, namespace):
+                    continue
+                if max_depth is not None and len(namespace) > max_depth:
+                    namespace = namespace[:max_depth]
+                    done = root + joined(namespace)
+                elif len(namespace) == max_depth:
+                    done = path
+                if not out or out[-1] != namespace:
+                    out.append(namespace)
+                if len(out) == offset + limit:
+                    break
+            if len(rows) < _PAGE:
+                break
+            last = rows[-1][0]
+            low = span(done)[1] if done and last.startswith(done) else last + b"\0"
+        return out[offset:]
+
+
+def alive(row: Row, now: int) -> bool:
+    """Whether a row's version had not expired."""
+    return row[7] is None or row[7] > now
+
+
+def _ended(row: Row, now: int) -> Row:
+    """A row whose version ended by expiring, if it has, though nobody swept it yet."""
+    return row if alive(row, now) else (*row[:6], row[7], *row[7:])
+
+
+def _literal_tail(conditions: Sequence[MatchCondition]) -> bytes:
+    """Bytes that every path meeting the conditions ends with."""
+    best = b"\0"
+    for condition in conditions:
+        if condition.match_type == "suffix" and "*" not in condition.path:
+            best = max(best, joined(condition.path), key=len)
+    return best

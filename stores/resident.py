@@ -1,0 +1,290 @@
+"""The search index in memory, kept in step with the file, whoever writes to it.
+
+Before each search it reads what changed: versions with higher ids, versions that were closed
+since. New rows gather in a small segment; segments of like size are merged, so a row is moved a
+few times at most (the logarithmic method: Bentley and Saxe, 1980).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import numpy as np
+
+from perdure.storage.flow import Flow, Row, Statement
+from perdure.stores.models import Model
+from perdure.stores.records import Records
+from perdure.stores.scopes import Known, Scope
+from perdure.stores.segments import Entry, Ints, Segment, merged, segment
+from perdure.stores.spelling import Trigrams
+from perdure.stores.vectors import Matrix
+
+_LOG = logging.getLogger("perdure")
+
+_LARGE: Final = 1 << 16  # rows; a segment of so many is not merged further
+_RATIO: Final = 4  # segments are merged when the older is less than so many times the newer
+_KEPT_FROM: Final = 1_000  # items whose words are written to the file together
+_READ: Final = 1 << 14  # rows read at a time
+_SLOW: Final = 50_000  # rows from which loading is worth a line in the log
+ASKS: Final = "?"  # stands last among the tokens of a question
+
+
+def _numbers() -> dict[Any, int]:
+    """A dict that gives each new key the next number."""
+    out: dict[Any, int] = defaultdict(lambda: len(out))
+    return out
+
+
+Analyse = Callable[[Mapping[str, Any], str | None], str]
+
+
+class Resident:
+    """What search needs of every present item of a store.
+
+    Args:
+        sql: The statements, by name.
+        records: Opens rows.
+        sealed_tokens: Whether tokens are sealed too.
+        approximate_above: Vectors from which sketches are kept.
+        analyse: Makes the words of a value, given the paths it is searched by.
+        keep: Is handed words that were made, so that they need not be made again.
+    """
+
+    def __init__(
+        self,
+        sql: dict[str, str],
+        records: Records,
+        *,
+        sealed_tokens: bool,
+        approximate_above: int,
+        analyse: Analyse,
+        keep: Callable[[list[tuple[int, str]]], None],
+    ) -> None:
+        self._sql = sql
+        self._records = records
+        self._sealed_tokens = sealed_tokens
+        self.approximate_above = approximate_above
+        self._analyse = analyse
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._segments: list[Segment] = []
+        self._recent: list[Entry] = []  # the entries of the newest segment, while it is small
+        self._marks: Row = (None, None, None, None, None)
+        self._model: Model | None = None
+        self._fresh: list[tuple[int, str]] = []  # words that the file does not have yet
+        self._without: set[int] = set()  # rows that may get vectors later
+        self._vectors = 0
+        self._spelling = Trigrams()
+        self._words = _numbers()
+        self._actors = _numbers()
+        self._threads = _numbers()
+
+    # -- looking
+
+    def scope(self, prefix: bytes, ids: Sequence[int] | None = None) -> Flow[Scope]:
+        """The present rows under a prefix, at most those with some ids."""
+        with self._lock:
+            yield from self._refresh()
+            segments, known = list(self._segments), self._known()
+        chosen = None if ids is None else np.sort(np.array(ids, np.int64))
+        return Scope(segments, known, prefix, chosen)
+
+    def past(self, rows: Sequence[Row]) -> Flow[Scope]:
+        """A scope of some versions, present or closed, made for one search."""
+        with self._lock:
+            yield from self._refresh()
+            entries = []
+            for row in rows:
+                for tokens, vectors, fields in (
+                    yield Statement(self._sql["index_of"], (self._number, row[0]))
+                ):
+                    said = self._records.provenance(row[9], *row[1:4])
+                    words = self._words_of(row, tokens, fields)
+                    entries.append(self._entry(row[0], row[1], words, vectors, said))
+            return Scope([self._built(entries)] if entries else [], self._known(), b"")
+
+    def similar(self, word: str) -> list[tuple[str, float]]:
+        """Words that items have and that differ from a word by a slip."""
+        with self._lock:
+            if len(self._spelling) < len(self._words):
+                self._spelling.extend(list(self._words)[len(self._spelling) :])
+            return self._spelling.similar(word)
+
+    def _known(self) -> Known:
+        return Known(self._words, list(self._actors), self._model)
+
+    @property
+    def _number(self) -> int | None:
+        return None if self._model is None else self._model.number
+
+    def forget(self) -> None:
+        """Let go of everything; the next search reads it anew."""
+        with self._lock:
+            self._clear()
+
+    # -- keeping in step
+
+    def _refresh(self) -> Flow[None]:
+        marks = (yield Statement(self._sql["marks"]))[0]
+        if marks == self._marks or self._is_past(marks):
+            return
+        try:
+            yield from self._catch_up(marks)
+        except BaseException:
+            self._clear()  # else what was read would be read again, and stand there twice
+            raise
+        self._marks = marks
+
+    def _is_past(self, marks: Row) -> bool:
+        """Whether the snapshot read is older than the index: a later one overtook it."""
+        counts = zip(marks[:4], self._marks[:4], strict=True)
+        return any((of or 0) < (here or 0) for of, here in counts)
+
+    def _catch_up(self, marks: Row) -> Flow[None]:
+        newest, closed, erasures, embedded, model = marks
+        if erasures != self._marks[2] or model != self._marks[4]:
+            self._clear()
+            self._model = None if model is None else Model.parsed(model)
+        since_id, since_seq = self._marks[0] or 0, self._marks[1] or 0
+        first = not self._segments
+        if not first and (closed or 0) > since_seq:
+            rows = yield Statement(self._sql["closed_since"], (since_seq,))
+            gone = [row for (row,) in rows]
+            if len(gone) < closed - since_seq:  # some were dropped since
+                gone = yield from self._missing()
+            self._kill(gone)
+        if (newest or 0) > since_id:
+            yield from self._load(since_id, newest)
+        if not first and embedded != self._marks[3]:
+            yield from self._fill()
+
+    def _missing(self) -> Flow[list[int]]:
+        """The ids in the index that are no longer present."""
+        present = yield Statement(self._sql["present_ids"])
+        known = np.concatenate([found.ids[found.alive] for found in self._segments])
+        gone: list[int] = np.setdiff1d(known, [row for (row,) in present]).tolist()
+        return gone
+
+    def _load(self, since: int, newest: int) -> Flow[None]:
+        began = time.monotonic()
+        total = 0
+        entries: list[Entry] = []
+        while since < newest:
+            rows = yield Statement(self._sql["index_since"], (self._number, since, newest, _READ))
+            if not rows:
+                break
+            since = rows[-1][0]
+            total += len(rows)
+            entries += map(self._loaded, rows)
+            if len(entries) >= _LARGE:
+                self._add(entries)
+                entries = []
+            if len(self._fresh) >= _KEPT_FROM:
+                self._keep(self._fresh)
+                self._fresh = []
+        if entries:
+            self._add(entries)
+        if total >= _SLOW:
+            _LOG.info("search index of %d items read in %.1f s", total, time.monotonic() - began)
+
+    def _loaded(self, row: Row) -> Entry:
+        number, path, key, version, *_, provenance, tokens, vectors, fields = row
+        if vectors is None:
+            self._without.add(number)
+        words = self._words_of(row, tokens, fields)
+        if tokens is None:
+            self._fresh.append((number, words))
+        said = self._records.provenance(provenance, path, key, version)
+        return self._entry(number, path, words, vectors, said)
+
+    def _words_of(self, row: Row, tokens: Any, fields: str | None) -> str:
+        """An item's words: as they are kept, or made now if no search has needed them before."""
+        if tokens is None:
+            return self._analyse(self._records.value(row), fields)
+        if self._sealed_tokens:
+            return self._records.text(tokens, ("tokens", row[0]))
+        return str(tokens)
+
+    def _entry(
+        self, number: int, path: bytes, text: str, vectors: Any, fields: dict[str, Any]
+    ) -> Entry:
+        words = text.split(" ") if text else []
+        asks = bool(words) and words[-1] == ASKS
+        if asks:
+            words.pop()
+        thread, actor, at = fields.get("thread_id"), fields.get("actor"), fields.get("at")
+        position = fields.get("position")
+        return Entry(
+            number,
+            path,
+            list(map(self._words.__getitem__, words)),
+            b"" if vectors is None else self._records.vectors(vectors, number),
+            -1 if thread is None else self._threads[path, thread],
+            float(number if position is None else position),
+            -1 if actor is None else self._actors[actor],
+            math.nan if at is None else datetime.fromisoformat(at).timestamp(),
+            asks,
+        )
+
+    def _built(self, entries: Sequence[Entry]) -> Segment:
+        model = self._model
+        body = b"".join(entry.vectors for entry in entries)
+        if model is None or not body:
+            return segment(entries, 0, None)
+        return segment(entries, model.width, Matrix.of(body, model.dims, model.kind))
+
+    def _add(self, entries: list[Entry]) -> None:
+        """Take new rows in, merging what has grown alike; one with no text is never found."""
+        entries = [entry for entry in entries if entry.terms or entry.vectors]
+        if self._recent:
+            self._segments.pop()
+            entries = [*self._recent, *entries]
+        self._recent = entries if len(entries) < _RATIO * 16 else []
+        self._segments.append(self._built(entries))
+        while len(self._segments) > 1 and self._worth_merging(*self._segments[-2:]):
+            self._recent = []
+            newer, older = self._segments.pop(), self._segments.pop()
+            self._segments.append(merged([older, newer]))
+        self._vectors = sum(len(s.matrix) for s in self._segments if s.matrix is not None)
+        if self._vectors > self.approximate_above:
+            self._sketch()
+
+    def _worth_merging(self, older: Segment, newer: Segment) -> bool:
+        return not self._recent and len(older) < _RATIO * len(newer) and len(older) < _LARGE
+
+    def _sketch(self) -> None:
+        for found in self._segments:
+            if found.matrix is not None and found.matrix.sketch is None:
+                found.matrix = found.matrix.sketched()
+
+    def _kill(self, gone: Sequence[int]) -> None:
+        ids: Ints = np.array(gone, np.int64)
+        for number, found in enumerate(self._segments):
+            found.kill(ids)
+            if found.dead * 2 > len(found):
+                self._segments[number] = found.without_dead()
+                self._recent = []
+        dead = set(gone)
+        self._recent = [entry for entry in self._recent if entry.id not in dead]
+        self._without -= dead
+
+    def _fill(self) -> Flow[None]:
+        """Take in the vectors of rows that had none."""
+        filled = []
+        for number in sorted(self._without):
+            rows = yield Statement(self._sql["index_row"], (self._number, number))
+            if rows and rows[0][11] is not None:
+                filled.append(self._loaded(rows[0]))
+        if filled:
+            self._kill([entry.id for entry in filled])
+            self._add(filled)

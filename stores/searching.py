@@ -1,0 +1,273 @@
+"""Search with a query: the steps from a text to ranked items."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from perdure.errors import ConfigurationError
+from perdure.storage.flow import Flow, Row, Statement
+from perdure.stores.base import FoundItem, Mode, StoredItem, WhyNot
+from perdure.stores.bm25 import Term
+from perdure.stores.cues import named_actors, named_time, names_of, said_at
+from perdure.stores.kinship import kin_of
+from perdure.stores.models import Model
+from perdure.stores.ranking import Cues, Ranked, rank
+from perdure.stores.reading import Reader, Wanted
+from perdure.stores.resident import Resident
+from perdure.stores.scopes import Scope
+from perdure.stores.steps import Embed, Read, Steps
+from perdure.stores.text import is_misspellable, query_tokens, without
+from perdure.stores.vectors import Floats
+from perdure.stores.weighting import Weights
+
+MODES: Final = ("hybrid", "text", "semantic")
+_MANY_ACTORS: Final = 1_000  # a scope with more is no conversation: nobody is named in it
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is asked.
+
+    Attributes:
+        text: In the user's words.
+        mode: Which scores count.
+        context: Whether neighbours in the thread, speaker and date count.
+        explain: Whether each part of a score is told.
+        weights: How much each part counts.
+    """
+
+    text: str
+    mode: Mode = "hybrid"
+    context: bool = True
+    explain: bool = False
+    weights: Weights = field(default_factory=Weights)
+
+
+@dataclass(slots=True)
+class Searcher:
+    """Runs queries.
+
+    Args:
+        sql: The statements, by name.
+        reader: Reads items.
+        resident: The index.
+        model: What makes the query's vector; None: there is no embedder.
+        masked: Turns tokens into keyed hashes, if the index holds those.
+    """
+
+    sql: dict[str, str]
+    reader: Reader
+    resident: Resident
+    model: Model | None
+    masked: Any = None
+
+    def search(
+        self, wanted: Wanted, query: Query, limit: int, offset: int
+    ) -> Steps[list[FoundItem]]:
+        """The best items, best first; ties by age, newest first."""
+        scope, past = yield Read(self._scope(wanted))
+        ranked = yield from self._ranked(scope, query)
+        if ranked is None:
+            return []
+        found: list[FoundItem] = yield Read(
+            self._fetch(wanted, query, scope, ranked, past, limit, offset)
+        )
+        return found
+
+    def why_not(self, wanted: Wanted, query: Query, row: Row | None) -> Steps[WhyNot]:
+        """Where an item stands in the answers to a query, and why."""
+        if row is None:
+            return WhyNot("there is no such item")
+        if self.reader.checked(row, wanted) is None:
+            return WhyNot("the filter leaves it out")
+        scope, _ = yield Read(self._scope(wanted))
+        place = np.flatnonzero(scope.ids == row[0])
+        if not len(place):
+            return WhyNot("it was put with index=False, or has no text to search")
+        ranked = yield from self._ranked(scope, query)
+        if ranked is None:
+            return WhyNot("the query has no words and there is no embedder")
+        score = ranked.scores[place[0]]
+        better = int((ranked.scores > score).sum())
+        parts = {name: float(part[place[0]]) for name, part in ranked.parts.items()}
+        return WhyNot(f"{better} of {len(scope)} items score higher", better + 1, parts)
+
+    # -- the rows in question
+
+    def _scope(self, wanted: Wanted) -> Flow[tuple[Scope, dict[int, StoredItem]]]:
+        if wanted.as_of is not None:
+            found = yield from self.reader.rows(wanted)
+            scope = yield from self.resident.past([row for row, _ in found])
+            return scope, {row[0]: item for row, item in found}
+        ids = None
+        if wanted.filter is not None or wanted.provenance is not None:
+            ids = yield from self.reader.ids(wanted)
+        return (yield from self.resident.scope(wanted.prefix, ids)), {}
+
+    # -- their scores
+
+    def _ranked(self, scope: Scope, query: Query) -> Steps[Ranked | None]:
+        words = query_tokens(query.text)
+        named = self._named(scope, words)
+        cosines = None
+        if query.mode != "text" and len(scope):
+            cosines = yield from self._cosines(scope, query, named)
+        terms = (
+            []
+            if query.mode == "semantic"
+            else self._terms(scope, words, named, cosines is not None)
+        )
+        if not len(scope) or (cosines is None and not terms):
+            return None
+        arrangement = scope.arrangement() if query.context else None
+        return rank(
+            len(scope),
+            terms=terms,
+            lengths=scope.lengths,
+            cosines=cosines,
+            arrangement=arrangement,
+            cues=self._cues(scope, query, named),
+            weights=query.weights,
+        )
+
+    def _cosines(
+        self, scope: Scope, query: Query, named: dict[int, frozenset[str]]
+    ) -> Steps[Floats | None]:
+        if self.model is None:
+            if query.mode == "semantic":
+                raise ConfigurationError(
+                    "mode='semantic' needs an embedder; open the store with index=, or use 'text'"
+                )
+            return None
+        # with context, the speaker's own rows are lifted anyway, and the name costs nothing
+        names = frozenset() if query.context else _all(named)
+        vector = yield Embed(without(query.text, names))
+        stored = scope.known.model
+        if stored is None:
+            return None
+        if stored != self.model.of(len(vector)):
+            raise stored.mismatch(self.model.of(len(vector)))
+        return scope.cosines(vector, self.resident.approximate_above)
+
+    def _named(self, scope: Scope, words: Sequence[str]) -> dict[int, frozenset[str]]:
+        """The actors of the scope that a query names, with the tokens of their names."""
+        codes = np.unique(scope.actor[scope.actor >= 0])
+        if not len(codes) or len(codes) > _MANY_ACTORS:
+            return {}
+        names = [scope.known.actors[code] for code in codes]
+        said = named_actors(words, names)
+        return {
+            int(code): names_of(name)
+            for code, name, is_named in zip(codes, names, said, strict=True)
+            if is_named
+        }
+
+    def _terms(
+        self,
+        scope: Scope,
+        words: Sequence[str],
+        named: dict[int, frozenset[str]],
+        by_meaning: bool,
+    ) -> list[Term]:
+        """The query's words in the scope; by meaning, also with words that say nearly the same."""
+        names = _all(named)
+        out = []
+        for word in words:
+            rows, counts = self._term(scope, word)
+            is_name = word in names
+            kin = self._kin(scope, word) if by_meaning and not is_name else ()
+            if len(rows) or kin:
+                out.append(Term(rows, counts, is_name, kin))
+            elif self.masked is None and is_misspellable(word):
+                out += self._near(scope, word)
+        return out
+
+    def _kin(self, scope: Scope, word: str) -> tuple[tuple[Any, float], ...]:
+        """Rows that have words near in meaning; those of keyed hashes cannot be told."""
+        if self.masked is not None:
+            return ()
+        found = ((self._term(scope, other)[0], near) for other, near in kin_of(word))
+        return tuple((rows, near) for rows, near in found if len(rows))
+
+    def _term(self, scope: Scope, word: str) -> tuple[Any, Any]:
+        number = scope.known.words.get(word if self.masked is None else self.masked(word))
+        return scope.term(-1 if number is None else number)
+
+    def _near(self, scope: Scope, word: str) -> list[Term]:
+        """What a word that nothing has may have meant."""
+        out = []
+        for other, _ in self.resident.similar(word):
+            rows, counts = self._term(scope, other)
+            if len(rows):
+                out.append(Term(rows, counts))
+        return out[:1]
+
+    def _cues(self, scope: Scope, query: Query, named: dict[int, frozenset[str]]) -> Cues:
+        when = named_time(query.text)
+        return Cues(
+            actor=np.isin(scope.actor, list(named)) if named else None,
+            date=said_at(when, scope.at) if when is not None and query.context else None,
+        )
+
+    # -- the items
+
+    def _fetch(
+        self,
+        wanted: Wanted,
+        query: Query,
+        scope: Scope,
+        ranked: Ranked,
+        past: dict[int, StoredItem],
+        limit: int,
+        offset: int,
+    ) -> Flow[list[FoundItem]]:
+        """The best rows' items; what was deleted or expired meanwhile is passed over."""
+        out: list[FoundItem] = []
+        reach = offset + limit
+        taken = 0
+        order = _best(ranked.scores, scope, reach)
+        while len(out) < reach:
+            if taken == len(order):
+                if len(order) == len(scope):
+                    break
+                order = _best(ranked.scores, scope, 4 * len(order))
+            place = order[taken]
+            taken += 1
+            score = float(ranked.scores[place])
+            if score <= 0 and "vector" not in ranked.parts:
+                break
+            number = int(scope.ids[place])
+            item = past.get(number)
+            if item is None and wanted.as_of is None:
+                for row in (yield Statement(self.sql["by_id"], (number, wanted.now))):
+                    item = self.reader.records.item(row)
+            if item is not None:
+                parts = (
+                    {name: float(part[place]) for name, part in ranked.parts.items()}
+                    if query.explain
+                    else None
+                )
+                out.append(FoundItem(item, score, parts))
+        return out[offset:]
+
+
+def _all(named: dict[int, frozenset[str]]) -> frozenset[str]:
+    return frozenset(name for names in named.values() for name in names)
+
+
+def _best(scores: Floats, scope: Scope, count: int) -> Any:
+    """The rows with the highest scores, highest first."""
+    count = min(max(count, 1), len(scores))
+    if count < len(scores):
+        edge = np.partition(scores, len(scores) - count)[len(scores) - count]
+        above = np.flatnonzero(scores > edge)
+        level = np.flatnonzero(scores == edge)
+        level = level[np.argsort(-scope.ids[level], kind="stable")][: count - len(above)]
+        rows = np.concatenate([above, level])
+    else:
+        rows = np.arange(len(scores))
+    return rows[np.lexsort((-scope.ids[rows], -scores[rows]))]

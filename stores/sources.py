@@ -1,0 +1,109 @@
+"""Items of another store, as lines that can be taken in: a langgraph SQLite file, or any store."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from langgraph.store.base import BaseStore
+
+from perdure.errors import ConfigurationError, ImportFailed, NotADatabase
+
+_PAGE = 500  # items or namespaces asked for at a time
+
+Line = tuple[str, Mapping[str, Any]]
+
+
+def of_store(store: BaseStore) -> Iterator[Line]:
+    """The present items of a store, namespace by namespace."""
+    offset = 0
+    while page := store.list_namespaces(limit=_PAGE, offset=offset):
+        for namespace in page:
+            yield from _of_namespace(store, tuple(namespace))
+        offset += len(page)
+
+
+def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Iterator[Line]:
+    offset = 0
+    while found := store.search(namespace, limit=_PAGE, offset=offset, refresh_ttl=False):
+        for item in found:
+            if tuple(item.namespace) == namespace:  # the others come with their own
+                yield (
+                    f"{item.key!r} in {namespace!r}",
+                    _line(namespace, item.key, item.value, item.created_at, item.updated_at),
+                )
+        offset += len(found)
+
+
+def of_langgraph_file(path: str | os.PathLike[str]) -> Iterator[Line]:
+    """The items of a file that langgraph's SqliteStore wrote; it is only read.
+
+    Raises:
+        ConfigurationError: There is no such file.
+        NotADatabase: It is no such database.
+        ImportFailed: A value in it cannot be read.
+    """
+    text = os.fspath(path)
+    if not os.path.isfile(text):
+        raise ConfigurationError(f"there is no file {text!r} to import")
+    try:
+        with closing(sqlite3.connect(f"{Path(text).absolute().as_uri()}?mode=ro", uri=True)) as db:
+            columns = {row[1] for row in db.execute("PRAGMA table_info(store)")}
+            if not {"prefix", "key", "value"} <= columns:
+                raise NotADatabase(f"{text!r} has no table of langgraph's SqliteStore")
+            timed = {"expires_at", "ttl_minutes"} <= columns
+            rows = db.execute(
+                "SELECT prefix, key, value, created_at, updated_at, "
+                + ("expires_at, ttl_minutes" if timed else "NULL, NULL")
+                + " FROM store ORDER BY prefix, key"
+            )
+            for row in rows:
+                yield _of_row(text, row)
+    except sqlite3.DatabaseError as exc:
+        raise NotADatabase(f"{text!r} cannot be read as an SQLite database: {exc}") from exc
+
+
+def _of_row(path: str, row: tuple[Any, ...]) -> Line:
+    prefix, key, value, created, updated, expires, ttl = row
+    where = f"{path!r}, {key!r} in {prefix!r}"
+    try:
+        line = dict(
+            _line(
+                tuple(prefix.split(".")), key, json.loads(value), _moment(created), _moment(updated)
+            )
+        )
+        if expires is not None:
+            line["expires_at"] = _moment(expires).isoformat()
+        if ttl is not None:
+            line["ttl"] = ttl
+    except (ValueError, TypeError) as exc:
+        raise ImportFailed(f"{where}: {exc}") from exc
+    return where, line
+
+
+def _moment(text: str) -> datetime:
+    """SQLite's own timestamps are UTC and do not say so."""
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def _line(
+    namespace: tuple[str, ...],
+    key: str,
+    value: Mapping[str, Any],
+    created: datetime,
+    updated: datetime,
+) -> dict[str, Any]:
+    return {
+        "namespace": list(namespace),
+        "key": key,
+        "value": value,
+        "created_at": created.astimezone(UTC).isoformat(),
+        "valid_from": updated.astimezone(UTC).isoformat(),
+    }

@@ -1,0 +1,190 @@
+"""`SQLiteStore`: namespaced JSON with versions and search, in one SQLite file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, Self, get_args
+
+from langgraph.store.base import IndexConfig, TTLConfig
+
+from perdure.errors import ConfigurationError
+from perdure.storage.cipher import Clear
+from perdure.storage.keys import check_key, seal_for
+from perdure.storage.queries import load
+from perdure.storage.sqlite import Database
+from perdure.stores.core import Parts, system_clock
+from perdure.stores.embedding import CheckedEmbedder, embedder_from
+from perdure.stores.models import Model
+from perdure.stores.offline import StaticEmbedder
+from perdure.stores.preparing import Preparer
+from perdure.stores.reading import Reader
+from perdure.stores.records import Records
+from perdure.stores.resident import Resident
+from perdure.stores.schema import SQLITE
+from perdure.stores.searching import Searcher
+from perdure.stores.steps import Driver
+from perdure.stores.store import Store
+from perdure.stores.values import MAX_BYTES, WHOLE
+from perdure.stores.vectors import Kind
+from perdure.stores.writing import Writer
+
+Offline = Literal["offline"]
+TextIndex = Literal["sealed", "keyed"]
+_APPROXIMATE_ABOVE: Final = 200_000  # vectors; 384 dimensions of float32 are 300 MB then
+
+
+class SQLiteStore(Store):
+    """A langgraph store in one SQLite file, for asyncio and for threads alike.
+
+    It may share its file with a `SQLiteCheckpointer`, and then shares its writer.
+    """
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        index: IndexConfig | Mapping[str, Any] | Offline | None = "offline",
+        ttl: TTLConfig | None = None,
+        key: bytes | str | None = None,
+        text_index: TextIndex = "sealed",
+        vectors: Kind = "float32",
+        approximate_above: int = _APPROXIMATE_ABOVE,
+        max_value_bytes: int = MAX_BYTES,
+        synchronous: str = "full",
+        read_only: bool = False,
+        timeout_s: float = 30.0,
+        clock: Callable[[], float] = system_clock,
+        factory: type[sqlite3.Connection] = sqlite3.Connection,
+    ) -> Self:
+        """Open a database, creating it if need be; the result is for `with` or `async with`.
+
+        Args:
+            path: A file, or `":memory:"`.
+            index: What search embeds with: `"offline"`, the English table within the package over
+                all text of a value; langgraph's `IndexConfig` (`embed`, `dims`, `fields`); None:
+                nothing, search goes by words. `fields` also says what text search reads.
+            ttl: Langgraph's `TTLConfig`, in minutes.
+            key: Encrypts values, provenance, words and vectors with AES-GCM; namespaces, keys and
+                times are not. 16, 24 or 32 bytes, or as many in hexadecimal; by default the
+                environment's `PERDURE_KEY`, if set.
+            text_index: With a key, whether the words of an item are encrypted too (`"sealed"`), or
+                kept as keyed hashes (`"keyed"`): quicker to load, blind to misspellings, and it
+                shows which items share words.
+            vectors: How the numbers of a vector are stored; `"int8"` takes a quarter.
+            approximate_above: Vectors from which a search may miss some of the nearest.
+            max_value_bytes: Of a value's JSON.
+            synchronous: `"full"`: an acknowledged write survives a power cut. `"normal"`: it
+                survives a crash of the process.
+            read_only: Open for reading; nothing is created, and reading refreshes no time to live.
+            timeout_s: How long to wait for another process that is writing.
+            clock: Seconds since 1970.
+            factory: The class of SQLite connections.
+
+        Raises:
+            ConfigurationError: An argument is wrong, or the folder does not exist.
+            NotADatabase: The path is a folder or another application's file.
+            SchemaMismatch: A newer perdure wrote the file.
+            WrongKey: The key does not open it, or it needs one.
+            StorageError: The file cannot be opened.
+        """
+        _check(vectors, text_index)
+        embedder, model, fields, in_process = _embedding(index, vectors)
+        seal = seal_for(key)
+        database = Database.open(
+            path,
+            SQLITE,
+            synchronous=synchronous,
+            read_only=read_only,
+            timeout_s=timeout_s,
+            factory=factory,
+        )
+        store = cls()
+        try:
+            check = check_key(seal, os.fsdecode(path), read_only=read_only)
+            database.read(check) if read_only else database.write(check)
+            records = Records(seal)
+            keyed = text_index == "keyed" and not isinstance(seal, Clear)
+            masked = _mask(seal.hash_key) if keyed else None
+            sql = load("perdure.stores", "sqlite.sql")
+            writer = Writer(sql, records, open_index=masked is not None)
+            preparer = Preparer(fields, max_value_bytes, model, masked)
+            resident = Resident(
+                sql,
+                records,
+                sealed_tokens=records.sealed and not keyed,
+                approximate_above=approximate_above,
+                analyse=preparer.analysed,
+                keep=_ignored
+                if read_only
+                else lambda made: database.post(writer.keep_tokens(made)),
+            )
+            reader = Reader(sql, records)
+            store._stop = threading.Event()
+            store.bind(
+                Parts(
+                    database,
+                    sql,
+                    reader,
+                    writer,
+                    preparer,
+                    Searcher(sql, reader, resident, model, masked),
+                    Driver(database, embedder, in_process),
+                    ttl,
+                    clock,
+                )
+            )
+            return store
+        except BaseException:
+            database.close()
+            raise
+
+    @classmethod
+    def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
+        """Open by the name that langgraph's stores use; see `open`."""
+        return cls.open(conn_string, **options)
+
+
+def _ignored(_: object) -> None:
+    """What reads only keeps nothing."""
+
+
+def _check(vectors: Any, text_index: Any) -> None:
+    if vectors not in get_args(Kind):
+        raise ConfigurationError(f"vectors is {vectors!r}; expected one of {get_args(Kind)}")
+    if text_index not in get_args(TextIndex):
+        raise ConfigurationError(f"text_index is {text_index!r}; expected 'sealed' or 'keyed'")
+
+
+def _embedding(
+    index: Any, kind: Kind
+) -> tuple[CheckedEmbedder | None, Model | None, list[str], bool]:
+    """What embeds, what it is recorded as, the paths it reads, and whether it computes here."""
+    if index is None:
+        return None, None, [WHOLE], False
+    config: Mapping[str, Any] = {"embed": StaticEmbedder()} if index == "offline" else index
+    if not isinstance(config, Mapping) or config.get("embed") is None:
+        raise ConfigurationError(
+            f"index is {index!r}; expected 'offline', None, or a dict with 'embed', 'dims' and "
+            "perhaps 'fields'"
+        )
+    embedder = embedder_from(config["embed"], config.get("dims"), config.get("name"))
+    fields = config.get("fields") or [WHOLE]
+    listed = isinstance(fields, list | tuple)
+    if not listed or not all(isinstance(path, str) and path for path in fields):
+        raise ConfigurationError(f"index fields are {fields!r}; expected a list of paths")
+    in_process = getattr(config["embed"], "in_process", False) is True
+    return embedder, Model(embedder.name, embedder.dims or 0, kind), list(fields), in_process
+
+
+def _mask(key: bytes) -> Callable[[str], str]:
+    """Keyed hashes of words: equal for equal words, and nothing else without the key."""
+
+    def mask(word: str) -> str:
+        return hashlib.blake2b(word.encode(), digest_size=9, key=key).hexdigest()
+
+    return mask

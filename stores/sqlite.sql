@@ -1,0 +1,257 @@
+-- get_setting: a setting of the store
+SELECT value FROM store_settings WHERE name = ?;
+
+-- set_setting: a setting of the store
+INSERT INTO store_settings (name, value) VALUES (?, ?)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+
+-- bump_setting: count something up
+INSERT INTO store_settings (name, value) VALUES (?, 1)
+ON CONFLICT (name) DO UPDATE SET value = value + 1;
+
+-- add_namespace: a new namespace
+INSERT INTO store_namespaces (path) VALUES (?) RETURNING ns;
+
+-- grow_namespace: count its items and bytes
+UPDATE store_namespaces SET items = items + ?, bytes = bytes + ? WHERE ns = ?;
+
+-- drop_empty_namespaces: those of a range in which nothing is left, not even a closed version
+DELETE FROM store_namespaces WHERE path >= ? AND path < ?
+AND NOT EXISTS (SELECT 1 FROM store_items i WHERE i.ns = store_namespaces.ns)
+AND NOT EXISTS (SELECT 1 FROM store_versions v WHERE v.ns = store_namespaces.ns);
+
+-- held: items and bytes under a prefix, expired ones included
+SELECT coalesce(sum(items), 0), coalesce(sum(bytes), 0) FROM store_namespaces
+WHERE path >= ? AND path < ?;
+
+-- held_expired: items and bytes under a prefix that have expired and were not swept
+SELECT count(*), coalesce(sum(i.size), 0) FROM store_namespaces n
+CROSS JOIN store_items i ON i.ns = n.ns
+WHERE n.path >= ? AND n.path < ? AND i.expires_at <= ?;
+
+-- get: one present item
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
+FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
+WHERE n.path = ? AND i.key = ?;
+
+-- get_as_of: the version of a key that was valid at a moment
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
+FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
+WHERE n.path = ?1 AND i.key = ?2 AND i.valid_from <= ?3
+UNION ALL
+SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance
+FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
+WHERE n.path = ?1 AND v.key = ?2 AND v.valid_from <= ?3 AND v.valid_to > ?3;
+
+-- history: every version of a key, oldest first
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
+FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
+WHERE n.path = ?1 AND i.key = ?2
+UNION ALL
+SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance
+FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
+WHERE n.path = ?1 AND v.key = ?2
+ORDER BY 6;
+
+-- locate: what a put or delete replaces, or else the last closed version of its key
+SELECT n.ns, i.id, i.version, i.created_at, i.valid_from, i.expires_at, i.size,
+       CASE WHEN i.id IS NULL THEN (SELECT v.version FROM store_versions v
+           WHERE v.ns = n.ns AND v.key = ?2 ORDER BY v.version DESC LIMIT 1) END,
+       CASE WHEN i.id IS NULL THEN (SELECT v.valid_to FROM store_versions v
+           WHERE v.ns = n.ns AND v.key = ?2 ORDER BY v.version DESC LIMIT 1) END
+FROM store_namespaces n LEFT JOIN store_items i ON i.ns = n.ns AND i.key = ?2
+WHERE n.path = ?1;
+
+-- close: keep a version that is about to be replaced
+INSERT INTO store_versions
+    (id, ns, key, version, created_at, valid_from, valid_to, value, provenance)
+SELECT id, ns, key, version, created_at, valid_from, ?, value, provenance
+FROM store_items WHERE id = ?;
+
+-- drop_item: take a version from among the present
+DELETE FROM store_items WHERE id = ?;
+
+-- add_item: a new present version
+INSERT INTO store_items
+    (ns, key, version, created_at, valid_from, expires_at, ttl, size, value, provenance)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id;
+
+-- add_version: a closed version, as an import brings it
+INSERT INTO store_versions
+    (id, ns, key, version, created_at, valid_from, valid_to, value, provenance)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- add_index: what search needs of a version
+INSERT INTO store_index (id, vectors, model, fields) VALUES (?, ?, ?, ?);
+
+-- keep_tokens: the words of a version, made by the first search that needed them
+UPDATE store_index SET tokens = ? WHERE id = ? AND tokens IS NULL;
+
+-- set_vectors: the vectors of a version
+UPDATE store_index SET vectors = ?, model = ? WHERE id = ?;
+
+-- add_pending: a version that waits for its vectors
+INSERT INTO store_pending (id, attempts, error) VALUES (?, 1, ?)
+ON CONFLICT (id) DO UPDATE SET attempts = attempts + 1, error = excluded.error;
+
+-- drop_pending: it waits no longer
+DELETE FROM store_pending WHERE id = ?;
+
+-- pending: versions that wait for their vectors, from one on
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
+       x.fields, p.attempts, p.error
+FROM store_pending p JOIN store_items i ON i.id = p.id JOIN store_index x ON x.id = p.id
+JOIN store_namespaces n ON n.ns = i.ns
+WHERE p.id > ? AND n.path >= ? AND n.path < ? ORDER BY p.id LIMIT ?;
+
+-- to_embed: present items from one on that have no vectors of a model, with what these are made of
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
+       x.fields
+FROM store_items i JOIN store_index x ON x.id = i.id JOIN store_namespaces n ON n.ns = i.ns
+WHERE i.id > ? AND x.model IS NOT ? ORDER BY i.id LIMIT ?;
+
+-- to_embed_count: how many those are
+SELECT count(*) FROM store_items i JOIN store_index x ON x.id = i.id WHERE x.model IS NOT ?;
+
+-- old_versions: closed versions under a prefix that a rule does not keep
+SELECT v.id FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
+WHERE n.path >= ?1 AND n.path < ?2 AND v.valid_to < ?3
+AND (?4 >= 1 << 62 OR (SELECT count(*) FROM store_versions w
+     WHERE w.ns = v.ns AND w.key = v.key AND w.version > v.version) >= ?4)
+LIMIT ?5;
+
+-- drop_version: forget a closed version
+DELETE FROM store_versions WHERE id = ?;
+
+-- drop_index: forget what search needed of a version
+DELETE FROM store_index WHERE id = ?;
+
+-- every_version: present and closed versions under a prefix
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
+FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
+WHERE n.path >= ?1 AND n.path < ?2
+UNION ALL
+SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance
+FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
+WHERE n.path >= ?1 AND n.path < ?2
+ORDER BY 2, 3, 4;
+
+-- shrink_namespace: an item is about to go
+UPDATE store_namespaces SET items = items - 1, bytes = bytes - i.size
+FROM store_items i WHERE i.id = ? AND store_namespaces.ns = i.ns;
+
+-- every_path: namespaces under a prefix, also those of which only closed versions are left
+SELECT path FROM store_namespaces WHERE path >= ? AND path < ? ORDER BY path;
+
+-- key_page: keys of a namespace, from one on
+SELECT i.key FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
+WHERE n.path = ?1 AND i.key > ?2
+UNION
+SELECT v.key FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
+WHERE n.path = ?1 AND v.key > ?2
+ORDER BY 1 LIMIT ?3;
+
+-- key_versions: every version of a key with how it lives and is searched, oldest first
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
+       i.ttl, x.id IS NOT NULL, x.fields
+FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns LEFT JOIN store_index x ON x.id = i.id
+WHERE n.path = ?1 AND i.key = ?2
+UNION ALL
+SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance,
+       NULL, x.id IS NOT NULL, x.fields
+FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns LEFT JOIN store_index x ON x.id = v.id
+WHERE n.path = ?1 AND v.key = ?2
+ORDER BY 4;
+
+-- touch: let items live on for their time from now
+UPDATE store_items SET expires_at = ?1 + ttl WHERE id = ?2 AND ttl IS NOT NULL AND expires_at > ?1;
+
+-- expired: items whose time is over
+SELECT id, ns, size, expires_at FROM store_items
+WHERE expires_at IS NOT NULL AND expires_at <= ? ORDER BY expires_at LIMIT ?;
+
+-- under: present items under a prefix; newest first within a namespace
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
+FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
+WHERE n.path >= ? AND n.path < ? AND (i.expires_at IS NULL OR i.expires_at > ?) AND ({condition})
+ORDER BY n.path, i.id DESC LIMIT ?;
+
+-- under_as_of: items under a prefix as they were at a moment
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
+FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
+WHERE n.path >= ?1 AND n.path < ?2 AND i.valid_from <= ?3
+AND (i.expires_at IS NULL OR i.expires_at > ?3)
+UNION ALL
+SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance
+FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
+WHERE n.path >= ?1 AND n.path < ?2 AND v.valid_from <= ?3 AND v.valid_to > ?3
+ORDER BY 2, 1 DESC;
+
+-- by_id: one present item
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
+FROM store_items i JOIN store_namespaces n ON n.ns = i.ns
+WHERE i.id = ? AND (i.expires_at IS NULL OR i.expires_at > ?);
+
+-- matching: which present items under a prefix may meet a condition
+SELECT i.id, i.value FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
+WHERE n.path >= ? AND n.path < ? AND (i.expires_at IS NULL OR i.expires_at > ?) AND ({condition});
+
+-- probe: whether an index finds few enough rows to be worth it
+SELECT 1 FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
+WHERE n.path >= ? AND n.path < ? AND (i.expires_at IS NULL OR i.expires_at > ?) AND ({condition})
+LIMIT ?;
+
+-- paths: namespaces in which something is present
+SELECT n.path FROM store_namespaces n
+WHERE n.path >= ?1 AND n.path < ?2 AND substr(n.path, -length(?3)) = ?3 AND n.items > 0
+AND EXISTS (SELECT 1 FROM store_items i WHERE i.ns = n.ns
+            AND (i.expires_at IS NULL OR i.expires_at > ?4))
+ORDER BY n.path LIMIT ?5;
+
+-- paths_as_of: namespaces in which something was present at a moment
+SELECT n.path FROM store_namespaces n
+WHERE n.path >= ?1 AND n.path < ?2 AND substr(n.path, -length(?3)) = ?3
+AND (EXISTS (SELECT 1 FROM store_items i WHERE i.ns = n.ns AND i.valid_from <= ?4
+             AND (i.expires_at IS NULL OR i.expires_at > ?4))
+     OR EXISTS (SELECT 1 FROM store_versions v WHERE v.ns = n.ns AND v.valid_from <= ?4
+                AND v.valid_to > ?4))
+ORDER BY n.path LIMIT ?5;
+
+-- path_indexes: names of the indexes on JSON paths
+SELECT name FROM sqlite_master WHERE type = 'index' AND name LIKE 'store\_path:%' ESCAPE '\';
+
+-- marks: the newest id, the newest closing, how often something was erased or got its vectors later, the model
+SELECT (SELECT seq FROM sqlite_sequence WHERE name = 'store_items'),
+       (SELECT seq FROM sqlite_sequence WHERE name = 'store_versions'),
+       (SELECT value FROM store_settings WHERE name = 'erasures'),
+       (SELECT value FROM store_settings WHERE name = 'embedded'),
+       (SELECT value FROM store_settings WHERE name = 'model');
+
+-- index_since: what search needs of present items that are newer
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at,
+       CASE WHEN x.tokens IS NULL THEN i.value END, i.provenance,
+       x.tokens, CASE x.model WHEN ?1 THEN x.vectors END, x.fields
+FROM store_items i JOIN store_namespaces n ON n.ns = i.ns JOIN store_index x ON x.id = i.id
+WHERE i.id > ?2 AND i.id <= ?3 ORDER BY i.id LIMIT ?4;
+
+-- index_row: the same of one present item
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at,
+       CASE WHEN x.tokens IS NULL THEN i.value END, i.provenance,
+       x.tokens, CASE x.model WHEN ?1 THEN x.vectors END, x.fields
+FROM store_items i JOIN store_namespaces n ON n.ns = i.ns JOIN store_index x ON x.id = i.id
+WHERE i.id = ?2;
+
+-- index_of: what search needs of one version
+SELECT tokens, CASE model WHEN ?1 THEN vectors END, fields FROM store_index WHERE id = ?2;
+
+-- closed_since: versions closed since
+SELECT id FROM store_versions WHERE seq > ?;
+
+-- present_ids: the ids of all present items
+SELECT id FROM store_items;
+
+-- counts: namespaces, items, their bytes, versions, pending
+SELECT (SELECT count(*) FROM store_namespaces WHERE items > 0),
+       (SELECT coalesce(sum(items), 0) FROM store_namespaces),
+       (SELECT coalesce(sum(bytes), 0) FROM store_namespaces),
+       (SELECT count(*) FROM store_versions), (SELECT count(*) FROM store_pending);

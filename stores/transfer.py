@@ -1,0 +1,253 @@
+"""Items as JSON Lines, out and in: a version a line, oldest first, nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from langgraph.store.base import BaseStore
+
+from perdure.errors import ImportFailed, PerdureError
+from perdure.storage.flow import Flow, Row, Statement
+from perdure.stores.base import Namespace, TransferReport
+from perdure.stores.doors import Doors
+from perdure.stores.namespaces import labels, span
+from perdure.stores.preparing import Request
+from perdure.stores.records import micros, moment, provenance_of
+from perdure.stores.restoring import Restored, restore
+from perdure.stores.sources import of_langgraph_file, of_store
+from perdure.stores.steps import Steps, Write
+from perdure.stores.values import decode
+
+_PAGE = 500  # keys read, or lines written, at a time
+_MINUTE = 60_000_000
+
+Progress = Callable[[int], None]  # how many lines are done
+
+
+class Transfer(Doors):
+    """The part of a store that brings items out and in."""
+
+    # -- out
+
+    def export(
+        self, namespace_prefix: Namespace = (), *, versions: bool = True
+    ) -> Iterator[dict[str, Any]]:
+        """Every item under a prefix, a JSON object each, in order of namespace, key and version.
+
+        Others may write meanwhile: each key is as it was at one moment.
+
+        Args:
+            namespace_prefix: Where.
+            versions: Whether closed versions come too.
+        """
+        prefix = self._path(namespace_prefix)
+        for path in self.database.read(self._every_path(prefix)):
+            last = ""
+            while rows := self.database.read(self._key_page(path, last, versions)):
+                for row in rows:
+                    yield self._line(row)
+                last = rows[-1][2]
+
+    def _every_path(self, prefix: bytes) -> Flow[list[bytes]]:
+        return [row[0] for row in (yield Statement(self._sql["every_path"], span(prefix)))]
+
+    def _key_page(self, path: bytes, last: str, versions: bool) -> Flow[list[Row]]:
+        out: list[Row] = []
+        for (key,) in (yield Statement(self._sql["key_page"], (path, last, _PAGE))):
+            rows = yield Statement(self._sql["key_versions"], (path, key))
+            out += rows
+        if not versions:
+            out = [row for row in out if row[6] is None]
+        return out
+
+    def _line(self, row: Row) -> dict[str, Any]:
+        _, path, key, version, created, since, until, expires, _, provenance, *rest = row
+        ttl, indexed, fields = rest
+        line: dict[str, Any] = {
+            "namespace": list(labels(path[len(self._root) :])),
+            "key": key,
+            "value": self._records.value(row),
+            "version": version,
+            "created_at": moment(created).isoformat(),
+            "valid_from": moment(since).isoformat(),
+        }
+        if until is not None:
+            line["valid_to"] = moment(until).isoformat()
+        if expires is not None:
+            line["expires_at"] = moment(expires).isoformat()
+        if ttl is not None:
+            line["ttl"] = ttl / _MINUTE
+        if not indexed:
+            line["index"] = False
+        elif fields is not None:
+            line["index"] = json.loads(fields)
+        said = self._records.provenance(provenance, path, key, version)
+        if said:
+            line["provenance"] = said
+        return line
+
+    # -- in
+
+    def import_lines(
+        self,
+        lines: Iterable[str],
+        *,
+        namespace: Namespace | None = None,
+        progress: Progress | None = None,
+    ) -> TransferReport:
+        """Take in what `export` gave, or JSON objects of one's own; it may be repeated.
+
+        An exported version that is here already, equal, is passed over. A line without `namespace`
+        and `value` is a value by itself: it goes into `namespace`, under its `key` field or else a
+        key made of its content.
+
+        Args:
+            lines: JSON, an object a line; empty lines are passed over.
+            namespace: Where items go that do not name their own.
+            progress: Called after each batch.
+
+        Raises:
+            ImportFailed: A line is malformed, or contradicts what is here. The lines before
+                it are kept.
+        """
+        return self._take(_parsed(lines, namespace), progress)
+
+    def import_from(
+        self,
+        source: str | os.PathLike[str] | BaseStore,
+        *,
+        progress: Progress | None = None,
+    ) -> TransferReport:
+        """Take over the items of a file that langgraph's SqliteStore wrote, or of any store.
+
+        The source is only read. It may be cut off and called again: an item that is here already,
+        equal, is passed over.
+
+        Args:
+            source: The path of the file, or an open store with blocking methods.
+            progress: Called after each batch with how many items are done.
+
+        Raises:
+            ConfigurationError: There is no such file.
+            NotADatabase: It is not of langgraph's SqliteStore.
+            ImportFailed: An item cannot be read or stored. Those before it are kept.
+        """
+        lines = of_store(source) if isinstance(source, BaseStore) else of_langgraph_file(source)
+        return self._take(lines, progress)
+
+    async def aimport_from(
+        self,
+        source: str | os.PathLike[str] | BaseStore,
+        *,
+        progress: Progress | None = None,
+    ) -> TransferReport:
+        """See `import_from`."""
+        return await asyncio.to_thread(lambda: self.import_from(source, progress=progress))
+
+    def _take(
+        self, given: Iterable[tuple[str, Mapping[str, Any]]], progress: Progress | None = None
+    ) -> TransferReport:
+        report, done = TransferReport(), 0
+        found = iter(given)
+        failed: ImportFailed | None = None
+        while failed is None:
+            batch, failed = self._batch_of(found)
+            if batch:
+                report += self._driver.run(self._restore(batch))
+                done += len(batch)
+                if progress is not None:
+                    progress(done)
+            elif failed is None:
+                return report
+        raise failed
+
+    def _batch_of(
+        self, found: Iterator[tuple[str, Mapping[str, Any]]]
+    ) -> tuple[list[tuple[Restored, list[str]]], ImportFailed | None]:
+        """What comes next, up to a line that is wrong, and the error for that."""
+        batch: list[tuple[Restored, list[str]]] = []
+        try:
+            for where, line in islice(found, _PAGE):
+                batch.append(self._restored(where, line))
+        except ImportFailed as exc:
+            return batch, exc
+        return batch, None
+
+    def _restore(self, given: list[tuple[Restored, list[str]]]) -> Steps[TransferReport]:
+        puts, model = yield from self._preparer.embedded([(one.put, p) for one, p in given])
+        ready = [one.holding(put) for (one, _), put in zip(given, puts, strict=True)]
+        report: TransferReport = yield Write(restore(self._writer, ready, self._now(), model))
+        return report
+
+    def _restored(self, where: str, line: Mapping[str, Any]) -> tuple[Restored, list[str]]:
+        try:
+            said = line.get("provenance")
+            put, pieces = self._preparer.put(
+                Request(
+                    line["namespace"],
+                    line["key"],
+                    line["value"],
+                    line.get("index"),
+                    line.get("ttl"),
+                    provenance=provenance_of(said) if said else None,
+                    limits=self._limits,
+                )
+            )
+            times = {name: _time(line, name) for name in _TIMES}
+            return Restored(put, _version(line), *times.values()), pieces
+        except PerdureError as exc:
+            raise ImportFailed(f"{where}: {exc}") from exc
+        except (AttributeError, TypeError, ValueError) as exc:
+            raise ImportFailed(f"{where}: {exc}; expected what export() writes") from exc
+
+
+_TIMES = ("created_at", "valid_from", "valid_to", "expires_at")
+
+
+def _time(line: Mapping[str, Any], name: str) -> int | None:
+    return micros(datetime.fromisoformat(line[name])) if name in line else None
+
+
+def _version(line: Mapping[str, Any]) -> int | None:
+    version = line.get("version")
+    if version is not None and (type(version) is not int or version < 1):
+        raise ValueError(f"version is {version!r}; expected 1 or more")
+    return version
+
+
+def _parsed(
+    lines: Iterable[str], namespace: Namespace | None
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        where = f"line {number}"
+        try:
+            line = decode(text)
+        except ValueError as exc:
+            raise ImportFailed(f"{where}: no JSON ({exc}); expected an object a line") from exc
+        if not isinstance(line, dict):
+            raise ImportFailed(
+                f"{where}: {str(line)[:60]!r} is no object; expected an object a line"
+            )
+        yield where, _addressed(where, line, namespace)
+
+
+def _addressed(where: str, line: dict[str, Any], namespace: Namespace | None) -> Mapping[str, Any]:
+    if "value" not in line and "namespace" not in line:
+        line = {"value": line, "key": line.get("key")}
+    if "namespace" not in line:
+        if namespace is None:
+            raise ImportFailed(f"{where}: it names no namespace, and none was given")
+        line["namespace"] = namespace
+    if line.get("key") is None:
+        text = json.dumps(line.get("value"), sort_keys=True)
+        line["key"] = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    return line

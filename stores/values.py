@@ -1,0 +1,161 @@
+"""Values: JSON objects and nothing else, as they are stored, and the texts to search in them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from langgraph.store.base import get_text_at_path, tokenize_path
+
+from perdure.errors import InvalidValue
+
+MAX_DEPTH = 64
+_MAX_BITS = 13_000  # of an integer: Python reads no more than 4,300 digits back
+MAX_BYTES = 16 << 20  # of a value's JSON; an option of `open` sets another
+WHOLE = "$"  # langgraph's path for the whole value
+
+_WIDE = 1 << 64
+_LONG = re.compile(r"\d{19}")  # orjson would make a float of an integer of more than 64 bits
+_dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def encode(value: Any, max_bytes: int = MAX_BYTES) -> str:
+    """A value as JSON.
+
+    Raises:
+        InvalidValue: It is no mapping, holds something that JSON cannot say, or is too large; the
+            path to the offending part is named.
+    """
+    if not isinstance(value, Mapping):
+        raise InvalidValue(
+            f"the value is a {type(value).__name__}; expected a dict, like {{'text': 'likes tea'}}"
+        )
+    if type(value) is not dict:
+        value = dict(value)
+    if not _is_plain(value, 0):
+        _check(value, WHOLE, 0)
+    body = _dumped(value)
+    if len(body) > max_bytes:
+        raise InvalidValue(
+            f"the value takes {len(body):,} bytes as JSON; at most {max_bytes:,} are allowed: "
+            "store large contents elsewhere and a reference to them here"
+        )
+    return body.decode()
+
+
+def decode(text: str) -> dict[str, Any]:
+    """A value from its JSON."""
+    if _LONG.search(text):
+        return json.loads(text)  # type: ignore[no-any-return]
+    return orjson.loads(text)  # type: ignore[no-any-return]
+
+
+def _dumped(value: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # an integer of more than 64 bits, or no Unicode text
+        try:
+            return _dump(value).encode()
+        except UnicodeEncodeError as exc:
+            raise InvalidValue(
+                f"the value holds a lone surrogate ({exc.reason}), which is no Unicode text"
+            ) from exc
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Whether a value is JSON; a quick look, which leaves what is rare to `_check`."""
+    kind = type(value)
+    if kind is str or kind is int or value is None or kind is bool:
+        return kind is not int or -_WIDE < value < _WIDE
+    if kind is float:
+        return math.isfinite(value)
+    if depth > MAX_DEPTH:
+        return False
+    if kind is dict:
+        for key, part in value.items():
+            if type(key) is not str or not _is_plain(part, depth + 1):
+                return False
+        return True
+    if kind is list or kind is tuple:
+        return all(_is_plain(part, depth + 1) for part in value)
+    return False
+
+
+def _check(value: Any, path: str, depth: int) -> None:
+    kind = type(value)
+    if kind is str or value is None or kind is bool:
+        return
+    if kind is int or kind is float:
+        _check_number(value, path)
+    elif kind is dict:
+        _check_depth(path, depth)
+        for key, part in value.items():
+            if type(key) is not str:
+                raise InvalidValue(f"{path} has the key {key!r}; JSON keys are text")
+            _check(part, f"{path}.{key}", depth + 1)
+    elif kind is list or kind is tuple:
+        _check_depth(path, depth)
+        for number, part in enumerate(value):
+            _check(part, f"{path}[{number}]", depth + 1)
+    else:
+        raise InvalidValue(
+            f"{path} is {_shown(value)}, a {kind.__name__}; a store holds JSON: text, numbers, "
+            "booleans, None, lists and dicts of them (of a pydantic model: model_dump(mode='json'))"
+        )
+
+
+def _check_number(value: int | float, path: str) -> None:
+    if isinstance(value, int):
+        if value.bit_length() > _MAX_BITS:
+            raise InvalidValue(f"{path} is an integer of more than 3,900 digits; store it as text")
+    elif not math.isfinite(value):
+        raise InvalidValue(f"{path} is {value!r}, which JSON cannot say; use None or text")
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # whatever a foreign object raises
+        text = object.__repr__(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _check_depth(path: str, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise InvalidValue(f"{path[:60]}… is nested deeper than {MAX_DEPTH} levels")
+
+
+def texts(value: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
+    """The texts at some paths of a value, in langgraph's path syntax, without empty ones.
+
+    `"$"` gives all text of the value as one; `"parts[*].text"` gives each part's by itself.
+    """
+    if type(value) is not dict:
+        value = dict(value)
+    out: list[str] = []
+    for path in fields:
+        if path == WHOLE:
+            leaves: list[str] = []
+            _gather(value, leaves)
+            out.append("\n".join(leaves))
+        else:
+            out += get_text_at_path(value, tokenize_path(path))
+    return [text for text in out if text.strip()]
+
+
+def _gather(value: Any, out: list[str]) -> None:
+    kind = type(value)
+    if kind is str:
+        out.append(value)
+    elif kind is dict:
+        for part in value.values():
+            _gather(part, out)
+    elif kind is list or kind is tuple:
+        for part in value:
+            _gather(part, out)
+    elif kind is int or kind is float:
+        out.append(str(value))

@@ -1,0 +1,134 @@
+"""Vectors of many items: exact scores, and above a size scores by sketches with exact ones on top.
+
+The approximate scores are sign sketches (random-hyperplane hashing: Charikar, STOC 2002): a bit a
+dimension, compared by Hamming distance; those that look best are scored again exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = Literal["float32", "float16", "int8"]
+Floats = NDArray[np.float32]
+
+_BLOCK: Final = 4096  # rows widened to float32 at a time: they stay in the cache
+_SKETCH_BLOCK: Final = 1 << 14  # rows whose sketches are compared at a time
+_SECOND_LOOK: Final = 0.02  # share of the rows that is scored exactly after the sketches...
+_AT_LEAST: Final = 4_000  # ...but at least so many
+_WORD: Final = 64  # bits
+
+
+def stored(vectors: Floats, kind: Kind) -> bytes:
+    """Vectors `[n, dims]` as bytes; `int8` has a float32 scale before each row."""
+    if kind == "int8":
+        scale = np.abs(vectors).max(axis=1, keepdims=True).astype(np.float32) / np.float32(127)
+        whole = np.round(vectors / np.where(scale > 0, scale, 1)).astype(np.int8)
+        return np.hstack([scale.view(np.int8), whole]).tobytes()
+    return vectors.astype(kind).tobytes()
+
+
+def width(dims: int, kind: Kind) -> int:
+    """How many bytes a vector takes."""
+    return dims * np.dtype(kind).itemsize + (4 if kind == "int8" else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Vectors, a row each.
+
+    Attributes:
+        rows: `[n, dims]`, normalised.
+        scale: `float32[n]` by which `int8` rows are multiplied; None for other kinds.
+        sketch: `uint64[words, n]`, the signs of the dimensions; None: there are too few rows.
+    """
+
+    rows: NDArray[Any]
+    scale: Floats | None = None
+    sketch: NDArray[np.uint64] | None = None
+
+    @classmethod
+    def of(cls, body: bytes, dims: int, kind: Kind) -> Matrix:
+        """A matrix from stored vectors, one after another."""
+        if kind == "int8":
+            raw = np.frombuffer(body, np.int8).reshape(-1, dims + 4)
+            scale = np.ascontiguousarray(raw[:, :4]).view(np.float32)[:, 0]
+            return cls(np.ascontiguousarray(raw[:, 4:]), scale)
+        return cls(np.frombuffer(body, kind).reshape(-1, dims))
+
+    @classmethod
+    def joined(cls, parts: list[Matrix]) -> Matrix:
+        """The rows of several, one after another."""
+        scale = None
+        if parts[0].scale is not None:
+            scale = np.concatenate([part.scale for part in parts if part.scale is not None])
+        return cls(np.concatenate([part.rows for part in parts]), scale)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def taken(self, order: NDArray[Any]) -> Matrix:
+        """Some rows, in an order."""
+        return Matrix(self.rows[order], None if self.scale is None else self.scale[order])
+
+    def sketched(self) -> Matrix:
+        """The same, ready for approximate scores; rows of float32 become float16."""
+        rows = self.rows.astype(np.float16) if self.rows.dtype == np.float32 else self.rows
+        return Matrix(rows, self.scale, _signs(self.rows))
+
+    def scores(self, query: Floats, start: int, stop: int) -> Floats:
+        """Cosine similarity of rows `start` to `stop` with a normalised query, exactly."""
+        rows = self.rows[start:stop]
+        if rows.dtype == np.float32:
+            return np.asarray(rows @ query)
+        out = np.empty(len(rows), np.float32)
+        for begin in range(0, len(rows), _BLOCK):
+            out[begin : begin + _BLOCK] = rows[begin : begin + _BLOCK].astype(np.float32) @ query
+        if self.scale is not None:
+            out *= self.scale[start:stop]
+        return out
+
+    def estimates(self, query: Floats, start: int, stop: int) -> Floats:
+        """Approximate cosine similarities; the most promising ones are exact."""
+        assert self.sketch is not None
+        distance = self._distances(_signs(query[None, :])[:, 0], start, stop)
+        bits_in_all = len(query)
+        counts = np.bincount(distance, minlength=bits_in_all + 1)
+        wanted = max(_AT_LEAST, int(_SECOND_LOOK * len(distance)))
+        nearest = int(np.searchsorted(np.cumsum(counts), min(wanted, len(distance))))
+        table = np.cos(np.pi * np.arange(bits_in_all + 1) / bits_in_all).astype(np.float32)
+        table -= table[nearest]  # an estimate never stands before an exact score
+        chosen = np.flatnonzero(distance <= nearest)
+        exact = self.taken(chosen + start).scores(query, 0, len(chosen))
+        out = np.minimum(table[distance], 0.0) + exact.min(initial=1.0)
+        out[chosen] = exact
+        return np.asarray(out, np.float32)
+
+    def _distances(self, signs: NDArray[np.uint64], start: int, stop: int) -> NDArray[np.uint16]:
+        """In how many bits each row's sketch differs."""
+        assert self.sketch is not None
+        out = np.zeros(stop - start, np.uint16)
+        differ = np.empty(_SKETCH_BLOCK, np.uint64)
+        count = np.empty(_SKETCH_BLOCK, np.uint8)
+        for begin in range(0, len(out), _SKETCH_BLOCK):
+            part = out[begin : begin + _SKETCH_BLOCK]
+            for word, bits in zip(self.sketch, signs, strict=True):
+                of = word[start + begin : start + begin + len(part)]
+                np.bitwise_xor(of, bits, out=differ[: len(part)])
+                np.bitwise_count(differ[: len(part)], out=count[: len(part)])
+                part += count[: len(part)]
+        return out
+
+
+def _signs(rows: NDArray[Any]) -> NDArray[np.uint64]:
+    """`uint64[words, n]`: a bit for each dimension that is positive."""
+    count, dims = rows.shape
+    words = -(-dims // _WORD)
+    packed = np.zeros((count, words * 8), np.uint8)
+    for begin in range(0, count, _BLOCK):
+        bits = np.packbits(rows[begin : begin + _BLOCK] > 0, axis=1)
+        packed[begin : begin + _BLOCK, : bits.shape[1]] = bits
+    return np.ascontiguousarray(packed.view(np.uint64).T)

@@ -1,0 +1,43 @@
+"""How much each part of a score counts, chosen with `benchmarks/recall.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How much each part counts.
+
+    Args:
+        vector: Share of the vector in words plus vector, 0 to 1.
+        k1: How slowly a word's repetitions saturate.
+        b: How much a long row pays for its length, 0 to 1.
+        name: Worth of a word of the query that names an actor of the scope; the cue replaces it.
+        neighbours: What a row lends to those one step away in its thread, two steps away, ...
+        thread: Worth of the best thread.
+        actor: Worth of having been said by someone the query names.
+        date: Worth of having been said at the time the query names.
+        question: Share of its score that a row loses for being a question.
+        kin: What the next of kin of a word counts, times their similarity.
+        recency: Worth of the newest row; an old row's fades. Off by default.
+        half_life_s: Age at which `recency` has faded to half, in seconds.
+        importance: Worth of the highest importance a caller gives. Off by default.
+    """
+
+    vector: float = 0.4
+    k1: float = 1.2
+    b: float = 0.4
+    name: float = 0.25
+    neighbours: tuple[float, ...] = (0.6, 0.4)
+    thread: float = 0.45
+    actor: float = 0.1
+    date: float = 0.15
+    question: float = 0.15
+    kin: float = 0.7
+    recency: float = 0.0
+    half_life_s: float = 30 * 86400.0
+    importance: float = 0.0
+
+
+DEFAULT = Weights()

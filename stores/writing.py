@@ -1,0 +1,277 @@
+"""Putting and deleting: the flows that change items, each keeping the version it replaces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from perdure.errors import LimitExceeded, VersionConflict
+from perdure.storage.flow import Flow, Row, Statement
+from perdure.stores.models import Model
+from perdure.stores.namespaces import labels, span
+from perdure.stores.records import Records, pack_fields, provenance_place, value_place
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much may be held under a prefix."""
+
+    prefix: bytes
+    items: int | None
+    bytes: int | None
+
+
+@dataclass(slots=True, eq=False)
+class Put:
+    """A checked put or delete, with everything computed that needs no database.
+
+    Attributes:
+        path: The namespace.
+        key: The key.
+        text: The value as JSON; None: delete.
+        ttl: Microseconds it lives after it was last put or read; None: for ever.
+        if_version: The version the key must be at (0: none); None: any.
+        provenance: Its fields.
+        searched: Whether search finds it.
+        vectors: As they are stored, one after another; None: it has none, or not yet.
+        lacking: Why its vectors are still to be made; None: they are not.
+        fields: The paths it is searched by, if not the store's.
+        limits: What must hold afterwards.
+    """
+
+    path: bytes
+    key: str
+    text: str | None
+    ttl: int | None = None
+    if_version: int | None = None
+    provenance: Mapping[str, Any] | None = None
+    searched: bool = False
+    vectors: bytes | None = None
+    lacking: str | None = None
+    fields: list[str] | None = None
+    limits: Sequence[Limit] = ()
+
+
+_NOWHERE: Row = (None,) * 9  # what `locate` finds of a key in a namespace that is not there
+
+
+class Times(NamedTuple):
+    """When a key was first put, when this version was, and when it will expire; microseconds."""
+
+    created: int
+    since: int
+    expires: int | None
+
+
+@dataclass(slots=True)
+class Changes:
+    """What is written for all puts together, at the end.
+
+    Attributes:
+        model: Number of the model that the vectors come from.
+        indexed: What was added that search finds, with its row.
+        grown: By how many items and bytes which namespaces grew.
+    """
+
+    model: int | None
+    indexed: list[tuple[Put, int]] = field(default_factory=list)
+    grown: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Writer:
+    """The flows that write.
+
+    Args:
+        sql: The statements, by name.
+        records: Seals rows.
+    """
+
+    sql: dict[str, str]
+    records: Records
+    open_index: bool = False  # tokens are keyed hashes already, and stored as they are
+
+    def write(self, puts: Sequence[Put], now: int, model: Model | None = None) -> Flow[None]:
+        """Apply puts and deletes in order, all or none.
+
+        Args:
+            puts: What to do.
+            now: The time, in microseconds.
+            model: What the vectors come from.
+
+        Raises:
+            EmbedderMismatch: The vectors in the store come from another model.
+            VersionConflict: A key is not at its `if_version`.
+            LimitExceeded: A limit would be passed.
+        """
+        changes = yield from self.begin(puts, model)
+        for put in puts:
+            yield from self._apply(put, now, changes)
+        yield from self.finish(puts, changes, now)
+
+    def begin(self, puts: Sequence[Put], model: Model | None) -> Flow[Changes]:
+        """What precedes the adding of versions; `finish` follows it."""
+        if model is None or all(put.vectors is None for put in puts):
+            return Changes(None)
+        return Changes((yield from self.enrol(model)))
+
+    def finish(self, puts: Sequence[Put], changes: Changes, now: int) -> Flow[None]:
+        """Write what is written for all puts together, and check that the limits hold.
+
+        Raises:
+            LimitExceeded: One would be passed.
+        """
+        if changes.indexed:
+            rows = [self._indexed(put, row, changes.model) for put, row in changes.indexed]
+            yield Statement(self.sql["add_index"], rows, many=True)
+        if changes.grown:
+            yield Statement(self.sql["grow_namespace"], changes.grown, many=True)
+        for put, row in changes.indexed:
+            if put.lacking is not None:
+                yield Statement(self.sql["add_pending"], (row, put.lacking))
+        for limit in dict.fromkeys(limit for put in puts for limit in put.limits):
+            yield from self._check_limit(limit, now)
+
+    def _apply(self, put: Put, now: int, changes: Changes) -> Flow[None]:
+        ns, row, version, created, valid_from, expires, size, last, ended = yield from self.locate(
+            put
+        )
+        alive = row is not None and (expires is None or expires > now)
+        self._check_version(put, version if alive else 0)
+        since = now
+        if row is not None:
+            end = max(now if alive else expires, valid_from + 1)  # clocks step back
+            yield from self.close(row, end)
+            changes.grown.append((-1, -size, ns))
+            since = max(now, end)
+        elif ended is not None:
+            since = max(now, ended)
+        if put.text is None:
+            return
+        number = (version or last or 0) + 1
+        expires = None if put.ttl is None else since + put.ttl
+        times = Times(created if alive else since, since, expires)
+        yield from self.add(put, ns, number, times, changes)
+
+    def locate(self, put: Put) -> Flow[Row]:
+        """What is there of a key, a column of `locate` each; None where nothing is."""
+        rows = yield Statement(self.sql["locate"], (put.path, put.key))
+        return rows[0] if rows else _NOWHERE
+
+    def close(self, row: int, end: int) -> Flow[None]:
+        """Make a present version a closed one."""
+        yield Statement(self.sql["close"], (end, row))
+        yield Statement(self.sql["drop_item"], (row,))
+        yield Statement(self.sql["drop_pending"], (row,))
+
+    def add(
+        self, put: Put, ns: int | None, version: int, times: Times, changes: Changes
+    ) -> Flow[int]:
+        """Add a present version of a key that has none. Returns its row."""
+        if ns is None:
+            ns = (yield Statement(self.sql["add_namespace"], (put.path,)))[0][0]
+        text = put.text
+        assert text is not None
+        size = len(text) if text.isascii() else len(text.encode())
+        value = self.records.shut(text, value_place(put.path, put.key, version))
+        provenance = None
+        if put.provenance:
+            provenance = self.records.shut(
+                json.dumps(put.provenance, ensure_ascii=False),
+                provenance_place(put.path, put.key, version),
+            )
+        row = (
+            yield Statement(
+                self.sql["add_item"],
+                (ns, put.key, version, *times, put.ttl, size, value, provenance),
+            )
+        )[0][0]
+        if put.searched:
+            changes.indexed.append((put, row))
+        changes.grown.append((1, size, ns))
+        return int(row)
+
+    def _indexed(self, put: Put, row: int, model: int | None) -> tuple[Any, ...]:
+        vectors = self.records.shut_vectors(put.vectors, row)
+        of = None if vectors is None else model
+        return row, vectors, of, pack_fields(put.fields)
+
+    def keep_tokens(self, made: Sequence[tuple[int, str]]) -> Flow[None]:
+        """Store the words of versions that the first search made."""
+        rows = [
+            (words if self.open_index else self.records.shut(words, ("tokens", row)), row)
+            for row, words in made
+        ]
+        yield Statement(self.sql["keep_tokens"], rows, many=True)
+
+    def _check_version(self, put: Put, found: int) -> None:
+        if put.if_version is not None and put.if_version != found:
+            at = f"at version {found}" if found else "not there"
+            raise VersionConflict(
+                f"{put.key!r} in {labels(put.path)!r} is {at}, if_version is {put.if_version}: "
+                "get it again, apply your change to what it holds now, and put that"
+            )
+
+    def _check_limit(self, limit: Limit, now: int) -> Flow[None]:
+        items, size = (yield Statement(self.sql["held"], span(limit.prefix)))[0]
+        if _within(limit, items, size):
+            return
+        gone, freed = (yield Statement(self.sql["held_expired"], (*span(limit.prefix), now)))[0]
+        if not _within(limit, items - gone, size - freed):
+            raise LimitExceeded(
+                f"{labels(limit.prefix)!r} would hold {items - gone} items and {size - freed} "
+                f"bytes; it may hold {_shown(limit.items)} items and {_shown(limit.bytes)} bytes"
+            )
+
+    # -- vectors
+
+    def enrol(self, model: Model, *, replace: bool = False) -> Flow[int]:
+        """The number of the model that the store's vectors come from.
+
+        Raises:
+            EmbedderMismatch: It is another one, and is not to be replaced.
+        """
+        rows = yield Statement(self.sql["get_setting"], ("model",))
+        found = Model.parsed(rows[0][0]) if rows else None
+        if found == model:
+            return found.number
+        if found is not None and not replace:
+            raise found.mismatch(model)
+        new = model.numbered(1 if found is None else found.number + 1)
+        yield Statement(self.sql["set_setting"], ("model", new.text()))
+        return new.number
+
+    def give_vectors(self, given: Sequence[tuple[int, bytes]], model: Model) -> Flow[None]:
+        """Add the vectors of versions that lacked them."""
+        number = yield from self.enrol(model)
+        for row, vectors in given:
+            shut = self.records.shut_vectors(vectors, row)
+            yield Statement(self.sql["set_vectors"], (shut, number, row))
+            yield Statement(self.sql["drop_pending"], (row,))
+        yield Statement(self.sql["bump_setting"], ("embedded",))
+
+    # -- time
+
+    def touch(self, rows: Sequence[int], now: int) -> Flow[None]:
+        """Let items live on for their time from now."""
+        yield Statement(self.sql["touch"], [(now, row) for row in rows], many=True)
+
+    def sweep(self, now: int, limit: int) -> Flow[int]:
+        """Close items whose time is over. Returns how many; call again until none are."""
+        rows = yield Statement(self.sql["expired"], (now, limit))
+        for row, ns, size, expires in rows:
+            yield from self.close(row, expires)
+            yield Statement(self.sql["grow_namespace"], (-1, -size, ns))
+        return len(rows)
+
+
+def _within(limit: Limit, items: int, size: int) -> bool:
+    return (limit.items is None or items <= limit.items) and (
+        limit.bytes is None or size <= limit.bytes
+    )
+
+
+def _shown(limit: int | None) -> str:
+    return "any number of" if limit is None else str(limit)

@@ -1,0 +1,321 @@
+"""What a store does with embedders that fail, differ, change, and with texts longer than theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from langgraph.store.base import PutOp
+
+from perdure.errors import ConfigurationError, EmbedderMismatch, EmbeddingFailed
+from perdure.stores import SQLiteStore
+from tests.store_backends import BACKENDS, DIMS, Words, keys, of_words, write
+
+A = ("a",)
+
+
+def opened(path: Path, embed: Any, dims: int | None = None, **options: Any) -> SQLiteStore:
+    """A store with an embedder."""
+    return SQLiteStore.open(
+        path, index={"embed": embed, "dims": dims}, synchronous="normal", **options
+    )
+
+
+def with_words(backend: str, folder: Path) -> tuple[SQLiteStore, Words]:
+    options = of_words()
+    return BACKENDS[backend](folder, **options), options["index"]["embed"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("door", ["blocking", "awaited"])
+def test_an_embedder_that_fails(backend: str, door: str, tmp_path: Path) -> None:
+    """The item is stored, found by its words, listed as pending, and embedded later."""
+    store, words = with_words(backend, tmp_path)
+    with store:
+        write(store, A, before="a dog")
+        words.failing = True
+        if door == "awaited":
+            asyncio.run(store.aput(A, "k", {"text": "my car"}))
+        else:
+            store.put(A, "k", {"text": "my car"})
+        stored = store.get(A, "k")
+        by_words = keys(store.search(A, query="car", mode="text"))
+        pending = store.pending_embeddings()
+        elsewhere = store.pending_embeddings(("b",))
+        with pytest.raises(EmbeddingFailed):
+            store.embed_pending()
+        with pytest.raises(EmbeddingFailed, match="away"):
+            store.search(A, query="automobile", mode="semantic")
+        words.failing = False
+        done = store.embed_pending()
+        by_vector = store.search(A, query="automobile", mode="semantic", limit=1)
+
+    assert stored is not None
+    assert by_words == ["k"]
+    assert [(each.namespace, each.key, each.attempts) for each in pending] == [(A, "k", 1)]
+    assert "the model is away" in pending[0].error
+    assert elsewhere == []
+    assert done == 1
+    assert keys(by_vector) == ["k"]
+
+
+def test_the_next_put_embeds_what_waits(tmp_path: Path) -> None:
+    """Once the embedder answers again, items that wait get their vectors on the way."""
+    store, words = with_words("file", tmp_path)
+    with store:
+        words.failing = True
+        write(store, A, a="my car", b="my dog", c="gone soon", d="replaced soon")
+        store.delete(A, "c")
+        words.failing = False
+        write(store, A, d="a house")
+        pending = store.pending_embeddings()
+        found = keys(store.search(A, query="automobile", mode="semantic", limit=1))
+
+    assert pending == []
+    assert found == ["a"]
+
+
+def test_pending_after_reopening(tmp_path: Path) -> None:
+    """What waits is remembered in the file, whoever opens it."""
+    store, words = with_words("file", tmp_path)
+    with store:
+        words.failing = True
+        write(store, A, a="my car")
+    store, words = with_words("file", tmp_path)
+    with store:
+        waiting = store.pending_embeddings()
+        done = store.embed_pending()
+        found = keys(store.search(A, query="automobile", mode="semantic"))
+
+    assert [(each.key, each.attempts) for each in waiting] == [("a", 1)]
+    assert done == 1
+    assert found == ["a"]
+
+
+ANSWERS: dict[str, Any] = {
+    "too few": lambda texts: [[1.0, 0.0]] * (len(texts) - 1),
+    "too many": lambda texts: [[1.0, 0.0]] * (len(texts) + 1),
+    "other dims": lambda texts: [[1.0, 0.0, 0.0]] * len(texts),
+    "ragged": lambda texts: [[1.0] * (2 + n % 2) for n, _ in enumerate(texts)],
+    "nan": lambda texts: [[float("nan"), 0.0]] * len(texts),
+    "infinite": lambda texts: np.full((len(texts), 2), np.inf),
+    "no numbers": lambda texts: [["a", "b"]] * len(texts),
+    "nothing": lambda texts: None,
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_wrong_answers(answer: str, tmp_path: Path) -> None:
+    """An answer of the wrong count, dimension or numbers is stored nowhere; the item is."""
+    with opened(tmp_path / "x.db", ANSWERS[answer], 2) as store:
+        store.put(A, "k", {"text": "tea", "more": ["milk"]}, index=["text", "more[*]"])
+        pending = store.pending_embeddings()
+        found = keys(store.search(A, query="tea", mode="text"))
+        if answer != "ragged":  # one vector alone is not
+            with pytest.raises(EmbeddingFailed):
+                store.search(A, query="tea", mode="semantic")
+
+    assert ["k"] == found == keys(pending)
+    assert "returned" in pending[0].error
+
+
+def renamed(name: str, dims: int = DIMS) -> Words:
+    """The same under another name, or with other dimensions."""
+
+    class Other(Words):
+        @staticmethod
+        def vector(text: str) -> Any:
+            return np.resize(Words.vector(text), dims)
+
+    other = Other()
+    other.name, other.dims = name, dims
+    return other
+
+
+@pytest.mark.parametrize(
+    ("name", "dims"), [("other", DIMS), ("words", 2 * DIMS), ("other", 2 * DIMS)]
+)
+@pytest.mark.parametrize("backend", ["file", "sealed"])
+def test_another_model(backend: str, name: str, dims: int, tmp_path: Path) -> None:
+    """Another model or dimension is an error that says what to do; reembed() does it."""
+    with BACKENDS[backend](tmp_path) as store:
+        write(store, A, a="my car", b="the sea")
+    other = renamed(name, dims)
+    with BACKENDS[backend](tmp_path, index={"embed": other, "dims": dims}) as store:
+        with pytest.raises(EmbedderMismatch, match=r"words.*reembed\(\)"):
+            store.search(A, query="automobile")
+        with pytest.raises(EmbedderMismatch):
+            store.put(A, "c", {"text": "new"})
+        text = keys(store.search(A, query="car", mode="text"))
+        seen: list[tuple[int, int]] = []
+        done = store.reembed(lambda now, of: seen.append((now, of)))
+        store.put(A, "c", {"text": "new"})
+        found = keys(store.search(A, query="automobile", mode="semantic", limit=1))
+        again = store.reembed()
+    with (
+        BACKENDS[backend](tmp_path) as store,
+        pytest.raises(EmbedderMismatch),
+    ):
+        store.search(A, query="automobile")
+
+    assert text == ["a"]
+    assert done == 2
+    assert seen == [(2, 2)]
+    assert found == ["a"]
+    assert again == 0
+
+
+def test_reembedding_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """Cut off by a failure, what is done stays done; meanwhile text search finds everything."""
+    with BACKENDS["file"](tmp_path) as store:
+        for n in range(600):
+            store.put(A, f"k{n}", {"text": f"word{n} tea"})
+    other = renamed("other")
+
+    def stop(done: int, of: int) -> None:
+        other.failing = True
+
+    with BACKENDS["file"](tmp_path, index={"embed": other, "dims": DIMS}) as store:
+        with pytest.raises(EmbeddingFailed):
+            store.reembed(stop)
+        meanwhile = len(store.search(A, query="tea", mode="text", limit=1000))
+        other.failing = False
+        half = len(other.calls)
+        seen: list[tuple[int, int]] = []
+        rest = asyncio.run(store.areembed(lambda done, of: seen.append((done, of))))
+        found = store.search(A, query="word7", mode="semantic", limit=1)
+
+    assert meanwhile == 600
+    assert 0 < rest < 600
+    assert seen[-1] == (rest, rest)
+    assert len(other.calls) > half
+    assert found[0].score is not None
+
+
+def test_reembedding_while_others_write(tmp_path: Path) -> None:
+    """Puts, replacements and deletions between its batches keep their meaning."""
+    with BACKENDS["file"](tmp_path) as store:
+        for n in range(600):
+            store.put(A, f"k{n}", {"text": f"tea {n}"})
+    other = renamed("other")
+    with BACKENDS["file"](tmp_path, index={"embed": other, "dims": DIMS}) as store:
+
+        def meddle(done: int, of: int) -> None:
+            store.delete(A, "k599")
+            store.put(A, "k598", {"text": "my car"})
+            store.search(A, query="tea")
+
+        store.reembed(meddle)
+        found = store.search(A, query="automobile", mode="semantic", limit=1)
+        every = keys(store.search(A, query="tea", mode="semantic", limit=1000))
+
+    assert keys(found) == ["k598"]
+    assert sorted(f"k{n}" for n in range(599)) == sorted(every)
+
+
+def test_no_embedder_to_embed_with(tmp_path: Path) -> None:
+    """Without an embedder there is nothing to reembed with, and the error says so."""
+    with SQLiteStore.open(tmp_path / "x.db", index=None) as store:
+        write(store, A, a="tea")
+        with pytest.raises(ConfigurationError, match="embedder"):
+            store.reembed()
+    with BACKENDS["memory"](tmp_path) as store:
+        assert store.embed_pending() == 0
+
+
+class Few(Words):
+    """Sees no filler."""
+
+    @staticmethod
+    def vector(text: str) -> Any:
+        return Words.vector(re.sub(r"filler\w*", "", text))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_long_text_is_not_cut(backend: str, tmp_path: Path) -> None:
+    """The first and the last words of a text of 20,000 words are found by meaning."""
+    words = Few()
+    middle = " ".join(f"filler{n}" for n in range(20_000))
+    with BACKENDS[backend](tmp_path, index={"embed": words, "dims": DIMS}) as store:
+        store.put(A, "long", {"text": f"my physician. {middle}. the last journey"})
+        write(store, A, short="something short")
+        first = store.search(A, query="doctor", mode="semantic", limit=1)
+        last = store.search(A, query="trip", mode="semantic", limit=1)
+    pieces = [text for call in words.calls for text in call]
+
+    assert keys(first) == keys(last) == ["long"]
+    assert max(len(piece.split()) for piece in pieces) <= 200
+    assert {f"filler{n}" for n in range(20_000)} <= {
+        word.strip(".") for piece in pieces for word in piece.split()
+    }
+
+
+def test_equal_texts_are_embedded_once(tmp_path: Path) -> None:
+    """Putting the same text again asks the model for nothing."""
+    store, words = with_words("file", tmp_path)
+    with store:
+        for n in range(5):
+            store.put(A, f"k{n}", {"text": "the same"})
+    assert words.calls == [["the same"]]
+
+
+def test_many_are_embedded_at_once(tmp_path: Path) -> None:
+    """The texts of a batch go to the model together."""
+    store, words = with_words("file", tmp_path)
+    with store:
+        store.batch([PutOp(A, f"k{n}", {"text": f"text {n}"}) for n in range(50)])
+    assert [[f"text {n}" for n in range(50)]] == words.calls
+
+
+def embed_blocking(texts: list[str]) -> list[list[float]]:
+    return [list(map(float, Words.vector(text))) for text in texts]
+
+
+async def embed_async(texts: list[str]) -> list[list[float]]:
+    await asyncio.sleep(0)
+    return embed_blocking(texts)
+
+
+@pytest.mark.parametrize("embed", [embed_blocking, embed_async])
+def test_functions_as_embedders(embed: Any, tmp_path: Path) -> None:
+    """A function, blocking or async, serves both doors."""
+
+    async def both(store: SQLiteStore) -> list[str]:
+        await store.aput(A, "a", {"text": "my car"})
+        await store.aput(A, "b", {"text": "the sea"})
+        return keys(await store.asearch(A, query="automobile", mode="semantic", limit=1))
+
+    with opened(tmp_path / "x.db", embed, DIMS) as store:
+        awaited = asyncio.run(both(store))
+        write(store, A, c="my dog")
+        blocking = keys(store.search(A, query="dog", mode="semantic", limit=1))
+
+    assert awaited == ["a"]
+    assert blocking == ["c"]
+
+
+@pytest.mark.parametrize(
+    "index",
+    ["online", 7, {}, {"dims": 3}, {"embed": 3}, {"embed": Words(), "dims": 3}]
+    + [{"embed": Words(), "fields": fields} for fields in ("text", [""], [1], 3)],
+    ids=repr,
+)
+def test_configurations_that_make_no_sense(index: Any, tmp_path: Path) -> None:
+    """A wrong configuration is refused before the file is made."""
+    with pytest.raises(ConfigurationError):
+        SQLiteStore.open(tmp_path / "x.db", index=index)
+
+    assert not (tmp_path / "x.db").exists()
+
+
+@pytest.mark.parametrize("index", [True, "text", [1], [""], {"a": 1}, 7], ids=repr)
+def test_indexes_of_a_put_that_make_no_sense(index: Any, plain: SQLiteStore) -> None:
+    """A wrong `index` of a put is refused, and nothing is written."""
+    with pytest.raises(ConfigurationError, match="index"):
+        plain.put(A, "k", {"text": "tea"}, index=index)
+
+    assert plain.get(A, "k") is None

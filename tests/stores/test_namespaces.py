@@ -1,0 +1,240 @@
+"""Namespaces: any labels, told apart; prefixes, suffixes and wildcards as in langgraph's store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langgraph.store.base import ListNamespacesOp, MatchCondition, PutOp
+from langgraph.store.memory import InMemoryStore
+
+from perdure.errors import InvalidNamespace
+from perdure.stores import SQLiteStore
+from tests.store_backends import FEWER, keys
+
+LABELS = [
+    *(
+        "a",
+        "A",
+        "ab",
+        "a.b",
+        "a b",
+        "a%",
+        "a_",
+        "%",
+        "_",
+        "*a",
+        "..",
+        ".",
+        "a\x01",
+        "a\x7f",
+        "\x01",
+    ),
+    *("é", "e\u0301", "ß", "ss", "İ", "i̇", "I", "聊天", "聊", "🦊", "🦊🦊", "\uffff", "\U0010ffff"),
+    *("' OR 1=1 --", '"', "\\", "$.a", "[0]", "a/b", "\n", " ", "langgraph2", "NULL", "0", "00"),
+]
+
+
+def test_labels_are_told_apart(store: SQLiteStore) -> None:
+    """Whatever a label holds, it is that label and no other; a prefix holds its own alone."""
+    store.batch([PutOp((label,), "k", {"label": label, "text": "tea"}) for label in LABELS])
+    store.batch(
+        [PutOp((label, "under"), "k2", {"label": label, "text": "tea"}) for label in LABELS]
+    )
+
+    for label in LABELS:
+        item = store.get((label,), "k")
+        assert item is not None
+        assert label == item.value["label"]
+        assert [("k", (label,)), ("k2", (label, "under"))] == [
+            (found.key, found.namespace) for found in store.search((label,))
+        ]
+        assert [(label,), (label, "under")] == store.list_namespaces(prefix=(label,))
+        assert {label} == {i.value["label"] for i in store.search((label,), query="tea")}
+    assert sorted([(x,) for x in LABELS] + [(x, "under") for x in LABELS]) == (
+        store.list_namespaces(limit=1000)
+    )
+
+
+def test_a_prefix_is_of_labels_not_of_letters(any_store: SQLiteStore) -> None:
+    """Searching under "a" finds nothing of "ab"."""
+    for namespace in [("a",), ("ab",), ("a", "b"), ("ab", "c"), ("b", "a")]:
+        any_store.put(namespace, "k", {"text": "/".join(namespace)})
+
+    assert {("a",), ("a", "b")} == {item.namespace for item in any_store.search(("a",))}
+    assert {("a",), ("a", "b")} == {i.namespace for i in any_store.search(("a",), query="a b ab")}
+    assert {("ab",), ("ab", "c")} == {item.namespace for item in any_store.search(("ab",))}
+    assert any_store.search(("a", "bc")) == []
+    assert len(any_store.search(())) == 5
+
+
+def test_an_emptied_namespace_is_not_listed(store: SQLiteStore) -> None:
+    """A namespace is listed while something is in it (langgraph's lists it for ever)."""
+    store.put(("a",), "k", {})
+    store.put(("b",), "k", {})
+    store.delete(("a",), "k")
+
+    assert store.list_namespaces() == [("b",)]
+    store.put(("a",), "k", {})
+    assert store.list_namespaces() == [("a",), ("b",)]
+
+
+def test_a_wildcard_is_for_one_label(any_store: SQLiteStore) -> None:
+    """In a condition "*" is any one label; in prefix and suffix alike."""
+    spaces = [("u", "1", "x"), ("u", "2", "x"), ("u", "2", "y"), ("u",), ("v", "1", "x", "x")]
+    for namespace in spaces:
+        any_store.put(namespace, "k", {"text": "t"})
+
+    def listed(**options: Any) -> list[tuple[str, ...]]:
+        return any_store.list_namespaces(**options)
+
+    assert listed(prefix=("u", "*", "x")) == [("u", "1", "x"), ("u", "2", "x")]
+    assert listed(prefix=("*", "1")) == [("u", "1", "x"), ("v", "1", "x", "x")]
+    assert listed(suffix=("*", "x")) == [("u", "1", "x"), ("u", "2", "x"), ("v", "1", "x", "x")]
+    assert listed(prefix=("u",), suffix=("x",)) == [("u", "1", "x"), ("u", "2", "x")]
+    assert listed(prefix=("*",), max_depth=1) == [("u",), ("v",)]
+    assert listed(suffix=("u",)) == [("u",)]
+    assert listed(prefix=("u", "*", "*", "*")) == []
+
+
+labels = st.sampled_from(["a", "b", "ab", "aa", "a.b", "é", "*b", "\x01"])
+paths = st.lists(labels, min_size=1, max_size=4).map(tuple)
+conditions = st.builds(
+    MatchCondition,
+    match_type=st.sampled_from(["prefix", "suffix"]),
+    path=st.lists(labels | st.just("*"), min_size=0, max_size=4).map(tuple),
+)
+
+
+@given(
+    spaces=st.lists(paths, max_size=30),
+    wanted=st.lists(conditions, max_size=3),
+    max_depth=st.none() | st.integers(1, 5),
+    limit=st.integers(0, 8),
+    offset=st.integers(0, 8),
+)
+def test_listing_is_langgraphs(
+    spaces: list[Any],
+    wanted: list[Any],
+    max_depth: int | None,
+    limit: int,
+    offset: int,
+) -> None:
+    """Any namespaces, conditions, depth and page: the same list as the in-memory store's."""
+    other = InMemoryStore()
+    with SQLiteStore.open(":memory:", index=None) as store:
+        for each in (store, other):
+            each.batch([PutOp(namespace, "k", {}) for namespace in spaces])
+        op = ListNamespacesOp(tuple(wanted) or None, max_depth, limit, offset)
+
+        assert other.batch([op]) == store.batch([op])
+
+
+def test_pages_of_many_namespaces(store: SQLiteStore) -> None:
+    """Page after page gives every namespace once, also where cut ones hold hundreds."""
+    spaces = [("u", f"{n:03}", part) for n in range(150) for part in "abcd"]
+    store.batch([PutOp(namespace, "k", {}) for namespace in spaces])
+
+    def pages(size: int, **options: Any) -> list[tuple[str, ...]]:
+        out: list[tuple[str, ...]] = []
+        while page := store.list_namespaces(limit=size, offset=len(out), **options):
+            out += page
+        return out
+
+    assert spaces == pages(97)
+    assert sorted({space[:2] for space in spaces}) == pages(31, max_depth=2)
+    assert pages(7, max_depth=1) == [("u",)]
+    assert [space for space in spaces if space[2] == "c"] == pages(40, suffix=("c",))
+    assert [("u", "007", part) for part in "abcd"] == pages(3, prefix=("*", "007"))
+
+
+def test_pages_of_items(store: SQLiteStore) -> None:
+    """Page after page of a search, with and without query and filter, gives each item once."""
+    store.batch(
+        [
+            PutOp((f"n{n % 7}",), f"k{n}", {"text": f"tea {n % 3}", "odd": n % 2, "n": n})
+            for n in range(90)
+        ]
+    )
+    every = {f"k{n}" for n in range(90)}
+
+    def pages(size: int, **options: Any) -> list[str]:
+        out: list[str] = []
+        while page := store.search((), limit=size, offset=len(out), **options):
+            out += keys(page)
+        return out
+
+    for options in ({}, {"query": "tea 1"}, {"query": "tea", "mode": "semantic"}):
+        found = pages(13, **options)
+        assert len(every) == len(found)
+        assert every == set(found)
+    odd = pages(7, filter={"odd": 1})
+    assert {f"k{n}" for n in range(1, 90, 2)} == set(odd)
+    assert len(odd) == len(set(odd))
+    assert set(odd) == set(pages(7, filter={"odd": 1}, query="tea"))
+    assert pages(8, filter={"odd": 2}) == []
+    assert store.search((), limit=0) == []
+    assert store.search((), offset=1000) == []
+    assert len(store.search((), limit=10**30)) == 90
+
+
+WRONG: list[Any] = [
+    *("", "a", b"a", None, 7, {"a"}, {"a": 1}),
+    *(("",), ("a", ""), (None,), (1,), (("a",),), ("a\0b",), ("\ud800",), ("x" * 5000,)),
+]
+
+
+@FEWER
+@pytest.mark.parametrize("namespace", [*WRONG, (), ("langgraph",), ("langgraph", "x")], ids=repr)
+def test_namespaces_that_cannot_hold_anything(namespace: Any, store: SQLiteStore) -> None:
+    """A put or delete under a wrong namespace is refused, and nothing is written."""
+    with pytest.raises(InvalidNamespace):
+        store.put(namespace, "k", {})
+    with pytest.raises(InvalidNamespace):
+        store.delete(namespace, "k")
+
+    assert store.list_namespaces() == []
+
+
+@FEWER
+@pytest.mark.parametrize("namespace", WRONG, ids=repr)
+def test_namespaces_that_cannot_be_asked_for(namespace: Any, store: SQLiteStore) -> None:
+    """Reading from a wrong namespace is refused too; it is never taken for another one."""
+    with pytest.raises(InvalidNamespace):
+        store.get(namespace, "k")
+    with pytest.raises(InvalidNamespace):
+        store.search(namespace)
+    with pytest.raises(InvalidNamespace):
+        store.search(namespace, query="x")
+    with pytest.raises(InvalidNamespace):
+        store.history(namespace, "k")
+
+
+@FEWER
+@pytest.mark.parametrize("condition", [("",), (1,), "a", ("\0",)], ids=repr)
+def test_conditions_that_make_no_sense(condition: Any, store: SQLiteStore) -> None:
+    """A listing with a wrong condition is refused."""
+    for side in ("prefix", "suffix"):
+        with pytest.raises(InvalidNamespace):
+            store.list_namespaces(**{side: condition})
+
+
+WRONG_KEYS: list[Any] = [None, "", b"k", True, ("k",), ["k"], {}, 1.5, object(), "\0", "\ud800"]
+
+
+@FEWER
+@pytest.mark.parametrize("key", [*WRONG_KEYS, "x" * 5000], ids=lambda key: repr(key)[:20])
+def test_keys_that_cannot_be(key: Any, store: SQLiteStore) -> None:
+    """A key that is no text, or none that can be stored, is refused wherever it is given."""
+    for call in (
+        lambda: store.put(("a",), key, {}),
+        lambda: store.get(("a",), key),
+        lambda: store.delete(("a",), key),
+        lambda: store.history(("a",), key),
+    ):
+        with pytest.raises(InvalidNamespace):
+            call()
+
+    assert store.search(()) == []

@@ -1,0 +1,146 @@
+"""Provenance: stored, returned, filtered by, and what it adds to a search."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from perdure.errors import ConfigurationError
+from perdure.stores import Provenance, SQLiteStore
+from tests.store_backends import Clock, keys
+
+A = ("a",)
+SAID = datetime(2024, 5, 1, 12, 30, 15, 123456, tzinfo=UTC)
+WHOLE = Provenance(
+    thread_id="t1",
+    checkpoint_id="c1",
+    message_ids=("m1", "m2"),
+    actor="Caroline",
+    trust="user",
+    position=3,
+    at=SAID,
+)
+
+
+def test_provenance_comes_back(store: SQLiteStore, clock: Clock) -> None:
+    """From get, search, history and the past; each version has its own."""
+    store.put(A, "k", {"text": "tea"}, provenance=WHOLE)
+    past = clock.at()
+    clock.forward()
+    store.put(A, "k", {"text": "tea"}, provenance=Provenance(actor="Bob"))
+    store.put(A, "none", {"text": "tea"})
+    now, then = store.get(A, "k"), store.get(A, "k", as_of=past)
+    none = store.get(A, "none")
+
+    assert now is not None
+    assert then is not None
+    assert none is not None
+    assert (WHOLE, Provenance(actor="Bob")) == (then.provenance, now.provenance)
+    assert [WHOLE, Provenance(actor="Bob")] == [i.provenance for i in store.history(A, "k")]
+    assert {Provenance(actor="Bob"), None} == {i.provenance for i in store.search(A, query="tea")}
+    assert none.provenance is None
+
+
+def test_filters_over_provenance(store: SQLiteStore, clock: Clock) -> None:
+    """Every field may be filtered by, with and without a query, now and in the past."""
+    store.put(A, "whole", {"text": "tea"}, provenance=WHOLE)
+    store.put(A, "other", {"text": "tea"}, provenance=Provenance(actor="Bob", position=7))
+    store.put(A, "none", {"text": "tea"})
+    filters: list[tuple[dict[str, Any], set[str]]] = [
+        ({"thread_id": "t1"}, {"whole"}),
+        ({"message_ids": {"$contains": "m2"}}, {"whole"}),
+        ({"actor": {"$in": ["Bob", "Caroline"]}}, {"whole", "other"}),
+        ({"position": {"$gt": 3}}, {"other"}),
+        ({"at": {"$gte": "2024-05-01", "$lt": "2024-05-02"}}, {"whole"}),
+        ({"thread_id": {"$exists": False}}, {"other", "none"}),
+        ({"$or": [{"trust": "user"}, {"actor": "Bob"}]}, {"whole", "other"}),
+        ({"actor": "' OR 1=1"}, set()),
+    ]
+    for provenance, expected in filters:
+        for options in ({}, {"query": "tea"}, {"as_of": clock.at()}, {"filter": {"text": "tea"}}):
+            found = store.search(A, provenance=provenance, **options)
+            assert expected == set(keys(found)), (provenance, options)
+
+
+def test_times_in_any_zone(store: SQLiteStore) -> None:
+    """A time in another zone is the same moment; filters compare it in UTC."""
+    zone = timezone(timedelta(hours=5, minutes=30))
+    store.put(A, "k", {}, provenance=Provenance(at=SAID.astimezone(zone)))
+    item = store.get(A, "k")
+
+    assert item is not None
+    assert item.provenance is not None
+    assert item.provenance.at == SAID
+    assert keys(store.search(A, provenance={"at": SAID.isoformat()})) == ["k"]
+
+
+def talk(store: SQLiteStore) -> None:
+    """A thread in which an answer shares no word with what is asked about it."""
+    said = [
+        ("Bob", "Have you been to the mountains lately?"),
+        ("Caroline", "Yes, we went up on Saturday"),
+        ("Bob", "Let us talk about taxes"),
+        ("Caroline", "I would rather not"),
+    ]
+    for position, (actor, text) in enumerate(said):
+        provenance = Provenance(thread_id="t", actor=actor, position=position, at=SAID)
+        store.put(A, f"m{position}", {"text": text}, provenance=provenance)
+
+
+def test_neighbours_lend_their_score(store: SQLiteStore) -> None:
+    """With context the reply to what has the words is found too; without it is not."""
+    talk(store)
+    options: dict[str, Any] = {"query": "mountains", "mode": "text"}
+
+    assert keys(store.search(A, context=False, **options)) == ["m0"]
+    assert {"m0", "m1"} <= set(keys(store.search(A, **options)))
+    for item in store.search(A, query="Did Caroline talk in May 2024?", explain=True):
+        assert item.parts is not None
+        assert item.score == pytest.approx(sum(item.parts.values()), abs=1e-5)
+        assert {"actor", "date", "neighbours", "thread"} <= set(item.parts)
+
+
+def test_threads_of_other_namespaces_are_others(store: SQLiteStore) -> None:
+    """Items of two namespaces with one thread id are no neighbours."""
+    store.put(("x",), "a", {"text": "mountains"}, provenance=Provenance("t", position=0))
+    store.put(("y",), "b", {"text": "something"}, provenance=Provenance("t", position=1))
+
+    assert keys(store.search((), query="mountains", mode="text")) == ["a"]
+
+
+@pytest.mark.parametrize("at", [datetime.max, datetime.min], ids=str)
+def test_extreme_times(at: datetime, store: SQLiteStore) -> None:
+    """The first and last moments there are do not spoil searches that name a date."""
+    talk(store)
+    store.put(A, "far", {"text": "mountains"}, provenance=Provenance(at=at.replace(tzinfo=UTC)))
+    for query in ("mountains on 31 December", "mountains in May 2024", "mountains 0001-01-01"):
+        assert "far" in keys(store.search(A, query=query))
+
+
+WRONG: list[Any] = [
+    {"thread_id": "t"},
+    "t",
+    Provenance(thread_id=["t"]),  # type: ignore[arg-type]
+    Provenance(thread_id=7),  # type: ignore[arg-type]
+    Provenance(actor="\ud800"),
+    Provenance(message_ids="m1"),  # type: ignore[arg-type]
+    Provenance(message_ids=("m1", 2)),  # type: ignore[arg-type]
+    Provenance(message_ids=None),  # type: ignore[arg-type]
+    Provenance(position="first"),  # type: ignore[arg-type]
+    Provenance(position=True),
+    Provenance(position=1.5),  # type: ignore[arg-type]
+    Provenance(position=10**400),
+    Provenance(at="2024-05-01"),  # type: ignore[arg-type]
+    Provenance(at=SAID.replace(tzinfo=None)),
+]
+
+
+@pytest.mark.parametrize("provenance", WRONG, ids=lambda p: repr(p)[:60])
+def test_provenance_that_makes_no_sense(provenance: Any, store: SQLiteStore) -> None:
+    """A field of a wrong type is refused, nothing is written, and searches go on."""
+    with pytest.raises(ConfigurationError):
+        store.put(A, "k", {"text": "tea"}, provenance=provenance)
+
+    assert store.search(A, query="tea") == []

@@ -1,0 +1,298 @@
+"""Search by words and vectors: what is found, what no longer, and why."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.store.base import PutOp
+
+from perdure.errors import ConfigurationError, InvalidFilter
+from perdure.stores import SQLiteStore
+from tests.store_backends import BACKENDS, FEWER, Clock, keys, of_words, write
+
+A = ("a",)
+MODES: list[Any] = ["hybrid", "text", "semantic"]
+CHINESE = "我们需要一个能够记住用户偏好的聊天机器人"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_search_finds_what_was_just_put(mode: Any, store: SQLiteStore) -> None:
+    """When put returns, search finds it; when delete or another put returns, no longer."""
+    write(store, A, other="nothing of interest")
+    for n in range(40):
+        store.put(A, "k", {"text": f"word{n} and more"})
+        best = store.search(A, query=f"word{n}", mode=mode, limit=1)
+        assert [("k", f"word{n} and more")] == [(i.key, i.value["text"]) for i in best]
+    store.delete(A, "k")
+
+    assert "k" not in keys(store.search(A, query="word39", mode=mode))
+
+
+def test_text_finds_words_and_nothing_else(store: SQLiteStore) -> None:
+    """A text search gives the items that have a word of the query: stems, no case, no accents."""
+    write(
+        store,
+        A,
+        run="She was running to the café",
+        tea="Tea with milk",
+        zh=CHINESE,
+        no="Something else",
+    )
+
+    def found(query: str) -> list[str]:
+        return keys(store.search(A, query=query, mode="text"))
+
+    assert found("runs") == ["run"]
+    assert found("CAFE") == ["run"]
+    assert found("What did she do with the milk?") == ["tea"]
+    assert found("聊天") == ["zh"]
+    assert found("偏好") == ["zh"]
+    assert found("天机") == ["zh"]
+    assert found("偏机") == []
+    assert found("unheard") == []
+    assert found("") == ["no", "zh", "tea", "run"]  # as no query
+
+
+@pytest.mark.parametrize("backend", ["memory", "file", "sealed"])
+def test_a_slip_is_forgiven(backend: str, tmp_path: Path) -> None:
+    """A word that nothing has is taken for one that differs by a slip; a known one never."""
+    with BACKENDS[backend](tmp_path) as store:
+        write(store, A, a="we visited Barcelona", b="the receipt is here", c="the recipe is here")
+
+        def found(query: str) -> list[str]:
+            return keys(store.search(A, query=query, mode="text"))
+
+        assert found("barcelna") == ["a"]
+        assert found("reciept") == ["b"]
+        assert found("recipe") == ["c"]
+        assert found("zzzzzz") == []
+
+
+def test_semantic_finds_what_shares_no_word(store: SQLiteStore) -> None:
+    """A vector search finds kindred words, and scores fall with distance."""
+    write(store, A, car="my car is red", dog="the dog sleeps", both="the dog in the car")
+    found = store.search(A, query="automobile", mode="semantic")
+
+    assert {"car", "both"} == set(keys(found[:2]))
+    assert found[1].score is not None
+    assert found[2].score is not None
+    assert found[1].score > found[2].score
+
+
+def test_hybrid_finds_both(store: SQLiteStore) -> None:
+    """Neither half gates the other: an item of words alone and one of vectors alone are found."""
+    write(store, A, vector="my car", neither="nothing at all here")
+    store.put(A, "words", {"text": "automobiles are loud", "n": 1})
+    found = keys(store.search(A, query="automobile", limit=2))
+
+    assert {"vector", "words"} == set(found)
+
+
+def test_items_without_index(store: SQLiteStore) -> None:
+    """With index=False an item is got and filtered, never found by a query."""
+    store.put(A, "shown", {"text": "tea"})
+    store.put(A, "hidden", {"text": "tea"}, index=False)
+    store.put(A, "none", {"text": "tea"}, index=[])
+    store.put(A, "was shown", {"text": "tea"})
+    store.put(A, "was shown", {"text": "tea"}, index=False)
+
+    for mode in MODES:
+        assert keys(store.search(A, query="tea", mode=mode)) == ["shown"]
+    assert len(store.search(A, filter={"text": "tea"})) == 4
+    assert store.get(A, "hidden") is not None
+
+
+def test_index_fields_of_a_put(store: SQLiteStore) -> None:
+    """The fields of a put are searched and nothing else: paths, arrays, elements, everything."""
+    value = {
+        "title": "alpha",
+        "body": {"text": "beta"},
+        "tags": ["gamma", "delta"],
+        "parts": [{"text": "epsilon"}, {"text": "zeta"}],
+        "count": 7,
+    }
+    wanted: dict[str, list[str]] = {
+        "title": ["alpha"],
+        "body.text": ["beta"],
+        "tags[*]": ["gamma", "delta"],
+        "tags[0]": ["gamma"],
+        "tags[-1]": ["delta"],
+        "parts[*].text": ["epsilon", "zeta"],
+        "parts[1].text": ["zeta"],
+        "$": ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"],
+        "missing": [],
+    }
+    words = wanted["$"]
+    for field in wanted:
+        store.put(A, field, value, index=[field])
+
+    for field, found in wanted.items():
+        for mode in ("text", "semantic"):
+            hits = {
+                word
+                for word in words
+                for item in store.search(A, query=word, mode=mode, limit=20)
+                if item.key == field and (item.score or 0) > 0
+            }
+            assert set(found) == hits, (field, mode)
+
+
+def test_index_fields_of_the_store(tmp_path: Path) -> None:
+    """The `fields` of the configuration hold for puts that name none, for words and vectors."""
+    options = of_words()
+    options["index"]["fields"] = ["text", "tags[*]"]
+    with SQLiteStore.open(tmp_path / "x.db", **options) as store:
+        store.put(A, "k", {"text": "alpha", "tags": ["beta", "gamma"], "other": "delta"})
+        store.put(A, "own", {"text": "alpha", "other": "delta"}, index=["other"])
+        found = {
+            word: keys(store.search(A, query=word, mode="text"))
+            for word in ("alpha", "beta", "gamma", "delta")
+        }
+        given = options["index"]["embed"].calls
+
+    assert found == {"alpha": ["k"], "beta": ["k"], "gamma": ["k"], "delta": ["own"]}
+    assert {"alpha", "beta", "gamma", "delta"} == {text for call in given for text in call[:3]} & {
+        *("alpha", "beta", "gamma", "delta", "alpha\nbeta\ngamma\ndelta")
+    }
+
+
+def test_a_filter_comes_first(store: SQLiteStore) -> None:
+    """The limit counts items that meet the filter, however far down the others stand."""
+    store.batch(
+        [PutOp(A, f"k{n}", {"text": "tea " * (60 - n), "n": n, "odd": n % 2}) for n in range(60)]
+    )
+    for mode in MODES:
+        found = store.search(A, query="tea", mode=mode, filter={"n": {"$gte": 57}}, limit=3)
+        assert {"k57", "k58", "k59"} == set(keys(found)), mode
+    assert store.search(A, query="tea", filter={"n": 1000}) == []
+    with pytest.raises(InvalidFilter):
+        store.search(A, query="tea", filter={"n": {"$near": 1}})
+
+
+def test_without_an_embedder(tmp_path: Path) -> None:
+    """With index=None search goes by words; a semantic search is refused with advice."""
+    with SQLiteStore.open(tmp_path / "x.db", index=None) as store:
+        write(store, A, a="tea", b="gravel")
+
+        assert keys(store.search(A, query="tea")) == ["a"]
+        assert keys(store.search(A, query="tea", mode="text")) == ["a"]
+        assert store.search(A, query="water") == []
+        with pytest.raises(ConfigurationError, match="needs an embedder"):
+            store.search(A, query="tea", mode="semantic")
+        assert store.pending_embeddings() == []
+
+
+def test_the_parts_of_a_score(store: SQLiteStore) -> None:
+    """With explain, each result's parts sum to its score; without, there are none."""
+    write(store, A, a="tea with milk", b="tea", c="my car is red", d="Is it tea?")
+    for mode in MODES:
+        for item in store.search(A, query="tea and an automobile", mode=mode, explain=True):
+            assert item.parts is not None
+            assert item.score is not None
+            assert math.isclose(item.score, sum(item.parts.values()), abs_tol=1e-5)
+    assert all(item.parts is None for item in store.search(A, query="tea"))
+    assert all(item.score is None for item in store.search(A))
+
+
+def test_why_not(store: SQLiteStore) -> None:
+    """Where an item stands in the answers, or why it is not among them."""
+    write(store, A, a="tea tea", b="tea and much more of other things", c="milk")
+    store.put(A, "hidden", {"text": "tea"}, index=False)
+    ranks = {key: store.why_not(A, key, query="tea", mode="text") for key in "abc"}
+    order = keys(store.search(A, query="tea", mode="text"))
+
+    assert [ranks[key].rank for key in order] == [1, 2]
+    assert ranks["a"].parts
+    assert "no such item" in store.why_not(A, "z", query="tea").reason
+    assert "index=False" in store.why_not(A, "hidden", query="tea").reason
+    assert "filter" in store.why_not(A, "a", query="tea", filter={"text": "x"}).reason
+    assert "prefix" in store.why_not(A, "a", query="tea", prefix=("b",)).reason
+    with pytest.raises(ConfigurationError, match="query"):
+        store.why_not(A, "a", query="")
+
+
+def test_equal_scores_come_in_one_order(store: SQLiteStore) -> None:
+    """Of items that answer equally well the newest comes first, on every page and every time."""
+    for n in range(30):
+        store.put(A, f"k{n:02}", {"text": "tea"})
+    expected = [f"k{n:02}" for n in reversed(range(30))]
+
+    for mode in MODES:
+        assert expected == keys(store.search(A, query="tea", mode=mode, limit=30))
+        paged = [
+            key
+            for at in range(0, 30, 4)
+            for key in keys(store.search(A, query="tea", mode=mode, limit=4, offset=at))
+        ]
+        assert expected == paged
+
+
+def test_search_after_many_changes(store: SQLiteStore, clock: Clock) -> None:
+    """Puts, replacements and deletions between searches, in small and large portions: no ghosts."""
+    living: dict[str, int] = {}
+    for turn in range(30):
+        ops = []
+        for n in range(turn * 7 % 40 + 1):
+            key = f"k{(turn * 13 + n * 5) % 120}"
+            gone = (turn + n) % 4 == 0
+            ops.append(PutOp(A, key, None if gone else {"text": f"tea turn{turn}", "n": n}))
+            living.pop(key, None)
+            if not gone:
+                living[key] = turn
+        store.batch(ops)
+        found = store.search(A, query="tea", limit=1000, mode=MODES[turn % 3])
+        assert sorted(living) == sorted(keys(found))
+        here = {key for key, at in living.items() if at == turn}
+        fresh = store.search(A, query=f"turn{turn}", mode="text", limit=1000)
+        assert here == set(keys(fresh))
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"limit": -1}, "limit"),
+    ({"offset": -1}, "offset"),
+    ({"limit": "10"}, "limit"),
+    ({"limit": 1.5}, "limit"),
+    ({"limit": True}, "limit"),
+    ({"limit": None}, "limit"),
+    ({"query": 7}, "query"),
+    ({"query": ["tea"]}, "query"),
+    ({"query": "tea", "mode": "magic"}, "mode"),
+]
+
+
+@FEWER
+@pytest.mark.parametrize(("options", "named"), WRONG, ids=repr)
+def test_searches_that_make_no_sense(
+    options: dict[str, Any], named: str, store: SQLiteStore
+) -> None:
+    """A wrong argument is refused with its name."""
+    with pytest.raises(ConfigurationError, match=named):
+        store.search(A, **options)
+
+
+@FEWER
+@pytest.mark.parametrize("filter", [0, "", [], "x", 7, [{"a": 1}]], ids=repr)
+def test_filters_that_are_none(filter: Any, store: SQLiteStore) -> None:
+    """What is no mapping is refused, also when it is empty; None and {} ask for nothing."""
+    for options in ({"filter": filter}, {"provenance": filter}):
+        with pytest.raises(InvalidFilter):
+            store.search(A, **options)
+    assert store.search(A, filter=None) == store.search(A, filter={}) == []
+
+
+def test_a_reopened_store_searches_the_same(tmp_path: Path) -> None:
+    """A store opened anew answers as the one that wrote; in every backend with a file."""
+    for backend in ("file", "sealed", "keyed"):
+        with BACKENDS[backend](tmp_path) as store:
+            write(store, A, a="tea with milk", b="my car is red", c="Was it a long trip?")
+            before = [store.search(A, query="an automobile, tea", mode=mode) for mode in MODES]
+        with BACKENDS[backend](tmp_path) as store:
+            after = [store.search(A, query="an automobile, tea", mode=mode) for mode in MODES]
+
+        assert [keys(found) for found in before] == [keys(found) for found in after]
+        assert [[i.score for i in found] for found in before] == [
+            [i.score for i in found] for found in after
+        ]

@@ -1,0 +1,318 @@
+"""Any course of puts, deletes, reads, sweeps and steps of the clock, against a plain dictionary."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from perdure.errors import VersionConflict
+from perdure.stores import Provenance, SQLiteStore, StoredItem, VersionRetention
+from tests.backends import KEY
+from tests.store_backends import Clock, keys
+
+TICK = 1_000_000  # microseconds a second
+DAY = 86_400.0
+WORDS = ["zorbax", "quimbo", "vexnor", "hadlup"]  # that no other is kin to
+
+spaces = st.sampled_from([("a",), ("a", "b"), ("ab",), ("a", "b", "c"), ("b", "a")])
+prefixes = st.sampled_from([(), ("a",), ("a", "b"), ("ab",), ("b",), ("c",)])
+names = st.sampled_from(["k0", "k1", "k2"])
+lives = st.sampled_from([None, None, 1.0, 30.0])
+words = st.sampled_from(WORDS)
+Place = tuple[tuple[str, ...], str]
+
+
+@dataclass
+class Version:
+    """What the model knows of one version; times in microseconds."""
+
+    number: int
+    value: dict[str, Any]
+    created: int
+    since: int
+    until: int | None = None
+    ttl: int | None = None
+    expires: int | None = None
+    actor: str | None = None
+    index: bool = True
+
+    def alive(self, now: int) -> bool:
+        return self.until is None and (self.expires is None or self.expires > now)
+
+    def seen(self, when: int) -> bool:
+        """Whether it was the one to see at a moment."""
+        end = self.expires if self.until is None else self.until
+        return self.since <= when and (end is None or end > when)
+
+    def shape(self) -> Any:
+        return self.number, self.value, self.created, self.since, self.actor
+
+
+@dataclass
+class Key:
+    """The versions of one key, oldest first."""
+
+    versions: list[Version] = field(default_factory=list)
+
+    @property
+    def present(self) -> Version | None:
+        last = self.versions[-1] if self.versions else None
+        return last if last is not None and last.until is None else None
+
+    def put(self, version: Version | None, now: int) -> None:
+        """Close what is present; open another version, or none."""
+        present, created, since, number = self.present, now, now, 0
+        if present is not None:
+            alive, number = present.alive(now), present.number
+            since = max(now, present.since + 1)
+            assert alive or present.expires is not None
+            present.until = since if alive else max(present.expires or 0, present.since + 1)
+            since = max(since, present.until)
+            created = present.created if alive else since
+        elif self.versions:
+            number = self.versions[-1].number
+            created = since = max(now, self.versions[-1].until or 0)
+        if version is not None:
+            version.number, version.created, version.since = number + 1, created, since
+            version.expires = None if version.ttl is None else since + version.ttl
+            self.versions.append(version)
+
+
+def micros(moment: datetime) -> int:
+    return round(moment.timestamp() * TICK)
+
+
+def shape(item: StoredItem | Any) -> Any:
+    actor = item.provenance.actor if item.provenance else None
+    times = micros(item.created_at), micros(item.valid_from)
+    return item.version, item.value, *times, actor
+
+
+class Memories(RuleBasedStateMachine):
+    """The rules; `key` is what the file is encrypted with."""
+
+    key: ClassVar[bytes | None] = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.folder = tempfile.TemporaryDirectory()
+        self.keys: dict[Place, Key] = {}
+        self.moments: list[int] = []
+        self.store = self.open()
+
+    def open(self) -> SQLiteStore:
+        path = Path(self.folder.name) / "memories.db"
+        return SQLiteStore.open(
+            path, index=None, key=self.key, clock=self.clock, synchronous="normal"
+        )
+
+    def teardown(self) -> None:
+        try:
+            self.histories()
+        finally:
+            self.store.close()
+            self.folder.cleanup()
+
+    @property
+    def now(self) -> int:
+        return int(self.clock.now * TICK)
+
+    def at(self, space: Any, name: str) -> Key:
+        return self.keys.setdefault((space, name), Key())
+
+    def alive(self, prefix: Any = ()) -> dict[Place, Version]:
+        """What is present under a prefix."""
+        return {
+            place: key.present
+            for place, key in self.keys.items()
+            if place[0][: len(prefix)] == prefix and key.present and key.present.alive(self.now)
+        }
+
+    def past(self, when: int, prefix: Any = ()) -> dict[Place, Version]:
+        """What was to be seen under a prefix at a moment."""
+        return {
+            place: version
+            for place, key in self.keys.items()
+            if place[0][: len(prefix)] == prefix
+            for version in key.versions
+            if version.seen(when)
+        }
+
+    # -- writing
+
+    @rule(space=spaces, name=names, word=words, n=st.integers(0, 3), ttl=lives, index=st.booleans())
+    def put(self, space: Any, name: str, word: str, n: int, ttl: float | None, index: bool) -> None:
+        """A put, searched or not, mortal or not."""
+        value, actor = {"text": f"the {word}", "n": n}, f"actor {n}" if n else None
+        provenance = Provenance(actor=actor) if actor else None
+        self.store.put(space, name, value, None if index else False, ttl=ttl, provenance=provenance)
+        life = None if ttl is None else int(ttl * 60 * TICK)
+        self.at(space, name).put(
+            Version(0, value, 0, 0, ttl=life, actor=actor, index=index), self.now
+        )
+
+    @rule(space=spaces, name=names, version=st.integers(0, 4), gone=st.booleans())
+    def swap(self, space: Any, name: str, version: int, gone: bool) -> None:
+        """Compare and swap: done at that version, refused at any other."""
+        key = self.at(space, name)
+        present = key.present if key.present and key.present.alive(self.now) else None
+        value = {"text": "swapped", "n": version}
+        try:
+            if gone:
+                self.store.delete(space, name, if_version=version)
+            else:
+                self.store.put(space, name, value, if_version=version)
+        except VersionConflict:
+            assert version != (present.number if present else 0)
+            return
+        assert version == (present.number if present else 0)
+        key.put(None if gone else Version(0, value, 0, 0), self.now)
+
+    @rule(space=spaces, name=names)
+    def delete(self, space: Any, name: str) -> None:
+        """A delete, of what is there or not."""
+        self.store.delete(space, name)
+        self.at(space, name).put(None, self.now)
+
+    @rule()
+    def sweep(self) -> None:
+        """What has expired is closed at the time it expired."""
+        due = [
+            key.present
+            for key in self.keys.values()
+            if key.present and not key.present.alive(self.now)
+        ]
+        for version in due:
+            version.until = version.expires
+
+        assert len(due) == self.store.sweep_ttl()
+
+    @rule(last=st.none() | st.integers(0, 2), days=st.none() | st.sampled_from([0.0, 0.5, 3.0]))
+    def retain(self, last: int | None, days: float | None) -> None:
+        """Old versions go; the past they were is no longer asked about."""
+        if last is None and days is None:
+            return
+        since = self.now - int((days or 0) * DAY * TICK)
+        dropped = 0
+        for key in self.keys.values():
+            closed = [version for version in key.versions if version.until is not None]
+            for age, version in enumerate(reversed(closed)):
+                kept = (last is not None and age < last) or (
+                    days is not None and (version.until or 0) >= since
+                )
+                if not kept:
+                    key.versions.remove(version)
+                    dropped += 1
+
+        assert dropped == self.store.retain(VersionRetention(last=last, days=days))
+
+    # -- time
+
+    @rule(seconds=st.sampled_from([1.0, 59.0, 60.0, 1800.0, DAY, -1.0, -3600.0, 0.000001]))
+    def step_clock(self, seconds: float) -> None:
+        """Time goes on, or back."""
+        self.moments = [*self.moments, self.now][-6:]
+        self.clock.now = round(self.clock.now + seconds, 6)
+
+    @rule()
+    def reopen(self) -> None:
+        """The file is opened by who remembers nothing."""
+        self.store.close()
+        self.store = self.open()
+
+    # -- reading
+
+    @rule(space=spaces, name=names, refresh=st.booleans())
+    def get(self, space: Any, name: str, refresh: bool) -> None:
+        """The present version, its time begun anew if wanted."""
+        version = self.alive(space).get((space, name))
+        item = self.store.get(space, name, refresh_ttl=refresh)
+        assert (version.shape() if version else None) == (shape(item) if item else None)
+        if version and version.ttl is not None and refresh:
+            version.expires = self.now + version.ttl
+
+    @rule(prefix=prefixes, n=st.none() | st.integers(0, 3))
+    def search(self, prefix: Any, n: int | None) -> None:
+        """All that is present under a prefix, or what of it meets a filter."""
+        found = self.store.search(
+            prefix, filter=None if n is None else {"n": n}, limit=100, refresh_ttl=False
+        )
+        wanted = {
+            place: version.shape()
+            for place, version in self.alive(prefix).items()
+            if n is None or version.value["n"] == n
+        }
+        assert wanted == {(item.namespace, item.key): shape(item) for item in found}
+        assert [item.namespace for item in found] == sorted(item.namespace for item in found)
+
+    @rule(prefix=prefixes, word=words)
+    def query(self, prefix: Any, word: str) -> None:
+        """The items that have a word, and are to be searched."""
+        found = self.store.search(prefix, query=word, limit=100, refresh_ttl=False)
+        wanted = [
+            place
+            for place, version in self.alive(prefix).items()
+            if version.index and word in version.value["text"]
+        ]
+        assert sorted(wanted) == sorted((item.namespace, item.key) for item in found)
+
+    @rule(prefix=prefixes, ago=st.integers(0, 5), word=words)
+    def look_back(self, prefix: Any, ago: int, word: str) -> None:
+        """A moment of the past, as it was."""
+        if ago >= len(self.moments):
+            return
+        when = self.moments[ago]
+        moment = Clock(when / TICK).at()
+        then = self.past(when, prefix)
+        found = self.store.search(prefix, as_of=moment, limit=100)
+        asked = self.store.search(prefix, query=word, as_of=moment, limit=100)
+        assert {place: version.shape() for place, version in then.items()} == {
+            (item.namespace, item.key): shape(item) for item in found
+        }
+        assert sorted(k for (_, k), v in then.items() if v.index and word in v.value["text"]) == (
+            sorted(keys(asked))
+        )
+        assert sorted({space for space, _ in then}) == self.store.list_namespaces(
+            prefix=prefix, as_of=moment
+        )
+        for space, name in self.keys:
+            item = self.store.get(space, name, as_of=moment)
+            version = self.past(when).get((space, name))
+            assert (version.shape() if version else None) == (shape(item) if item else None)
+
+    @invariant()
+    def namespaces_and_counts(self) -> None:
+        """The cheap looks, after every step."""
+        assert sorted({space for space, _ in self.alive()}) == self.store.list_namespaces()
+        present = [key.present for key in self.keys.values() if key.present]
+        stats = self.store.stats()
+        assert (len(present), sum(len(key.versions) for key in self.keys.values())) == (
+            stats.items,
+            stats.items + stats.versions,
+        )
+
+    def histories(self) -> None:
+        for (space, name), key in self.keys.items():
+            history = self.store.history(space, name)
+            assert [version.shape() for version in key.versions] == list(map(shape, history))
+
+
+class SealedMemories(Memories):
+    """The same in an encrypted file."""
+
+    key = KEY
+
+
+short = settings(max_examples=40, stateful_step_count=30)
+TestMemories = Memories.TestCase
+TestMemories.settings = short
+TestSealedMemories = SealedMemories.TestCase
+TestSealedMemories.settings = short

@@ -1,0 +1,212 @@
+"""Items that expire: never returned afterwards, swept, and kept alive by reading if wanted."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.store.base import GetOp, PutOp, SearchOp
+
+from perdure.errors import ConfigurationError
+from perdure.stores import SQLiteStore
+from tests.store_backends import BACKENDS, FEWER, Clock, keys
+
+A = ("a",)
+MINUTE = 60.0
+
+
+def everywhere(store: SQLiteStore, clock: Clock, key: str) -> set[str]:
+    """The ways in which an item is still seen."""
+    ways: dict[str, Any] = {
+        "get": store.get(A, key, refresh_ttl=False),
+        "as_of": store.get(A, key, as_of=clock.at()),
+        "search": store.search(A, refresh_ttl=False),
+        "filtered": store.search(A, filter={"text": {"$exists": True}}, refresh_ttl=False),
+        "query": store.search(A, query="tea", refresh_ttl=False),
+        "semantic": store.search(A, query="tea", mode="semantic", refresh_ttl=False),
+        "search as_of": store.search(A, as_of=clock.at()),
+        "query as_of": store.search(A, query="tea", as_of=clock.at()),
+        "list": store.list_namespaces(),
+        "list as_of": store.list_namespaces(as_of=clock.at()),
+        "batch": [found for found in store.batch([GetOp(A, key, False)]) if found],
+        "batch search": store.batch([SearchOp(A, refresh_ttl=False)])[0],
+    }
+    return {way for way, found in ways.items() if found}
+
+
+def test_an_expired_item_is_never_seen(store: SQLiteStore, clock: Clock) -> None:
+    """Alive it is seen in every way; from its last moment on in none, swept or not."""
+    store.put(A, "k", {"text": "tea"}, ttl=1)
+    clock.forward(MINUTE - 0.001)
+    before = everywhere(store, clock, "k")
+    clock.forward(0.001)
+    after = everywhere(store, clock, "k")
+    swept = store.sweep_ttl()
+
+    assert len(before) == 12
+    assert after == set()
+    assert swept == 1
+    assert everywhere(store, clock, "k") == set()
+    assert store.sweep_ttl() == 0
+
+
+def test_reading_keeps_alive(store: SQLiteStore, clock: Clock) -> None:
+    """Getting and finding count as reading: the time runs anew; `refresh_ttl=False` does not."""
+    for key, text in (("got", "milk"), ("found", "tea"), ("left", "water")):
+        store.put(A, key, {"text": text}, ttl=1)
+    clock.forward(MINUTE / 2)
+    store.get(A, "got")
+    store.search(A, filter={"text": "tea"})
+    store.get(A, "left", refresh_ttl=False)
+    store.search(A, query="water", limit=3, refresh_ttl=False)
+    clock.forward(MINUTE / 2)
+
+    assert {"got", "found"} == set(keys(store.search(A, refresh_ttl=False)))
+    clock.forward(MINUTE / 2)
+    assert store.search(A) == []
+
+
+def test_reading_the_past_keeps_nothing_alive(store: SQLiteStore, clock: Clock) -> None:
+    """A look at the past is no reading."""
+    store.put(A, "k", {"text": "tea"}, ttl=1)
+    clock.forward(MINUTE / 2)
+    store.get(A, "k", as_of=clock.at(), refresh_ttl=True)
+    store.search(A, query="tea", as_of=clock.at(), refresh_ttl=True)
+    clock.forward(MINUTE / 2)
+
+    assert store.get(A, "k") is None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_configuration_of_langgraph(backend: str, tmp_path: Path, clock: Clock) -> None:
+    """`default_ttl` holds for puts that say nothing, `refresh_on_read` for reads."""
+    ttl: Any = {"default_ttl": 1, "refresh_on_read": False}
+    with BACKENDS[backend](tmp_path, clock=clock, ttl=ttl) as store:
+        store.put(A, "default", {})
+        store.put(A, "none", {}, ttl=None)
+        store.put(A, "two", {}, ttl=2)
+        store.batch([PutOp(A, "batch", {}, ttl=3)])
+        clock.forward(MINUTE / 2)
+        store.search(A)
+        store.get(A, "two", refresh_ttl=True)
+        clock.forward(MINUTE / 2)
+        first = set(keys(store.search(A)))
+        clock.forward(MINUTE)
+        second = set(keys(store.search(A)))
+        clock.forward(MINUTE)
+        third = set(keys(store.search(A)))
+
+    assert first == {"none", "two", "batch"}
+    assert second == {"none", "two", "batch"}
+    assert third == {"none"}
+
+
+def test_another_put_decides_anew(store: SQLiteStore, clock: Clock) -> None:
+    """A put without time to live makes an item stay; one with gives it that."""
+    store.put(A, "stays", {}, ttl=1)
+    store.put(A, "stays", {})
+    store.put(A, "goes", {})
+    clock.forward()
+    store.put(A, "goes", {}, ttl=1)
+    clock.forward(MINUTE)
+
+    assert keys(store.search(A)) == ["stays"]
+
+
+def test_a_put_after_expiry_begins_anew(store: SQLiteStore, clock: Clock) -> None:
+    """What had expired is not there: compare-and-swap wants 0, and created_at is new."""
+    store.put(A, "k", {"n": 1}, ttl=1)
+    clock.forward(2 * MINUTE)
+    store.put(A, "k", {"n": 2}, if_version=0)
+    item = store.get(A, "k")
+    history = store.history(A, "k")
+
+    assert item is not None
+    assert clock.at() == item.created_at
+    assert item.version == 2
+    assert [clock.at(MINUTE), None] == [version.valid_to for version in history]
+
+
+@pytest.mark.parametrize("sweep", [True, False])
+def test_the_past_of_what_expired(sweep: bool, store: SQLiteStore, clock: Clock) -> None:
+    """It is seen at the moments when it was alive; its history says when it ended."""
+    store.put(A, "k", {"text": "tea"}, ttl=1)
+    during = clock.forward(MINUTE / 2)
+    clock.forward(MINUTE)
+    if sweep:
+        store.sweep_ttl()
+    ended = clock.at(MINUTE / 2)
+    history = store.history(A, "k")
+
+    assert store.get(A, "k", as_of=during) is not None
+    assert keys(store.search(A, query="tea", as_of=during)) == ["k"]
+    assert store.list_namespaces(as_of=during) == [A]
+    assert [ended] == [version.valid_to for version in history]
+    assert store.get(A, "k", as_of=ended) is None
+
+
+def test_a_sweep_of_many(store: SQLiteStore, clock: Clock) -> None:
+    """A sweep takes all that is due and nothing else, however many there are."""
+    store.batch([PutOp(A, f"k{n}", {"n": n}, ttl=1 + n % 2) for n in range(1200)])
+    clock.forward(MINUTE)
+    swept, again = store.sweep_ttl(), store.sweep_ttl()
+
+    assert (swept, again) == (600, 0)
+    assert len(store.search(A, limit=2000)) == 600
+    assert store.stats().items == 600
+
+
+def test_the_sweeper_sweeps(plain: SQLiteStore, clock: Clock) -> None:
+    """Started, it sweeps by itself until it is stopped; starting it twice starts one."""
+    plain.put(A, "k", {}, ttl=1)
+    clock.forward(MINUTE)
+    thread = plain.start_ttl_sweeper(0.0005)
+    again = plain.start_ttl_sweeper(0.0005)
+    for _ in range(1000):
+        if plain.stats().items == 0:
+            break
+        time.sleep(0.01)
+    left, stopped = plain.stats().items, plain.stop_ttl_sweeper(10)
+
+    assert left == 0
+    assert thread is again
+    assert stopped
+    assert not thread.is_alive()
+
+
+def test_closing_stops_the_sweeper(tmp_path: Path) -> None:
+    """A store that is closed leaves no thread behind."""
+    with BACKENDS["file"](tmp_path) as store:
+        thread = store.start_ttl_sweeper(60)
+
+    assert not thread.is_alive()
+
+
+@FEWER
+@pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf"), "1", True, [1]], ids=repr)
+def test_times_to_live_that_make_no_sense(ttl: Any, store: SQLiteStore) -> None:
+    """A time to live that is no positive number is refused, and nothing is written."""
+    with pytest.raises(ConfigurationError, match="ttl"):
+        store.put(A, "k", {}, ttl=ttl)
+
+    assert store.get(A, "k") is None
+
+
+@pytest.mark.parametrize("ttl", [1e-12, 1e9, 1e300])
+def test_extreme_times_to_live(ttl: float, store: SQLiteStore, clock: Clock) -> None:
+    """However short or long, the item can be read and expires as a date."""
+    store.put(A, "k", {}, ttl=ttl)
+    item = store.get(A, "k", refresh_ttl=False)
+
+    assert item is not None
+    assert item.expires_at is not None
+    assert item.expires_at > clock.at()
+
+
+@pytest.mark.parametrize("minutes", [-1, "1", True])
+def test_sweep_intervals_that_make_no_sense(minutes: Any, plain: SQLiteStore) -> None:
+    """An interval that is no positive number of minutes is refused; no thread is started."""
+    with pytest.raises(ConfigurationError, match="interval"):
+        plain.start_ttl_sweeper(minutes)

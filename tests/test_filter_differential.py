@@ -1,0 +1,202 @@
+"""Filters against an oracle, against SQLite, and against langgraph's own store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from langgraph.store.memory import InMemoryStore
+
+from perdure.stores.filter_paths import index_expression
+from perdure.stores.filters import parse
+from tests.filter_oracle import holds
+from tests.filter_rows import ids, table
+
+KEYS = [
+    "a",
+    "b",
+    "a.b",
+    "tags",
+    "tags[0]",
+    "é",
+    "",
+    'q"q',
+    "b\\",
+    "x y",
+    "a..b",
+    "[*]",
+    "\x7f",
+    "9",
+]
+SCALARS: list[Any] = [
+    *(None, True, False, 0, 1, -1, 7, 2**53, 2**53 + 1, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1),
+    *(10**400, -(10**400), 0.1, 1.0, -0.0, 1e16, 2.0**53, 2.0**63, 5e-324, 1.7976931348623157e308),
+    *("", "x", "xy", "X", "é", "e\u0301", "😀", "\uffff", "x\0y", "\0", "1", "true", "null", 'a"b'),
+    *("2024-01-01", "2024-01-02T00:00:00", "[1]", '{"a":1}', "%", "\ud800", "\n", "a\\b", "\x7f"),
+]
+OPERATORS = ("$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$in", "$nin", "$contains", "$exists")
+
+scalars = st.one_of(st.sampled_from(SCALARS), st.integers(), st.floats(allow_nan=False), st.text())
+scalars = scalars.filter(lambda value: value not in (float("inf"), float("-inf")))
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner),
+    max_leaves=6,
+)
+documents = st.dictionaries(st.sampled_from(KEYS), values, min_size=1, max_size=5)
+
+
+def places(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every path into a document and what is there."""
+    if path:
+        yield path, value
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from places(part, f"{path}.{key}" if path else key)
+    if isinstance(value, list) and path:
+        for number, part in enumerate(value):
+            for index in (number, number - len(value), "*"):
+                yield from places(part, f"{path}[{index}]")
+
+
+@st.composite
+def conditions(draw: st.DrawFn, near: Any, depth: int = 2) -> Any:
+    """What may be asked of a field, likely of one that has the value `near`."""
+    value = draw(st.sampled_from([near, near, draw(values)]))
+    kinds = ["plain", "operators", "operators", *(["logical"] if depth else [])]
+    kind = draw(st.sampled_from(kinds))
+    if kind == "plain":
+        plain = draw(st.just(value) | st.builds(some_of, st.just(value)))
+        assume(plain != {} or value == {})
+        return plain
+    if kind == "logical":
+        inner = conditions(near, depth - 1).filter(lambda part: isinstance(part, dict))
+        name = draw(st.sampled_from(["$and", "$or", "$not"]))
+        return {name: draw(inner if name == "$not" else st.lists(inner, min_size=1, max_size=3))}
+    names = draw(st.lists(st.sampled_from(OPERATORS), min_size=1, max_size=2, unique=True))
+    return {name: draw(operands(name, value)) for name in names}
+
+
+def some_of(value: Any) -> Any:
+    """The first entry of an object, and so on inwards."""
+    if isinstance(value, dict):
+        return {key: some_of(part) for key, part in list(value.items())[:1]}
+    return value
+
+
+@st.composite
+def operands(draw: st.DrawFn, name: str, value: Any) -> Any:
+    """An operand of a right type, related to a value."""
+    if name == "$exists":
+        return draw(st.booleans())
+    if name in ("$in", "$nin"):
+        return draw(st.permutations([value, *draw(st.lists(scalars, max_size=3))]))
+    if name == "$contains":
+        inside = value if isinstance(value, list) and value else [value]
+        found = draw(st.sampled_from(inside))
+        return found[:1] if isinstance(found, str) and draw(st.booleans()) else found
+    if name in ("$eq", "$ne"):
+        return value
+    ordered = isinstance(value, int | float | str) and not isinstance(value, bool)
+    return value if ordered else draw(st.integers() | st.sampled_from(["", "m"]))
+
+
+@st.composite
+def filters(draw: st.DrawFn, pool: list[dict[str, Any]], depth: int = 2) -> dict[str, Any]:
+    """A filter that has a chance of matching some of the documents."""
+    found: dict[str, Any] = {}
+    known = [place for document in pool for place in places(document)]
+    for _ in range(draw(st.integers(1, 2))):
+        kind = draw(st.sampled_from(["field"] * 4 + (["$and", "$or", "$not"] if depth else [])))
+        if kind == "field":
+            path, near = draw(st.sampled_from([*known, ("a.b", 1), ("none", None)]))
+            found[path] = draw(conditions(near))
+        elif kind == "$not":
+            found[kind] = draw(filters(pool, depth - 1))
+        else:
+            found[kind] = draw(st.lists(filters(pool, depth - 1), min_size=1, max_size=3))
+    return found
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Documents as they are read back, and a filter over them."""
+    pool = draw(st.lists(documents, min_size=2, max_size=6))
+    pool = [json.loads(json.dumps(document)) for document in pool]
+    filter = draw(filters(pool))
+    assume(not any(key.startswith("$") for key in filter if key not in ("$and", "$or", "$not")))
+    return pool, filter
+
+
+@given(questions())
+def test_matches_means_what_is_documented(question: tuple[Any, Any]) -> None:
+    """The evaluator agrees with the slow reading of the rules on every document."""
+    pool, filter = question
+    parsed = parse(filter)
+
+    assert [holds(filter, one) for one in pool] == [parsed.matches(one) for one in pool]
+
+
+@given(questions(), st.booleans(), st.sets(st.sampled_from(["a", "b", "a.b", "tags"])))
+def test_sqlite_lets_through_all_that_match(
+    question: tuple[Any, Any], ascii_only: bool, indexed: set[str]
+) -> None:
+    """No row that matches is left out, with and without indexes, however the JSON is written."""
+    pool, filter = question
+    parsed = parse(filter)
+    connection = table(pool, ascii_only=ascii_only)
+    for number, path in enumerate(sorted(indexed)):
+        expression = index_expression(path, "value")
+        connection.execute(f"CREATE INDEX i{number} ON items ({expression})")
+    let_through = ids(connection, parsed, indexed)
+    matching = {number for number, one in enumerate(pool) if parsed.matches(one)}
+    connection.close()
+
+    assert set() == matching - let_through
+    assert not parsed.sql("value").exact or matching == let_through
+
+
+NAMES = ["a", "b", "c"]
+numbers = st.integers(-9, 9) | st.sampled_from([0.5, -2.5, 3.0])
+plain = st.recursive(
+    numbers | st.sampled_from(["x", "y", "xy"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@st.composite
+def claimed(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """What InMemoryStore claims to do: no nulls or truths, and numbers wherever order is asked."""
+    full = st.fixed_dictionaries({"n": numbers}, optional=dict.fromkeys(NAMES, plain))
+    pool = draw(st.lists(full, min_size=1, max_size=6))
+    filter: dict[str, Any] = {}
+    for _ in range(draw(st.integers(1, 3))):
+        key, near = draw(st.sampled_from([place for one in pool for place in one.items()]))
+        name = draw(st.sampled_from(["plain", "$eq", "$ne", "$gt", "$gte", "$lt", "$lte"]))
+        if name == "plain":
+            filter[key] = draw(st.sampled_from([near, some_of(near)]))
+        elif name in ("$eq", "$ne"):
+            filter[key] = {name: near}
+        else:
+            filter["n"] = {name: draw(numbers)}
+    return pool, filter
+
+
+@given(claimed())
+def test_what_the_in_memory_store_claims_is_the_same(question: tuple[Any, Any]) -> None:
+    """Where langgraph's InMemoryStore has the feature, a filter finds the same documents."""
+    pool, filter = question
+    store = InMemoryStore()
+    for number, document in enumerate(pool):
+        store.put(("n",), str(number), document)
+
+    found = {int(item.key) for item in store.search(("n",), filter=filter, limit=100)}
+    parsed = parse(filter)
+
+    assert found == {number for number, one in enumerate(pool) if parsed.matches(one)}

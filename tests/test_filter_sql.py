@@ -1,0 +1,180 @@
+"""SQLite's share of filters: narrow, never too narrow, safe, and served by indexes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from perdure.errors import ConfigurationError
+from perdure.stores.filter_paths import index_expression, index_path
+from perdure.stores.filters import MAX_OPERANDS, parse
+from tests.filter_rows import ids, let_through, table
+
+DOCUMENT: dict[str, Any] = {
+    "n": 5,
+    "one": 1,
+    "half": 0.5,
+    "day": "2024-03-01",
+    "tags": ["x", "y", 1, None],
+    "author": {"name": "Ann", "age": 30},
+    "键": "cjk",
+}
+
+
+@pytest.mark.parametrize(
+    "filter",
+    [
+        {"n": 6},
+        {"day": {"$gt": "2025"}},
+        {"n": {"$in": [1, "5", None]}},
+        {"half": {"$lt": 0.25}},
+        {"author": {"name": "Bob"}},
+        {"author.name": "Bob"},
+        {"tags[*]": "z"},
+        {"tags": {"$contains": "z"}},
+        {"tags": ["x"]},
+        {"tags[1]": "x"},
+        {"missing": {"$exists": True}},
+        {"one": True},
+        {"键": "字"},
+        {"$or": [{"n": 6}, {"one": 2}]},
+        {"n": {"$in": []}},
+    ],
+    ids=repr,
+)
+def test_sqlite_narrows_the_scan(filter: dict[str, Any]) -> None:
+    """The condition is no mere formality: it holds back what it can be asked about."""
+    assert {False} == let_through(parse(filter), DOCUMENT)
+
+
+@pytest.mark.parametrize(
+    "filter",
+    [
+        {"a": {"$in": [*range(MAX_OPERANDS)]}},
+        {"a": {"$in": [number + 0.25 for number in range(MAX_OPERANDS)]}},
+        {"$or": [{"a": number} for number in range(MAX_OPERANDS)]},
+        {"$and": [{"a": {"$lt": number + 10}} for number in range(MAX_OPERANDS)]},
+        {"a": [*range(MAX_OPERANDS)]},
+        {"[*]".join("x" * 30): 1},
+    ],
+    ids=["in", "floats", "or", "and", "list", "wild"],
+)
+def test_the_largest_filters_run(filter: dict[str, Any]) -> None:
+    """What is within the limits stays within SQLite's, and means the same there."""
+    parsed = parse(filter)
+
+    for document in ({"a": 7}, {"a": 7.25}, {"a": [*range(MAX_OPERANDS)]}):
+        assert not parsed.matches(document) or {True} == let_through(parsed, document)
+
+
+HOSTILE = [
+    *("'", '"', "' OR 1=1 --", "'; DROP TABLE items; --", '") OR 1=1 --', "\\", '\\"', "a'b\"c"),
+    *("$", "$.a", '$."a"', "$[0]", "a[", "a]", "[", "[]", "[#-1]", "a[#]", "a[1", "a[x]", "a[*]b"),
+    *(".", "..", "a.", ".a", "a..b", " ", "\t", "\n", "\0", "a\0b", "?", ":x", "@x", "%", "_", "*"),
+    *("{a,b}", "\ud800", "\udfff\ud800", "\U0001f4a9", "\u2028", "é", "e\u0301", "\x7f", "\x1f"),
+    *("a[999999999]", "a[-999999999]", "a[99999999999999999999]", "a[-0]", "a[٣]", "/", "\\u0061"),
+    *("null", "true", "1", "--", "/*", "json(", "MATCH", "rowid", "a" * 10_000, f"a[{'9' * 5000}]"),
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text)[:30])
+def test_no_text_is_ever_syntax(text: str) -> None:
+    """Anything is a key and an operand: SQLite never objects, and the answer is right."""
+    key = f".{text}" if text.startswith("$") else text  # a key in $ is an operator, or an error
+    document = json.loads(json.dumps({key: text, "k": {key: [text, 1]}, "s": f"<{text}>"}))
+    filters: list[dict[str, Any]] = [
+        {key: text},
+        {key: {"$gte": text, "$lte": text}},
+        {"k": {key: {"$contains": text}}},
+        {"k": {key: [text, 1]}},
+        {"s": {"$contains": text}},
+        {key: {"$in": [text, "other"]}},
+        {key: {"$exists": True}},
+    ]
+    for filter in filters:
+        parsed = parse(filter)
+        condition = parsed.sql("value")
+
+        assert parsed.matches(document)
+        assert not parsed.matches({"other": "x", "s": "", "k": {}})
+        assert text not in condition.text or len(text) < 8
+        assert {True} == let_through(parsed, document)
+
+
+@pytest.mark.parametrize(
+    ("filter", "path"),
+    [
+        ({"kind": "k7"}, "kind"),
+        ({"kind": {"$in": ["k7", "k8"]}}, "kind"),
+        ({"n": {"$gte": 7, "$lt": 9}}, "n"),
+        ({"n": 7.25}, "n"),
+        ({"author.name": "k7"}, "author.name"),
+        ({"author.name": {"$gt": "k7"}}, "author.name"),
+        ({"done": True}, "done"),
+        ({"$and": [{"kind": "k7"}, {"$not": {"n": 1}}]}, "kind"),
+    ],
+    ids=repr,
+)
+def test_an_index_on_a_path_is_used(filter: dict[str, Any], path: str) -> None:
+    """SQLite searches by the index for each filter that says it could be."""
+    pool: list[dict[str, Any]] = [
+        {"kind": f"k{number}", "n": number, "author": {"name": f"k{number}"}, "done": number == 7}
+        for number in range(200)
+    ]
+    pool.append({"author.name": "k7", "author": {"name": "other"}})  # the literal key counts
+    connection = table(pool)
+    connection.execute(f"CREATE INDEX by_path ON items ({index_expression(path, 'value')})")
+    parsed = parse(filter)
+    condition = parsed.sql("i.value", [path])
+    query = f"EXPLAIN QUERY PLAN SELECT * FROM items AS i WHERE {condition.text}"
+    plan = [row[3] for row in connection.execute(query, condition.params)]
+    found = ids(connection, parsed, [path])
+    connection.close()
+
+    assert path in parsed.indexable()
+    assert "SEARCH i USING INDEX by_path" in plan[0]
+    assert {number for number, one in enumerate(pool) if parsed.matches(one)} <= found
+    assert len(found) < len(pool)
+
+
+def test_which_paths_an_index_could_serve() -> None:
+    """Equalities first; nothing that is negated, an alternative, or no plain path."""
+    filter = {
+        "late": {"$gt": 1},
+        "kind": "x",
+        "a.b": {"$in": [1, "x"]},
+        **{
+            "no": {"$ne": 1},
+            "null": None,
+            "list": [1],
+            "é": 1,
+            "x[0]": 1,
+            "has": {"$exists": True},
+        },
+        "$or": [{"c": 1}, {"d": 1}],
+        "$and": [{"e": {"$gt": 1, "$ne": 2}}],
+    }
+
+    found = parse(filter).indexable()
+
+    assert found == ["kind", "a.b", "late", "e"]
+
+
+@pytest.mark.parametrize("path", ["", "a b", "a.", "a'b", "1a", "a[0]", "é", "a-b", None, "a\n", 3])
+def test_only_plain_paths_are_indexed(path: Any) -> None:
+    """A path goes into SQL text, so it is letters, digits, underscores and dots or an error."""
+    with pytest.raises(ConfigurationError, match="cannot index"):
+        index_path(path)
+    with pytest.raises(ConfigurationError):
+        parse({"a": 1}).sql("value", [path])
+
+
+def test_exact_conditions_say_so() -> None:
+    """Where the type alone decides, no row has to be checked again."""
+    exact: list[Any] = [None, {}, {"a": None}, {"a": {"b": True}}, {"a": {"$exists": False}}]
+    others: list[Any] = [{"a": 1}, {"a.b": None}, {"$not": {"a": None}}, {"a": {"$contains": 1}}]
+
+    assert all(parse(filter).sql("value").exact for filter in exact)
+    assert not any(parse(filter).sql("value").exact for filter in others)

@@ -1,0 +1,242 @@
+"""Filters by example: what each rule means, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import pytest
+
+from perdure.errors import InvalidFilter
+from perdure.stores.filters import MAX_OPERANDS, OPERATORS, parse
+from tests.filter_oracle import holds
+from tests.filter_rows import let_through
+
+DOCUMENT: dict[str, Any] = {
+    "n": 5,
+    "one": 1,
+    "yes": True,
+    "null": None,
+    "big": 2**53 + 1,
+    "huge": 2**63 + 1,
+    "half": 0.5,
+    "text": "naïve 📦",
+    "day": "2024-03-01",
+    "tags": ["x", "y", 1, None],
+    "none": [],
+    "author": {"name": "Ann", "age": 30, "$ref": "r"},
+    "items": [{"name": "pen", "price": 2}, {"name": "ink", "price": 9}, {"price": 1}],
+    "a.b": "literal",
+    "a": {"b": "path", "c": 1},
+    "": "empty key",
+    'q"q': "quote",
+    "it's": "apostrophe",
+    "键": "cjk",
+    "c[0]": "brackets",
+    "cut": "x\0y",
+    "flags": [True, {"on": False}],
+}
+
+MATCHES: list[Any] = [
+    {},
+    {"n": 5},
+    {"n": 5.0},
+    {"n": {"$gt": 4, "$lt": 6}},
+    {"n": {"$gte": 5, "$lte": 5}},
+    {"n": {"$not": {"$gt": 5}}},
+    {"n": {"$or": [{"$lt": 1}, {"$gt": 4}]}},
+    {"n": {"$and": [{"$gt": 1}, {"$ne": 6}]}},
+    {"n": {"$in": [1, 5]}, "big": 2**53 + 1},
+    {"big": {"$gt": 2**53}},
+    {"huge": {"$gt": 2.0**63}},
+    {"huge": {"$lt": 10**400}},
+    {"null": None},
+    {"null": {"$exists": True}},
+    {"missing": {"$exists": False}},
+    {"missing": {"$ne": None}},
+    {"missing": {"$ne": 1}, "n": {"$nin": []}},
+    {"missing": {"$nin": [None, 1]}},
+    {"yes": {"$ne": 1}},
+    {"yes": {"$in": [0, True]}},
+    {"day": {"$gte": "2024-03-01", "$lt": "2024-03-01T00:00:00"}},
+    {"cut": "x\0y"},
+    {"cut": {"$gt": "x"}},
+    {"flags": {"$eq": [True, {"on": False}]}},
+    {"cut": {"$contains": "\0y"}},
+    {"text": {"$contains": "ïve 📦"}},
+    {"text": {"$contains": ""}},
+    {"tags": {"$contains": None}},
+    {"tags": {"$contains": 1.0}},
+    {"tags": ["x", "y", 1, None]},
+    {"tags": ["x", {"$gt": "a"}, {"$in": [1]}, None]},
+    {"tags[0]": "x"},
+    {"tags[-1]": None},
+    {"tags[4]": {"$exists": False}},
+    {"tags[*]": "y"},
+    {"tags[4294967296]": {"$exists": False}},
+    {"none[*]": {"$exists": False}},
+    {"none": []},
+    {"items[*].name": "ink"},
+    {"items[*].name": {"$exists": False}},
+    {"items[*]": {"name": "ink", "price": {"$gt": 5}}},
+    {"items[0].name": "pen"},
+    {"items": {"$contains": {"price": 1}}},
+    {"author": {"name": "Ann"}},
+    {"author": {"age": {"$gt": 18}, "nick": {"$exists": False}}},
+    {"author": {}},
+    {"author": {"$ne": {"name": "Ann"}}},
+    {"author": {"$eq": {"$ref": "r", "age": 30.0, "name": "Ann"}}},
+    {"author.$ref": "r"},
+    {"author.name": {"$contains": "nn"}},
+    {"a.b": "literal"},
+    {"a": {"b": "path"}},
+    {"c[0]": "brackets"},
+    {"": "empty key", 'q"q': "quote", "it's": "apostrophe", "键": "cjk"},
+    {"$or": [{"n": 1}, {"half": 0.5}], "one": 1},
+    {"$not": {"n": 1}},
+    {"$and": [{"n": 5}, {"$or": [{"x": 1}, {"$not": {"y": 1}}]}]},
+]
+MISSES: list[Any] = [
+    {"n": "5"},
+    {"n": {"$gt": "4"}},
+    {"n": {"$contains": 5}},
+    {"one": True},
+    {"yes": 1},
+    {"yes": {"$gte": 0}},
+    {"yes": {"$in": [1, 1.0]}},
+    {"big": 2**53},
+    {"big": 2.0**53},
+    {"missing": None},
+    {"missing": {"$in": [None]}},
+    {"missing": {"$lt": 1}},
+    {"missing": {"$not": {"$ne": 1}}},
+    {"null": {"$exists": False}},
+    {"null": {"$lte": 0}},
+    {"null": False},
+    {"tags": "x"},
+    {"tags": ["x", "y", 1]},
+    {"tags": {"$in": ["x"]}},
+    {"tags": {"$contains": True}},
+    {"tags": {"$contains": ["x"]}},
+    {"flags": {"$eq": [1, {"on": False}]}},
+    {"flags": {"$in": [[True, {"on": 0}]]}},
+    {"flags": [1, {"on": False}]},
+    {"tags[*]": {"$gt": "y"}},
+    {"none[*]": None},
+    {"items[*]": {"name": "pen", "price": {"$gt": 5}}},
+    {"items.name": "pen"},
+    {"author": {"name": None}},
+    {"author": {"nick": None}},
+    {"author": {"$eq": {"name": "Ann"}}},
+    {"author": {"$contains": "name"}},
+    {"missing": {}},
+    {"missing": {"x": {"$exists": False}}},
+    {"a.b": "path"},
+    {"a": {"b": "literal"}},
+    {"text": {"$contains": "NAÏVE"}},
+    {"text": "nai\u0308ve 📦"},
+    {"cut": "x"},
+    {"cut": {"$lte": "x"}},
+    {"$not": {}},
+    {"n": {"$in": []}},
+]
+
+
+@pytest.mark.parametrize("filter", MATCHES, ids=repr)
+def test_matches(filter: dict[str, Any]) -> None:
+    """The document is found, by Python, by the oracle and among SQLite's rows."""
+    parsed = parse(filter)
+
+    assert holds(filter, DOCUMENT)
+    assert parsed.matches(DOCUMENT)
+    assert {True} == let_through(parsed, DOCUMENT)
+
+
+@pytest.mark.parametrize("filter", MISSES, ids=repr)
+def test_misses(filter: dict[str, Any]) -> None:
+    """The document is not found, and the oracle agrees."""
+    assert not holds(filter, DOCUMENT)
+    assert not parse(filter).matches(DOCUMENT)
+
+
+@pytest.mark.parametrize(
+    ("filter", "where", "says"),
+    [
+        ({"a": {"$gte_": 1}}, "filter['a']", "did you mean '$gte'"),
+        ({"a": {"$zzz": 1}}, "filter['a']", "there are $eq"),
+        ({"$regex": "x"}, "filter", "unknown operator '$regex'"),
+        ({"$gt": 3}, "filter['$gt']", '{"field": {"$gt": …}}'),
+        ({"a": {"$in": "x"}}, "filter['a']['$in']", "expected a list of values, got 'x'"),
+        ({"a": {"$nin": {"b": 1}}}, "filter['a']['$nin']", "a list of values"),
+        ({"a": {"$in": [1, {2}]}}, "filter['a']['$in'][1]", "expected JSON"),
+        ({"$and": []}, "filter['$and']", "a non-empty list of filters, got []"),
+        ({"$or": {"a": 1}}, "filter['$or']", "a non-empty list of filters"),
+        ({"$or": [{"a": 1}, 2]}, "filter['$or'][1]", "expected a filter, got 2"),
+        ({"$not": [{"a": 1}]}, "filter['$not']", "expected a filter"),
+        ({"a": {"$not": 3}}, "filter['a']['$not']", "expected a filter, got 3"),
+        ({"a": {"$exists": 1}}, "filter['a']['$exists']", "expected True or False, got 1"),
+        ({"a": {"$gt": None}}, "filter['a']['$gt']", "a number or a string, got None"),
+        ({"a": {"$lt": True}}, "filter['a']['$lt']", "a number or a string, got True"),
+        ({"a": {"$lte": [1]}}, "filter['a']['$lte']", "a number or a string, got [1]"),
+        ({"a": {"$gte": float("nan")}}, "filter['a']['$gte']", "got nan"),
+        ({"a": float("inf")}, "filter['a']", "finite numbers"),
+        ({"a": b"x"}, "filter['a']", "expected JSON"),
+        ({1: 2}, "filter", "keys that are strings, got 1"),
+        ({"a": {"b": {None: 1}}}, "filter['a']['b']", "keys that are strings, got None"),
+        ({"a": {"$eq": {1: 2}}}, "filter['a']['$eq']", "keys that are strings"),
+        ({"a": {"$gt": 1, "b": 2}}, "filter['a']", "field 'b' needs a filter of its own"),
+        ([("a", 1)], "filter", "a mapping of fields to conditions"),
+        ({"a": {"$gt": object}}, "filter['a']['$gt']", "a number or a string"),
+        ({"a": {"$in": [10**5000] * 10_001}}, "filter['a']['$in'][10000]", "more than 10000"),
+    ],
+)
+def test_what_is_refused_and_how(filter: Any, where: str, says: str) -> None:
+    """An error names the path to the part, what was expected and what came."""
+    with pytest.raises(InvalidFilter) as caught:
+        parse(filter)
+
+    assert where == str(caught.value).split(":")[0]
+    assert says in str(caught.value)
+
+
+def test_nesting_and_size_have_limits() -> None:
+    """A filter too deep, too long or going in circles is refused before anything recurses."""
+    circle: list[Any] = []
+    circle += [circle, circle]
+    logical: dict[str, Any] = {"a": 1}
+    nested: Any = 1
+    for _ in range(5000):
+        logical, nested = {"$not": logical}, {"b": nested}
+    for filter in (logical, {"a": nested}, {"a": {"$in": circle}}, {"a": circle}):
+        with pytest.raises(InvalidFilter, match="levels of nesting"):
+            parse(filter)
+    with pytest.raises(InvalidFilter, match="steps"):
+        parse({".".join("a" * 65): 1})
+    with pytest.raises(InvalidFilter, match="more than 10000 values"):
+        parse({"$or": [{"a": 1}] * (MAX_OPERANDS + 1)})
+
+
+def test_a_filter_is_a_copy_in_json_types() -> None:
+    """A later change of the mapping does not matter; enumerations are what they stand for."""
+
+    class Kind(StrEnum):
+        NOTE = "note"
+
+    class Rank(IntEnum):
+        HIGH = 2
+
+    filter: dict[str, Any] = {"k": Kind.NOTE, "r": {"$in": (Rank.HIGH,)}, "l": {"$eq": [1]}}
+    parsed = parse(copy.copy(filter))
+    filter["l"]["$eq"].append(2)
+    condition = parse({"k": Kind.NOTE, "r": Rank.HIGH}).sql("value")
+
+    assert parsed.matches({"k": "note", "r": 2, "l": [1]})
+    assert [str, str, str, int] == [type(value) for value in condition.params]
+
+
+def test_every_operator_is_exemplified() -> None:
+    """The examples above use all operators."""
+    missing = {name for name in OPERATORS if f"'{name}'" not in repr(MATCHES)}
+
+    assert missing == set()

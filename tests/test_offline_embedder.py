@@ -1,0 +1,255 @@
+"""The offline embedder: its tokens and vectors against what was computed without it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.errors import ConfigurationError
+from perdure.stores import offline
+from perdure.stores.embedding import Embedder
+from perdure.stores.offline import StaticEmbedder, WordPieces
+from tests.layout import folder_of
+
+WEIGHTS = folder_of("perdure.stores") / "weights"
+TABLE, VOCABULARY = WEIGHTS / "static-en-256.npy", WEIGHTS / "static-en-256.vocab"
+
+# computed by the `tokenizers` package from the tokenizer.json that the table was made with
+GOLDEN_IDS: list[tuple[str, list[int]]] = [
+    (
+        "The unaffable gardener re-planted 3,000 tulips!",
+        [999, 13480, 19964, 2471, 18788, 1131, 14, 7464, 20, 13, 1202, 9725, 14003, 1018, 2],
+    ),
+    (
+        "Ünïcödé: naïve café, Straße, \u03a3\u038a\u03a3\u03a5\u03a6\u039f\u03a3, İstanbul",
+        [
+            *(26263, 27, 14746, 6671, 13, 1361, 26810, 13),
+            *(176, 17202, 28736, 28738, 28739, 28733, 28736, 13, 8963),
+        ],
+    ),
+    (
+        "日本語と中文 mixed 混合English文字 한국어",
+        [
+            *(867, 879, 953, 669, 749, 864, 2819, 1, 795, 1397, 864, 1),
+            *(472, 29009, 29024, 28994, 29017, 29023, 29002, 29011),
+        ],
+    ),
+    (
+        "don't_stop@me.now http://a.b/c?d=e&f=100%",
+        [
+            *(1126, 8, 59, 38, 1647, 33, 1036, 15, 1088, 7302, 27, 16, 16, 40, 15, 41, 16, 42),
+            *(32, 43, 30, 44, 7, 45, 30, 1534, 6),
+        ],
+    ),
+    ("a\x0bb c\x0cd\u200be f\xa0g\u2028h\ti", [10116, 2732, 1066, 45, 46, 47, 48]),
+    ("[UNK] [PAD] is text here", [34, 3898, 1246, 36, 34, 10690, 36, 1006, 2796, 1185]),
+    ("x" * 101 + " ends", [1, 3518]),
+    ("\U0001f44d\U0001f3fd ok \U0001f468\u200d\U0001f469\u200d\U0001f467 fine", [1, 6932, 1, 1989]),
+    ("e\u0301te\u0323 o\u0308\u0304", [2805, 1066, 54]),
+    ("½ ² ① ㎏ ™ € £", [95, 85, 1, 1, 583, 577, 72]),
+    ("豈更 𠀀 ไทย नमस्ते", [1, 1, 1, 1, 330, 28870, 28877, 28862]),
+    ("\x00 \ufffd ", []),
+]
+
+SENTENCES = [
+    "Melanie painted a lake at sunrise last year.",
+    "When did Mel make a picture of the water?",
+    "The invoice is due on the first of March.",
+    "Her daughter plays the violin in an orchestra.",
+    "Does anybody in the family make music?",
+]
+# computed in float64 from the original table and the ids of the `tokenizers` package
+GOLDEN_COSINES = [
+    (0, 1, 0.334979620),
+    (0, 2, -0.017038803),
+    (0, 3, 0.046217359),
+    (0, 4, 0.106192917),
+    (1, 2, 0.338039888),
+    (1, 3, 0.114884507),
+    (1, 4, 0.421858972),
+    (2, 3, 0.137047350),
+    (2, 4, 0.391159521),
+    (3, 4, 0.397927725),
+]
+
+# scripts that were complete when the tables of `tokenizers` were made, and what is odd in them
+ALPHABET = "".join(
+    chr(code)
+    for low, high in (
+        (0x01, 0x24F),
+        (0x2B0, 0x377),
+        (0x384, 0x38A),
+        (0x391, 0x3A1),
+        (0x3A3, 0x52F),
+        (0x904, 0x94D),
+        (0x1E00, 0x1EFF),
+        (0x2000, 0x2064),
+        (0x20A0, 0x20BD),
+        (0x3001, 0x3029),
+        (0x3041, 0x3096),
+        (0x4E00, 0x4E80),
+        (0xAC00, 0xAC80),
+        (0xF900, 0xFA20),
+        (0xFF01, 0xFF5E),
+        (0x1F600, 0x1F640),
+    )
+    for code in range(low, high + 1)
+)
+TEXTS = st.lists(
+    st.text(ALPHABET) | st.text("abcdefgh ÀÉß.,-'\t") | st.sampled_from(SENTENCES[0].split())
+).map(" ".join)
+
+
+def pieces() -> WordPieces:
+    return WordPieces(VOCABULARY.read_text("utf-8").split("\n"))
+
+
+@pytest.mark.parametrize(("text", "ids"), GOLDEN_IDS)
+def test_tokens_are_those_of_the_original(text: str, ids: list[int]) -> None:
+    """Case, accents, CJK, punctuation, controls, long words and emoji: token for token."""
+    tokeniser = pieces()
+
+    assert ids == tokeniser.ids(text)
+    assert ids == tokeniser.ids(text), "and again, now that the words are remembered"
+
+
+@given(TEXTS)
+def test_tokens_against_the_tokenizers_package(text: str) -> None:
+    """Whatever the text, the ids are those of the package whose rules these are."""
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {token: at for at, token in enumerate(VOCABULARY.read_text("utf-8").split("\n"))}
+    reference = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
+    )
+    reference.normalizer = tokenizers.normalizers.BertNormalizer()
+    reference.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+
+    assert reference.encode(text).ids == pieces().ids(text)
+
+
+@given(TEXTS)
+def test_words_have_the_tokens_they_have_alone(text: str) -> None:
+    """What is remembered of a word changes nothing: a used tokeniser answers as a new one."""
+    used = pieces()
+    used.ids(text)
+
+    assert pieces().ids(text) == used.ids(text)
+
+
+def test_the_words_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of new words does not grow the memo for good, and unlikely ones do not enter it."""
+    monkeypatch.setattr(offline, "_MEMO_WORDS", 10)
+    tokeniser = pieces()
+    tokeniser.ids(" ".join(f"word{i}" for i in range(101)))
+    tokeniser.ids("a" * 50)
+
+    assert len(tokeniser._memo) == 1
+
+
+def test_vectors_are_the_means_of_the_rows() -> None:
+    """Cosines are those computed in float64 by other code; vectors have length 1."""
+    vectors = StaticEmbedder().embed(SENTENCES).astype(np.float64)
+
+    assert [cosine for _, _, cosine in GOLDEN_COSINES] == pytest.approx(
+        [vectors[a] @ vectors[b] for a, b, _ in GOLDEN_COSINES], abs=1e-6
+    )
+    assert pytest.approx(np.linalg.norm(vectors, axis=1), abs=1e-6) == [1.0] * 5
+
+
+def test_a_vector_does_not_depend_on_its_neighbours() -> None:
+    """Alone or among others, a text has the same bits; no texts make no rows."""
+    embedder = StaticEmbedder()
+    together = embedder.embed(SENTENCES)
+
+    assert all(
+        (embedder.embed([s])[0] == row).all() for s, row in zip(SENTENCES, together, strict=True)
+    )
+    assert ((5, 256), np.dtype(np.float32)) == (together.shape, together.dtype)
+    assert embedder.embed([]).shape == (0, 256)
+
+
+def test_a_text_without_known_tokens_is_zero() -> None:
+    """No text, other scripts and what stands for no token: like nothing, and no NaN."""
+    vectors = StaticEmbedder().embed(["", "  ", "x" * 101, "\x00", "known"])
+
+    assert pytest.approx(np.linalg.norm(vectors, axis=1), abs=1e-6) == [0.0, 0.0, 0.0, 0.0, 1.0]
+
+
+def test_no_text_is_cut() -> None:
+    """The last of 20,000 words counts, and the sums hold them all."""
+    embedder = StaticEmbedder()
+    short, long = embedder.embed(["lake violin", "lake " * 10_000 + "violin " * 10_000])
+
+    assert short.tolist() == pytest.approx(long.tolist(), abs=1e-6)
+
+
+def test_async_is_the_same() -> None:
+    """Both colours, short texts and long ones, give the same vectors."""
+    embedder = StaticEmbedder()
+    for texts in (SENTENCES, [*SENTENCES, "lake " * 1000]):
+        assert (embedder.embed(texts) == asyncio.run(embedder.aembed(texts))).all()
+
+
+def test_threads_load_the_table_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight threads at the start of a process read the weights once and agree."""
+    reads = []
+    read = offline._read
+
+    def counted() -> tuple[object, object]:
+        reads.append(1)
+        return read()
+
+    monkeypatch.setattr(offline, "_loaded", None)
+    monkeypatch.setattr(offline, "_read", counted)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(StaticEmbedder().embed, [SENTENCES] * 32))
+
+    assert reads == [1]
+    assert all((found[0] == other).all() for other in found)
+
+
+def test_the_weights_are_those_that_the_notice_names() -> None:
+    """The files' hashes stand in NOTICE, and the model's name tells them: vectors outlive it."""
+    hashes = [hashlib.sha256(file.read_bytes()).hexdigest() for file in (TABLE, VOCABULARY)]
+    notice = (WEIGHTS / "NOTICE").read_text("utf-8")
+    identity = hashlib.sha256("".join(hashes).encode()).hexdigest()[:12]
+
+    assert hashes == re.findall(r"([0-9a-f]{64})  static", notice)
+    assert f"perdure/static-en-256@{identity}" == StaticEmbedder().name
+    assert isinstance(StaticEmbedder(), Embedder)
+
+
+def test_the_folder_of_weights_is_small_and_holds_no_code() -> None:
+    """What is installed with every perdure: at most 8 MB, nothing to run, no pickle."""
+    files = list(WEIGHTS.iterdir())
+
+    assert {file.suffix for file in files} <= {".npy", ".npz", ".vocab", ".0", ""}
+    assert sum(file.stat().st_size for file in files) <= 8 << 20
+    assert np.load(TABLE, allow_pickle=False).dtype == np.int8
+
+
+@pytest.mark.parametrize("damage", ["no folder", "no vocabulary", "cut short", "other shape"])
+def test_damaged_weights_are_an_error(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installation without its weights says so, and what to do."""
+    folder = tmp_path / "weights"
+    if damage != "no folder":
+        folder.mkdir()
+        whole = TABLE.read_bytes()
+        (folder / TABLE.name).write_bytes(whole[:1000] if damage == "cut short" else whole)
+    if damage in ("cut short", "other shape"):
+        (folder / VOCABULARY.name).write_text("a\nb", "utf-8")
+    monkeypatch.setattr(offline, "_loaded", None)
+    monkeypatch.setattr(offline, "files", lambda _: tmp_path)
+
+    with pytest.raises(ConfigurationError, match="install perdure again"):
+        StaticEmbedder().embed(["text"])

@@ -1,0 +1,292 @@
+"""Scores of rows: BM25, vectors, what stands around a row, and their sum."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.stores.bm25 import idf
+from perdure.stores.ranking import (
+    Arrangement,
+    Cues,
+    Ranked,
+    Term,
+    Weights,
+    above_mean,
+    arrange,
+    bm25,
+    rank,
+)
+
+PLAIN = Weights(k1=1.2, b=0.75)
+
+
+def term(rows: list[int], tf: list[int] | None = None, *, is_name: bool = False) -> Term:
+    counts = np.array(tf if tf is not None else [1] * len(rows), np.float32)
+    return Term(np.array(rows, np.int64), counts, is_name)
+
+
+def floats(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+def test_idf_of_rare_and_common_words() -> None:
+    """A word of one row in three is worth ln(1 + 2.5/1.5); one of all rows is above zero."""
+    assert idf(1, 3) == pytest.approx(math.log(1 + 2.5 / 1.5))
+    assert idf(3, 3) == pytest.approx(math.log(1 + 0.5 / 3.5))
+
+
+def test_bm25_by_hand() -> None:
+    """Three rows of 2, 4 and 6 words, worked out with pencil and paper.
+
+    The mean is 4, so the penalties are 1.2 * (0.25 + 0.75 * length / 4) = 0.75, 1.2 and 1.65.
+    """
+    words = [term([0, 1], [1, 2]), term([2], [3])]
+    expected = [
+        math.log(1 + 1.5 / 2.5) * 1 / (1 + 0.75),
+        math.log(1 + 1.5 / 2.5) * 2 / (2 + 1.2),
+        math.log(1 + 2.5 / 1.5) * 3 / (3 + 1.65),
+    ]
+
+    assert bm25(words, floats(2, 4, 6), PLAIN).tolist() == pytest.approx(expected)
+
+
+def test_bm25_without_rows_words_or_lengths() -> None:
+    """Nothing to search scores nothing, and rows of no words divide by no zero."""
+    assert bm25([], floats()).tolist() == []
+    assert bm25([], floats(3, 4)).tolist() == [0, 0]
+    assert bm25([term([])], floats(3, 4)).tolist() == [0, 0]
+    assert bm25([term([0], [0])], floats(0, 0)).tolist() == [0, 0]
+
+
+@given(st.lists(st.integers(1, 50), min_size=2, max_size=12), st.integers(1, 20))
+def test_bm25_rises_with_repetition_and_falls_with_length(sizes: list[int], tf: int) -> None:
+    """More of a word scores higher, a longer row lower, all else being the same."""
+    lengths = np.array(sizes, np.float32)
+    everywhere = list(range(len(sizes)))
+    less, more = (bm25([term(everywhere, [n] * len(sizes))], lengths) for n in (tf, tf + 1))
+
+    assert (more > less).all()
+    assert (np.diff(less[np.argsort(lengths)]) <= 1e-7).all()
+
+
+def test_kin_count_less_than_the_word() -> None:
+    """A row with a kindred word scores, but below one with the very word, and not twice."""
+    word = Term(np.array([0]), floats(1), kin=((np.array([0, 1]), 0.9), (np.array([1, 2]), 0.6)))
+    scores = bm25([word], floats(5, 5, 5, 5))
+
+    assert scores[0] > scores[1] > scores[2] > scores[3] == 0
+    assert scores[0] == bm25([term([0])], floats(5, 5, 5, 5))[0]
+
+
+def test_kin_of_a_word_that_no_row_has() -> None:
+    """A word that only kin have is as rare as they are."""
+    word = Term(np.array([], np.int64), floats(), kin=((np.array([1]), 1.0),))
+    scores = bm25([word], floats(5, 5), Weights(kin=1.0))
+
+    assert scores.tolist() == bm25([term([1])], floats(5, 5)).tolist()
+
+
+def test_arrangement_of_threads() -> None:
+    """Neighbours are rows of one thread; rows without thread have none."""
+    made = arrange(np.array([-1, -1, 7, 7, 7, 2]))
+
+    assert made.thread.tolist() == [-1, -1, 0, 0, 0, 1]
+    assert made.threads == 2
+    assert [np.flatnonzero(each).tolist() for each in made.joined] == [[3, 4], [4]]
+    assert [len(each) for each in made.joined] == [7, 8]
+
+
+@pytest.mark.parametrize("codes", [[], [-1], [3], [3, 3]])
+def test_arrangement_of_few_rows(codes: list[int]) -> None:
+    """Fewer rows than neighbours reach are arranged and ranked all the same."""
+    made = arrange(np.array(codes, np.int64))
+    n = len(codes)
+    rows = list(range(n))[:1]
+    found = rank(n, terms=[term(rows)], lengths=np.ones(n), cosines=np.ones(n), arrangement=made)
+
+    assert len(found.scores) == n
+    assert np.isfinite(found.scores).all()
+
+
+def test_neighbours_lend_a_share() -> None:
+    """A match lends 0.6 and 0.4 to the rows one and two steps away in its thread, no further."""
+    made = arrange(np.array([0, 0, 0, 0, 0, 1]))
+    found = rank(6, terms=[term([4])], lengths=np.ones(6), arrangement=made)
+
+    assert found.parts["text"].tolist() == [0, 0, 0, 0, 1, 0]
+    assert found.parts["neighbours"].tolist() == pytest.approx([0, 0, 0.4, 0.6, 0, 0])
+
+
+def test_a_word_counts_once_but_two_words_add_up() -> None:
+    """A row between two matches of one word gains once; of two words, twice."""
+    made = arrange(np.zeros(3, np.int64))
+    weights = Weights(thread=0.0)
+    same = rank(3, terms=[term([0, 2])], lengths=np.ones(3), arrangement=made, weights=weights)
+    two = rank(
+        3, terms=[term([0]), term([2])], lengths=np.ones(3), arrangement=made, weights=weights
+    )
+
+    assert same.scores.tolist() == pytest.approx([1, 0.6, 1])
+    assert two.scores[1] == pytest.approx(two.scores.max() * 1.2 / 1.4)
+
+
+def test_vectors_lend_as_words_do() -> None:
+    """In a semantic search a row's neighbours gain from its vector."""
+    made = arrange(np.zeros(4, np.int64))
+    found = rank(4, cosines=floats(-0.5, -0.5, -0.5, 0.5), arrangement=made)
+
+    assert found.scores.tolist() == pytest.approx([0, 0.4, 0.6, 1])
+
+
+def test_the_thread_that_answers_best() -> None:
+    """All rows of the thread that has the words gain; rows without thread do not."""
+    made = arrange(np.array([0] * 4 + [1] * 4 + [-1]))
+    words = [term([0, 3, 4, 8]), term([3])]
+    found = rank(9, terms=words, lengths=np.ones(9), arrangement=made)
+    thread = found.parts["thread"].tolist()
+
+    assert thread[:4] == pytest.approx([Weights().thread] * 4)
+    assert 0 < thread[4] == thread[7] < thread[0]
+    assert thread[8] == 0
+
+
+def test_hybrid_shares() -> None:
+    """Text and vector share the score as the weights say, each relative to its best row."""
+    weights = Weights(vector=0.25)
+    found = rank(
+        2, terms=[term([0])], lengths=np.ones(2), cosines=floats(0.1, 0.3), weights=weights
+    )
+
+    assert found.parts["text"].tolist() == pytest.approx([0.75, 0])
+    assert found.parts["vector"].tolist() == pytest.approx([0, 0.25])
+
+
+def test_rows_without_vectors_keep_their_text() -> None:
+    """NaN, as of an item not embedded yet, is no vector: the row is ranked by its words."""
+    cosines = floats(math.nan, 0.2, 0.4)
+    found = rank(3, terms=[term([0])], lengths=np.ones(3), cosines=cosines)
+
+    assert np.isfinite(found.scores).all()
+    assert found.scores.argmax() == 0
+    assert rank(2, cosines=floats(math.nan, math.nan)).scores.tolist() == [0, 0]
+
+
+def test_above_mean_where_nothing_stands_out() -> None:
+    """One row, or equal rows, keep their cosine; opposite ones get nothing."""
+    assert above_mean(floats(0.5)).tolist() == [0.5]
+    assert above_mean(floats(0.25, 0.25)).tolist() == [0.25, 0.25]
+    assert above_mean(floats(-0.5, -0.5)).tolist() == [0, 0]
+    assert above_mean(floats(-0.5)).tolist() == [0]
+    assert above_mean(floats()).tolist() == []
+
+
+def test_cues_and_questions() -> None:
+    """Who and when add their worth; a question loses its share of everything."""
+    made = arrange(np.array([-1, -1]), np.array([False, True]))
+    cues = Cues(actor=np.array([True, True]), date=np.array([False, True]))
+    found = rank(2, arrangement=made, cues=cues, weights=Weights(actor=0.1, date=0.3, question=0.5))
+
+    assert found.scores.tolist() == pytest.approx([0.1, 0.2])
+    assert found.parts["question"].tolist() == pytest.approx([0, -0.2])
+
+
+def test_recency_and_importance_are_off_until_wanted() -> None:
+    """Age halves a row's worth each half-life; unknown ages and importances add nothing."""
+    cues = Cues(age_s=floats(0, 10, math.nan), importance=floats(math.nan, 0.5, 2))
+    weights = Weights(recency=1.0, half_life_s=10, importance=1.0)
+
+    assert rank(3, cues=cues).scores.tolist() == [0, 0, 0]
+    assert rank(3, cues=cues, weights=weights).scores.tolist() == pytest.approx([1, 1, 1])
+
+
+def test_name_of_an_actor_counts_less() -> None:
+    """A word that names an actor has its worth cut, for the cue says it already."""
+    scores = bm25([term([0], is_name=True), term([1])], floats(1, 1), Weights(name=0.25))
+
+    assert scores[0] == pytest.approx(scores[1] / 4)
+
+
+def test_terms_need_lengths() -> None:
+    """Words without the lengths of rows are refused."""
+    with pytest.raises(ValueError, match="lengths"):
+        rank(1, terms=[term([0])])
+
+
+@st.composite
+def searches(draw: st.DrawFn) -> tuple[int, list[Term], np.ndarray, np.ndarray, list[int]]:
+    """Rows, words, lengths, cosines (some NaN) and thread codes."""
+    n = draw(st.integers(1, 12))
+    some = st.lists(st.integers(0, n - 1), unique=True, max_size=n)
+    words = [term(rows, [1 + row % 3 for row in rows]) for rows in draw(st.lists(some, max_size=4))]
+    cosine = st.one_of(st.floats(-1, 1, width=32), st.just(math.nan))
+    lengths = draw(st.lists(st.integers(0, 30), min_size=n, max_size=n))
+    cosines = draw(st.lists(cosine, min_size=n, max_size=n))
+    codes = sorted(draw(st.lists(st.integers(-1, 3), min_size=n, max_size=n)))
+    return n, words, np.array(lengths, np.float32), np.array(cosines, np.float32), codes
+
+
+@given(searches(), st.booleans(), st.booleans())
+def test_scores_are_finite_sums_of_their_parts(
+    search: tuple[int, list[Term], np.ndarray, np.ndarray, list[int]], vectors: bool, context: bool
+) -> None:
+    """Whatever the rows, each score is a number and the sum of the parts shown."""
+    n, words, lengths, cosines, codes = search
+    made = arrange(np.array(codes), np.arange(n) % 2 == 0) if context else None
+    found = rank(
+        n,
+        terms=words,
+        lengths=lengths,
+        cosines=cosines if vectors else None,
+        arrangement=made,
+    )
+    total = sum(found.parts.values(), np.zeros(n, np.float32))
+
+    assert found.scores.shape == (n,)
+    assert found.scores.dtype == np.float32
+    assert np.isfinite(found.scores).all()
+    assert (found.scores >= -1e-6).all()
+    np.testing.assert_allclose(found.scores, total, atol=1e-6)
+
+
+@given(searches(), st.randoms(use_true_random=False))
+def test_order_of_unthreaded_rows_does_not_matter(
+    search: tuple[int, list[Term], np.ndarray, np.ndarray, list[int]], random: object
+) -> None:
+    """Rows without thread may come in any order: each keeps its score."""
+    n, words, lengths, cosines, _ = search
+    order = np.arange(n)
+    random.shuffle(order)  # type: ignore[attr-defined]  # Hypothesis gives a random.Random
+    place = np.argsort(order)
+    moved = [Term(place[word.rows], word.tf) for word in words]
+    nobody = arrange(np.full(n, -1))
+
+    def scores(terms: list[Term], sizes: np.ndarray, near: np.ndarray) -> Ranked:
+        return rank(n, terms=terms, lengths=sizes, cosines=near, arrangement=nobody)
+
+    before = scores(words, lengths, cosines).scores
+    after = scores(moved, lengths[order], cosines[order]).scores
+    np.testing.assert_allclose(after, before[order], atol=1e-6)
+
+
+@given(searches())
+def test_order_of_threads_does_not_matter(
+    search: tuple[int, list[Term], np.ndarray, np.ndarray, list[int]],
+) -> None:
+    """Threads may come in any order, each with its rows in their own order."""
+    n, words, lengths, cosines, codes = search
+    order = np.argsort(-np.array(codes), kind="stable")
+    place = np.argsort(order)
+    moved = [Term(place[word.rows], word.tf) for word in words]
+
+    def scores(made: Arrangement, terms: list[Term], at: np.ndarray) -> np.ndarray:
+        found = rank(n, terms=terms, lengths=lengths[at], cosines=cosines[at], arrangement=made)
+        return found.scores
+
+    before = scores(arrange(np.array(codes)), words, np.arange(n))
+    after = scores(arrange(np.array(codes)[order]), moved, order)
+    np.testing.assert_allclose(after, before[order], atol=1e-6)

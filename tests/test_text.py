@@ -1,0 +1,266 @@
+"""The analyzer, the words near in spelling and in meaning, and the cues of a query."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.stores.cues import NamedTime, named_actors, named_time, names_of, said_at
+from perdure.stores.kinship import kin_of
+from perdure.stores.spelling import Trigrams, slips
+from perdure.stores.text import (
+    STOP_WORDS,
+    asks,
+    is_misspellable,
+    query_tokens,
+    tokens,
+    without,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Running, runs and the runner's", ["run", "run", "and", "the", "runner"]),
+        ("Ünïcödé CAFÉ \uff26\uff55ll", ["unicod", "cafe", "full"]),
+        ("Straße Smørrebrød Łódź", ["strass", "smorrebrod", "lodz"]),
+        ("foo_bar-1 v2.3", ["foo", "bar", "1", "v2", "3"]),
+        ("1,000 and 12,345,678 but 1,23", ["1000", "and", "12345678", "but", "1", "23"]),
+        ("don't won't she'll O'Brien's", ["do", "will", "she", "obrien"]),
+        ("l\u2019été d'août", ["ete", "aout"]),
+        ("Привет, ёлка", ["привет", "елка"]),
+        ("हिन्दी में", ["हिन्दी", "में"]),
+        ("聊天gpt模", ["聊", "聊天", "天", "gpt", "模"]),
+        ("カタ と", ["カ", "カタ", "タ", "と"]),
+        ("", []),
+        ("!? — …", []),
+    ],
+)
+def test_tokens_fold_case_accents_and_endings(text: str, expected: list[str]) -> None:
+    """A document's words come folded, stemmed, in order and with repetitions."""
+    assert expected == tokens(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("What did the runners run?", ["runner", "run"]),
+        ("who are you", ["who", "are", "you"]),
+        ("聊天记忆", ["聊天", "天记", "记忆"]),
+        ("猫", ["猫"]),
+        ("run runs running", ["run"]),
+        ("the 猫", ["猫"]),
+        ("Don\u2019t", ["do"]),
+    ],
+)
+def test_query_drops_stop_words_and_repetitions(text: str, expected: list[str]) -> None:
+    """A query keeps each telling word once, or all words if none tells."""
+    assert expected == query_tokens(text)
+
+
+@given(st.text())
+def test_tokens_can_be_joined_by_spaces(text: str) -> None:
+    """No token is empty or holds a space or a control character."""
+    found = tokens(text)
+
+    assert found == " ".join(found).split()
+    assert not [c for token in found for c in token if unicodedata.category(c) in ("Cc", "Zs")]
+
+
+@given(st.text())
+def test_a_text_holds_what_it_is_searched_by(text: str) -> None:
+    """A document is found by its own text: the query's tokens are among the document's."""
+    assert set() == set(query_tokens(text)) - set(tokens(text))
+
+
+@given(st.text(alphabet="aAéÉ 猫犬'x1,0", max_size=30))
+def test_composed_and_decomposed_are_one(text: str) -> None:
+    """However a letter is encoded, and in either case, the tokens are the same."""
+    assert tokens(text) == tokens(unicodedata.normalize("NFD", text))
+    assert tokens(text) == tokens(text.upper())
+
+
+@given(st.text(alphabet="abc' ,019", max_size=30))
+def test_ascii_takes_the_same_way(text: str) -> None:
+    """The short way for ASCII gives what the long way gives."""
+    assert tokens(text) == tokens(text + " 猫")[:-1]
+
+
+def test_part_of_a_chinese_word_is_found() -> None:
+    """Two characters, or one, of a longer run are among the run's tokens."""
+    document = set(tokens("聊天记忆\uff1a管理对话中的消息"))
+
+    assert set(query_tokens("记忆")) <= document
+    assert set(query_tokens("对话")) <= document
+    assert set(query_tokens("管")) <= document
+    assert not set(query_tokens("记话")) <= document
+
+
+def test_stemming_is_safe_in_threads() -> None:
+    """Threads that stem new words at once do not disturb each other."""
+    words = [f"{a}{b}{c}ings" for a in "bcdfgh" for b in "aiou" for c in ("rn", "mp", "nk", "lt")]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(tokens, words))
+
+    assert [[word.removesuffix("ings")] for word in words] == found
+
+
+def test_stop_words_are_lower_case_words() -> None:
+    """Each stop word is what the analyzer makes of a word before it stems it."""
+    assert [word for word in STOP_WORDS if not (word.isascii() and word.islower())] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("How was it?", True),
+        ('"Really?" ', True),
+        ("本当\uff1f", True),
+        ("Why? Because.", False),
+        ("", False),
+    ],
+)
+def test_asks(text: str, expected: bool) -> None:
+    """A text asks if it ends with a question mark of any script."""
+    assert expected == asks(text)
+
+
+def test_without_keeps_at_least_something() -> None:
+    """Names leave a question, unless nothing telling would be left."""
+    names = frozenset({"carolin"})
+
+    assert without("What did Caroline paint?", names) == "What did paint?"
+    assert without("Who is Caroline?", names) == "Who is Caroline?"
+    assert without("What?", frozenset()) == "What?"
+
+
+def test_similar_forgives_slips() -> None:
+    """Swapped, dropped and changed letters lead to the word that was meant."""
+    index = Trigrams(["carolin", "receiv", "counsel", "mountain", "hike", "bike"])
+
+    assert [word for word, _ in index.similar("caroiln")] == ["carolin"]
+    assert [word for word, _ in index.similar("reciev")] == ["receiv"]
+    assert [word for word, _ in index.similar("montain")] == ["mountain"]
+    assert [word for word, _ in index.similar("hiker")] == ["hike"]
+    assert index.similar("zebra") == []
+    assert Trigrams().similar("zebra") == []
+
+
+def test_similar_orders_and_limits() -> None:
+    """The nearest come first, ties by the alphabet, never the word itself, at most `limit`."""
+    index = Trigrams(["paints", "painty", "paint", "pant"])
+
+    assert index.similar("paints", limit=2) == [("paint", 5 / 6), ("painty", 5 / 6)]
+    assert index.similar("paints", threshold=0.9) == []
+
+
+def test_vocabulary_grows() -> None:
+    """Words added later are found; a known word is not added twice."""
+    index = Trigrams(["paint"])
+    index.extend(["mountain", "paint", "mountain"])
+
+    assert len(index) == 2
+    assert [word for word, _ in index.similar("mountian")] == ["mountain"]
+
+
+@given(st.text("abc", max_size=7), st.text("abc", max_size=7))
+def test_slips_is_a_symmetric_distance(one: str, other: str) -> None:
+    """Slips are counted alike from both sides, and none means equality."""
+    assert slips(one, other) == slips(other, one)
+    assert (one == other) == (slips(one, other) == 0)
+
+
+def test_misspellable() -> None:
+    """Numbers, short words and pairs of characters are taken as they are."""
+    assert [is_misspellable(token) for token in ("paint", "2023", "cat", "记忆")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_kin_are_near_in_meaning() -> None:
+    """Kin come nearest first, without the word itself, all in one form with the analyzer's."""
+    kin = kin_of("buy")
+
+    assert {"purchas", "bought", "sell"} <= {stem for stem, _ in kin}
+    assert "buy" not in dict(kin)
+    assert sorted((near for _, near in kin), reverse=True) == [near for _, near in kin]
+    assert all(0.5 < near <= 1 for _, near in kin)
+    assert kin_of("qwertyish") == []
+
+
+def test_actors_are_named_by_any_part() -> None:
+    """A part of a name is enough; a role names nobody."""
+    query = tokens("What did Smith tell the user?")
+
+    assert named_actors(query, ["Caroline Smith", "user", "Mel"]) == [True, False, False]
+    assert frozenset() == names_of("Assistant")
+    assert frozenset() == names_of("")
+
+
+@pytest.mark.parametrize(
+    ("query", "years", "months", "days"),
+    [
+        ("in 2023", [2023], [], []),
+        ("on 3 October 2023", [2023], [10], [3]),
+        ("as of 1 May, 2023", [2023], [5], [1]),
+        ("on October 3, 2023", [2023], [10], [3]),
+        ("the 2nd of June", [], [6], [2]),
+        ("since 2023-10-03", [2023], [10], [3]),
+        ("during 2023-10", [2023], [10], []),
+        ("back in May", [], [5], []),
+        ("in Sept or August 2022", [2022], [8, 9], []),
+    ],
+)
+def test_named_time(query: str, years: list[int], months: list[int], days: list[int]) -> None:
+    """Years, months and days are read in the usual English and ISO orders."""
+    expected = NamedTime(frozenset(years), frozenset(months), frozenset(days))
+
+    assert expected == named_time(query)
+
+
+@pytest.mark.parametrize(
+    "query", ["May I come?", "they march on", "what may be", "12 apples", "9999-99", ""]
+)
+def test_no_time_named(query: str) -> None:
+    """Words that only look like months, and other numbers, name no time."""
+    assert None is named_time(query)
+
+
+def test_said_at() -> None:
+    """A month is the month; a day reaches a week further; the unknown fits nothing."""
+    day = 86400.0
+    third = 1696291200.0  # 2023-10-03, midnight UTC
+    at = np.array([third - 1, third, third + 7 * day, third + 8 * day, math.nan])
+
+    assert said_at(_time("3 October 2023"), at).tolist() == [False, True, True, False, False]
+    assert said_at(_time("October 3rd"), at).tolist() == [False, True, True, False, False]
+    assert said_at(_time("in October"), at).tolist() == [True, True, True, True, False]
+    assert said_at(_time("in 2023"), at).tolist() == [True, True, True, True, False]
+    assert said_at(_time("in 2022"), at).tolist() == [False] * 5
+    assert said_at(_time("in 2022"), np.empty(0)).tolist() == []
+    assert said_at(_time("in 2022"), np.array([math.nan])).tolist() == [False]
+
+
+@given(st.text(max_size=40), st.floats(-6e10, 2e11))
+def test_any_query_names_a_time_or_none(query: str, at: float) -> None:
+    """Reading a time from any text, and looking for it at any moment, raises nothing."""
+    time = named_time(query + " 2023")
+
+    assert time is not None
+    assert len(said_at(time, np.array([at]))) == 1
+
+
+def _time(query: str) -> NamedTime:
+    time = named_time(query)
+
+    assert time is not None
+    return time
