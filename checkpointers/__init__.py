@@ -2,6 +2,7 @@
 
 from perdure.checkpointers.base import (
     CheckpointInfo,
+    ErasureReport,
     HistoryItem,
     ImportReport,
     PruneReport,
@@ -12,6 +13,7 @@ from perdure.checkpointers.sqlite import SQLiteCheckpointer
 
 __all__ = [
     "CheckpointInfo",
+    "ErasureReport",
     "HistoryItem",
     "ImportReport",
     "PruneReport",

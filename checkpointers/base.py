@@ -97,6 +97,27 @@ class PruneReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ErasureReport:
+    """What `erase` took out of a thread.
+
+    Attributes:
+        checkpoints: How many checkpoints were rewritten, or deleted.
+        items: How many items of the log went: messages in each of their versions, and values that
+            held one.
+        hashes: BLAKE2b-256 of each distinct message removed, in hexadecimal, sorted; keyed with
+            the database's key if it has one, so that a receipt tells nothing of what was said.
+        scrubbed: Whether the bytes of the file and its WAL are free of them already. They are not
+            while another process still reads the former state: `erase` once more finishes it, and
+            so does whoever opens the file next.
+    """
+
+    checkpoints: int = 0
+    items: int = 0
+    hashes: tuple[str, ...] = ()
+    scrubbed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Retention:
     """Which checkpoints of a thread to keep; the head of each namespace always stays.
 
@@ -207,6 +228,7 @@ def _text(name: str, value: str) -> str:
 __all__ = [
     "Address",
     "CheckpointInfo",
+    "ErasureReport",
     "HistoryItem",
     "ImportReport",
     "OnConflict",

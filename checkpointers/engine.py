@@ -9,10 +9,11 @@ from typing import Self, TypeVar
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
-from perdure.checkpointers.cipher import Clear, LangGraphCipher, Seal
+from perdure.checkpointers.cipher import LangGraphCipher
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.collector import collector_paused
 from perdure.checkpointers.copying import Copier
+from perdure.checkpointers.erasing import Eraser
 from perdure.checkpointers.log import Log, Written
 from perdure.checkpointers.memo import Memo
 from perdure.checkpointers.plan import PlannedPut, PlannedWrites, Planner
@@ -20,6 +21,7 @@ from perdure.checkpointers.pruning import Pruner
 from perdure.checkpointers.reading import Reader
 from perdure.checkpointers.writing import Stale, Writer
 from perdure.errors import ConfigurationError
+from perdure.storage.cipher import Clear, Seal
 from perdure.storage.flow import Flow
 from perdure.storage.sqlite import Database
 
@@ -35,7 +37,7 @@ class Engine:
     serde: SerializerProtocol
     _sql: dict[str, str]
     _cache_bytes: int
-    _closed = False
+    _share: list[Database]  # of those who have the database open; a clone has none of its own
 
     def _bind(self, seal: Seal) -> None:
         serde = self.serde
@@ -52,8 +54,10 @@ class Engine:
         self._codec = Codec(serde)
         self._memo = Memo(self._cache_bytes)
         self._reader = Reader(self._sql, seal, self._memo, self._codec)
-        self._writer = Writer(self._sql, seal, self._memo, self._reader, Log(self._sql, seal))
+        log = Log(self._sql, seal)
+        self._writer = Writer(self._sql, seal, self._memo, self._reader, log)
         self._pruner = Pruner(self._sql, self._reader)
+        self._eraser = Eraser(self._sql, self._reader, log, self._pruner)
         self._copier = Copier(self._sql, self._reader, self._pruner)
 
     # -- opening and closing
@@ -72,9 +76,11 @@ class Engine:
 
     def close(self) -> None:
         """Close the database, once everything handed to it is written."""
-        if not self._closed:
-            self._closed = True
-            self.database.close()
+        try:
+            database = self._share.pop()
+        except IndexError:  # it is closed already, perhaps by another thread
+            return
+        database.close()
 
     async def aclose(self) -> None:
         """See `close`."""
@@ -105,7 +111,7 @@ class Engine:
         try:
             self.database.write(*self._job(plan(self._planner(thread_id))))
         except Stale:
-            self.database.write(*self._job(plan(Planner(self._codec, None))))
+            self.database.write(*self._job(plan(Planner(self._codec, None, alone=True))))
 
     async def _awrite(
         self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str, items: int
@@ -118,7 +124,9 @@ class Engine:
         try:
             await self.database.awrite(*self._job(await planned(self._planner(thread_id))))
         except Stale:
-            await self.database.awrite(*self._job(await planned(Planner(self._codec, None))))
+            await self.database.awrite(
+                *self._job(await planned(Planner(self._codec, None, alone=True)))
+            )
 
     def _planner(self, thread_id: str) -> Planner:
         return Planner(self._codec, self._memo.peek(thread_id))

@@ -7,7 +7,6 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from perdure.checkpointers.cipher import Seal
 from perdure.checkpointers.manifest import (
     ITEM,
     MAP,
@@ -24,6 +23,7 @@ from perdure.checkpointers.plan import Inline, Many, Map, New, Node, One
 from perdure.checkpointers.reading import BLOCKS
 from perdure.checkpointers.records import content_hash, item_place, written
 from perdure.checkpointers.schema import place
+from perdure.storage.cipher import Seal
 from perdure.storage.flow import Flow, Statement
 
 _log = logging.getLogger("perdure")
@@ -93,10 +93,10 @@ class Log:
                     refs[key] = yield from self.resolve(out, inner, None, key)
                 return [MAP, refs]
             case One(lane, item):
-                ranges = yield from self._append(out, lane, [item])
+                ranges = yield from self.append(out, lane, [item])
                 return [ITEM, out.lanes[lane], ranges[0][0]]
             case Many(kind, lane, parts):
-                ranges = yield from self._append(out, lane, parts)
+                ranges = yield from self.append(out, lane, parts)
                 if snapshot is not None:
                     snapshot.ranges[channel] = (out.lanes[lane], ranges)
                 return [kind, out.lanes[lane], (yield from self.written_ranges(out, ranges))]
@@ -107,11 +107,11 @@ class Log:
         if not blocks:
             return written(rest, [])
         items = [New(pack(flat(block))) for block in blocks]
-        found = yield from self._append(out, BLOCKS, list(items))
+        found = yield from self.append(out, BLOCKS, list(items))
         return written(rest, [out.lanes[BLOCKS], *positions(found)])
 
-    def _append(self, out: Written, name: str, parts: list[New | Range]) -> Flow[Ranges]:
-        """Where the parts stand, in order, after the new ones have been appended."""
+    def append(self, out: Written, name: str, parts: list[New | Range]) -> Flow[Ranges]:
+        """Where the parts of a lane stand, in order, after the new ones have been appended."""
         lane = yield from self._lane(out, name)
         new = {part.stored for part in parts if isinstance(part, New)}
         if not new:

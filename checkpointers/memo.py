@@ -134,6 +134,10 @@ class Snapshot:
     ranges: dict[str, tuple[int, Ranges]] = field(default_factory=dict)
     said: dict[str, tuple[int, Ranges]] = field(default_factory=dict)
 
+    def holds(self, channel: str, version: Any) -> bool:
+        """Whether it has a value of a channel, in this version."""
+        return channel in self.refs and self.versions.get(channel) == version
+
 
 class Thread:
     """What is remembered of one thread, true as long as `key` and `swept` are."""

@@ -8,25 +8,54 @@ back, type for type.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from operator import attrgetter
 from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from perdure.checkpointers.packing import array_header, pack, unpack
+from perdure.checkpointers.packing import array_header, is_plain, pack, unpack
 from perdure.errors import CorruptRecord
 
-# the first byte of a stored message
+# The format of stored messages, ours and fixed. A message begins with the byte of its class; its
+# fields go by their places here, and are left out when they have these values. langchain-core may
+# add fields: they are not stored here, so a message that uses one goes through the serializer.
+# Nothing in these tables is ever changed or moved; a new field would come at the end of its tuple.
 CLASSES: Final[dict[int, type[BaseMessage]]] = {
     1: HumanMessage,
     2: AIMessage,
     3: SystemMessage,
     4: ToolMessage,
 }
-_CODES: Final = {cls: code for code, cls in CLASSES.items()}
+_COMMON: Final = ("content", "additional_kwargs", "response_metadata", "type", "name", "id")
+_FIELDS: Final[dict[type[BaseMessage], tuple[str, ...]]] = {
+    HumanMessage: _COMMON,
+    AIMessage: (*_COMMON, "tool_calls", "invalid_tool_calls", "usage_metadata"),
+    SystemMessage: _COMMON,
+    ToolMessage: (*_COMMON, "tool_call_id", "artifact", "status"),
+}
+_TYPES: Final = {
+    HumanMessage: "human",
+    AIMessage: "ai",
+    SystemMessage: "system",
+    ToolMessage: "tool",
+}
+_EMPTY: Final[dict[str, Any]] = {
+    "additional_kwargs": {},
+    "response_metadata": {},
+    "name": None,
+    "id": None,
+    "tool_calls": [],
+    "invalid_tool_calls": [],
+    "usage_metadata": None,
+    "artifact": None,
+    "status": "success",
+}
+_REQUIRED: Final = {"content", "tool_call_id"}  # always stored
 fields_of = attrgetter("__dict__")
 extra_of = attrgetter("__pydantic_extra__")
 
@@ -36,21 +65,48 @@ _set_fields_set = BaseModel.__dict__["__pydantic_fields_set__"].__set__
 _set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
 _set_private = BaseModel.__dict__["__pydantic_private__"].__set__
 
-_FIELDS: Final = {cls: tuple(cls.model_fields) for cls in _CODES}
-_NAMES: Final = {cls: frozenset(names) for cls, names in _FIELDS.items()}
-_INDEX: Final = {cls: {n: i for i, n in enumerate(names)} for cls, names in _FIELDS.items()}
-_REQUIRED: Final = {
-    cls: {name for name, field in cls.model_fields.items() if field.is_required()} for cls in _CODES
-}
-# in the order of the fields, as the serializer rebuilds them; required ones hold a place only
+_CODES: Final = {cls: code for code, cls in CLASSES.items()}
 _DEFAULTS: Final[dict[type[BaseMessage], dict[str, Any]]] = {
-    cls: {
-        name: None if field.is_required() else field.get_default(call_default_factory=True)
-        for name, field in cls.model_fields.items()
-    }
-    for cls in _CODES
+    cls: {**{name: _EMPTY.get(name) for name in names}, "type": _TYPES[cls]}
+    for cls, names in _FIELDS.items()
 }
-_PACKED_DEFAULTS: Final = {cls: pack(defaults) for cls, defaults in _DEFAULTS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a class of this langchain-core goes with what is stored of it.
+
+    Attributes:
+        fresh: All fields of a message with nothing set, packed, in the order of the class.
+        names: The names of its fields.
+        places: Those that the format knows, with their places in it.
+        added: Those that it does not know, with their defaults.
+    """
+
+    fresh: bytes
+    names: frozenset[str]
+    places: dict[str, int]
+    added: dict[str, Any]
+
+
+def form_of(cls: type[BaseMessage], fields: Mapping[str, FieldInfo]) -> Form:
+    """The form of a class with these fields."""
+    defaults = {name: _plain_default(field) for name, field in fields.items()} | _DEFAULTS[cls]
+    fresh = {name: defaults[name] for name in fields}
+    return Form(
+        pack(fresh),
+        frozenset(fields),
+        {name: place for place, name in enumerate(_FIELDS[cls]) if name in fresh},
+        {name: value for name, value in fresh.items() if name not in _DEFAULTS[cls]},
+    )
+
+
+def _plain_default(field: FieldInfo) -> Any:
+    default = field.get_default(call_default_factory=True)
+    return default if is_plain(default) else None
+
+
+_FORMS: Final = {cls: form_of(cls, cls.model_fields) for cls in _CODES}
 _TOOL_CALL_KEYS: Final = {"name", "args", "id", "type"}
 _USAGE_COUNTS: Final = {"input_tokens", "output_tokens", "total_tokens"}
 _USAGE_DETAILS: Final = {"input_token_details", "output_token_details"}
@@ -65,11 +121,10 @@ def unpack_fields(
         CorruptRecord: The bytes are not what `pack_message` gave.
     """
     header = array_header(len(stored))
+    fresh = {cls: _FORMS[cls].fresh for cls in set(classes)}
     try:
         kept = unpack(b"".join((header, *(item[1:] for item in stored))))
-        fields: list[dict[str, Any]] = unpack(
-            b"".join((header, *map(_PACKED_DEFAULTS.__getitem__, classes)))
-        )
+        fields: list[dict[str, Any]] = unpack(b"".join((header, *map(fresh.__getitem__, classes))))
         for own, changed, names in zip(fields, kept, map(_FIELDS.get, classes), strict=True):
             for i, value in changed.items():
                 own[names[i]] = value  # type: ignore[index]
@@ -82,7 +137,7 @@ def rebuilt(
     classes: Sequence[type[BaseMessage]], fields: Sequence[dict[str, Any]]
 ) -> list[BaseMessage]:
     """Messages of these classes that take over these fields."""
-    names = {cls: set(_FIELDS[cls]) for cls in set(classes)}
+    names = {cls: set(_FORMS[cls].names) for cls in set(classes)}
     made: list[BaseMessage] = list(map(_make, classes))
     for setting in (
         map(_set_dict, made, fields),
@@ -98,20 +153,23 @@ def pack_message(message: BaseMessage) -> bytes | None:
     """The compact form, or None for a message that the serializer might rebuild differently."""
     cls = type(message)
     fields = message.__dict__
+    form = _FORMS.get(cls)
     if (
-        cls not in _CODES
-        or fields.keys() != _NAMES[cls]
+        form is None
+        or fields.keys() != form.names
         or message.__pydantic_extra__
         or message.__pydantic_private__
     ):
         return None
     if not _as_validated(cls, fields):
         return None
-    index, defaults, required = _INDEX[cls], _DEFAULTS[cls], _REQUIRED[cls]
+    if form.added and not all(_is_default(fields[n], value) for n, value in form.added.items()):
+        return None
+    defaults = _DEFAULTS[cls]
     kept = {
-        index[name]: fields[name]
-        for name in _FIELDS[cls]
-        if name in required or not _is_default(fields[name], defaults[name])
+        place: fields[name]
+        for name, place in form.places.items()
+        if name in _REQUIRED or not _is_default(fields[name], defaults[name])
     }
     try:
         return bytes((_CODES[cls],)) + pack(kept)
@@ -135,7 +193,7 @@ def _as_validated(cls: type[BaseMessage], fields: dict[str, Any]) -> bool:
         return False
     if not (_text_or_none(fields["id"]) and _text_or_none(fields["name"])):
         return False
-    if fields["type"] != _DEFAULTS[cls]["type"]:
+    if fields["type"] != _TYPES[cls]:
         return False
     if cls is AIMessage:
         return (

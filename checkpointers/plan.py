@@ -1,7 +1,8 @@
 """What to store of a channel's value: which parts the log has already, and which are new.
 
-Equality is decided by content alone: nothing is trusted for being the same object, so an object
-that was changed in place is stored again.
+langgraph says which channels a step wrote to; the others are as in the parent. In those that were
+written to equality is decided by content alone: nothing is trusted for being the same object, so
+one that was changed in place is stored again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoin
 from perdure.checkpointers.base import Address
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.manifest import DICT, LIST, Range, Ranges
-from perdure.checkpointers.memo import Lane, Snapshot, Thread, pieces
+from perdure.checkpointers.memo import Lane, Thread, pieces
 from perdure.errors import Unstorable
 
 INLINE_BYTES: Final = 128  # up to here a value stands in the checkpoint itself
@@ -111,11 +112,13 @@ class Planner:
 
     Args:
         codec: Encodes items.
-        thread: What is remembered; nothing for a plan that has to stand by itself.
+        thread: What is remembered of it.
+        alone: Whether the plan has to stand by itself, because what it would rest on is gone.
     """
 
     codec: Codec
     thread: Thread | None
+    alone: bool = False
 
     def plan(
         self, lane: str, value: Any, path: str, *, hint: Ranges | None = None, held: bool = False
@@ -180,8 +183,14 @@ class Planner:
         parent = recent.get((at.checkpoint_ns, at.checkpoint_id or ""))
         nodes: dict[str, Node | None] = {}
         for channel, value in checkpoint["channel_values"].items():
-            if parent is not None and _unchanged(channel, parent, versions, new_versions):
-                nodes[channel] = None
+            if (
+                not self.alone
+                and at.checkpoint_id is not None
+                and channel not in new_versions
+                and channel in versions
+                and (parent is None or parent.holds(channel, versions[channel]))
+            ):
+                nodes[channel] = None  # as in the parent; else the writer says `Stale`
                 continue
             hint = parent.ranges.get(channel) if parent is not None else None
             path = f"channel_values[{channel!r}]"
@@ -337,18 +346,6 @@ def known_ranges(node: Node) -> Iterator[tuple[str, Range]]:
         case Map(entries):
             for inner in entries.values():
                 yield from known_ranges(inner)
-
-
-def _unchanged(
-    channel: str, parent: Snapshot, versions: ChannelVersions, new_versions: ChannelVersions
-) -> bool:
-    """Whether a channel is what it is in the parent: langgraph's versions say so."""
-    return (
-        channel not in new_versions
-        and channel in parent.refs
-        and channel in versions
-        and parent.versions.get(channel) == versions[channel]
-    )
 
 
 def _final(part: Any) -> bool:

@@ -12,7 +12,6 @@ from langgraph.checkpoint.base import (
 )
 
 from perdure.checkpointers.base import Address
-from perdure.checkpointers.cipher import Seal
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.manifest import DICT, ITEM, MAP, Ranges, once, unflat
 from perdure.checkpointers.memo import Lane, Memo, Snapshot, Thread
@@ -29,6 +28,7 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.schema import place, span
 from perdure.errors import CorruptRecord
+from perdure.storage.cipher import Seal
 from perdure.storage.flow import Flow, Row, Statement
 
 BLOCKS = "#blocks"  # the lane that holds the blocks of long manifests

@@ -22,11 +22,10 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.checkpointers.base import Address, OnConflict, address
-from perdure.checkpointers.cipher import Clear, LangGraphCipher, Seal
-from perdure.checkpointers.conflicts import contests, note_read
+from perdure.checkpointers.cipher import LangGraphCipher
+from perdure.checkpointers.conflicts import contests, note_listed, note_read
 from perdure.checkpointers.delta import delta_history
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.plan import PlannedPut, PlannedWrites, Planner
@@ -34,6 +33,7 @@ from perdure.checkpointers.upkeep import Upkeep
 from perdure.checkpointers.views import Views
 from perdure.checkpointers.waiting import Queue
 from perdure.errors import InvalidConfig
+from perdure.storage.cipher import Clear, Seal
 from perdure.storage.sqlite import Database
 
 
@@ -66,14 +66,23 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
         self.on_conflict = on_conflict
         self._sql = sql
         self._cache_bytes = cache_bytes
-        self._queue = Queue(wait_s)
+        self._queue = Queue(wait_s) if on_conflict == "wait" else None
+        self._share = [database]
         self._bind(seal or Clear())
+
+    def close(self) -> None:
+        """Close the database, once everything handed to it is written; runs that wait are told."""
+        if self._queue is not None:
+            self._queue.close()
+        super().close()
 
     # -- reading
 
-    def _noted(self, at: Address, found: CheckpointTuple | None) -> CheckpointTuple | None:
-        checkpoint_id = found.checkpoint["id"] if found else None
-        note_read(at._replace(checkpoint_id=checkpoint_id), as_head=at.checkpoint_id is None)
+    def _noted(
+        self, config: RunnableConfig, at: Address, found: CheckpointTuple | None
+    ) -> CheckpointTuple | None:
+        there = at._replace(checkpoint_id=found.checkpoint["id"] if found else None)
+        note_read(config, there, as_head=at.checkpoint_id is None)
         return found
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
@@ -85,16 +94,17 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
             ForbiddenType: A stored value is of a type that is not on the allowlist.
         """
         at = address(config)
-        if self.on_conflict == "wait":
+        if self._queue is not None:
             self._queue.wait(config, at)
-        return self._noted(at, self._read(self._reader.get(at)))
+        return self._noted(config, at, self._read(self._reader.get(at)))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
         at = address(config)
-        if self.on_conflict == "wait":
+        if self._queue is not None:
             await self._queue.await_(config, at)
-        return self._noted(at, await self._aread(lambda: self._read(self._reader.get(at))))
+        found = await self._aread(lambda: self._read(self._reader.get(at)))
+        return self._noted(config, at, found)
 
     def list(
         self,
@@ -115,8 +125,9 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
             limit: At most so many.
         """
         for found in self._listed(config, filter, before, limit):
-            note_read(address(found.config), as_head=False)
+            note_listed(config, found.config)
             yield found
+        note_listed(config, None)
 
     def _listed(
         self,
@@ -142,8 +153,9 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
         """See `list`."""
         tuples = self._listed(config, filter, before, limit)
         while (found := await self._aread(lambda: next(tuples, None))) is not None:
-            note_read(address(found.config), as_head=False)
+            note_listed(config, found.config)
             yield found
+        note_listed(config, None)
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -175,7 +187,9 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
             config: The address of its parent.
             checkpoint: The checkpoint. Lists and dicts in it cost only what is new in them.
             metadata: Stored with it, joined by the config's own.
-            new_versions: The channels that changed since the parent.
+            new_versions: The channels that changed since the parent; the others are taken from
+                there, so that what a node changed in place and did not return is not stored (as
+                with langgraph's savers for memory and Postgres).
 
         Returns:
             The address of the checkpoint.
@@ -187,6 +201,7 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
             ConcurrentUpdate: With `on_conflict="error"`, another run moved the thread's head.
         """
         at, plan = self._put_plan(config, checkpoint, metadata, new_versions)
+        self._heard(at)
         self._write(plan, at.thread_id)
         return at.config(checkpoint["id"])
 
@@ -199,6 +214,7 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         """See `put`."""
         at, plan = self._put_plan(config, checkpoint, metadata, new_versions)
+        self._heard(at)
         await self._awrite(plan, at.thread_id, _items(checkpoint["channel_values"].values()))
         return at.config(checkpoint["id"])
 
@@ -243,8 +259,8 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
             ForbiddenType: A value could not be read back.
         """
         at = _of_checkpoint(config)
+        self._heard(at)
         self._write(self._writes_plan(at, writes, task_id, task_path), at.thread_id)
-        self._note_stop(config, at, writes)
 
     async def aput_writes(
         self,
@@ -255,15 +271,13 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
     ) -> None:
         """See `put_writes`."""
         at = _of_checkpoint(config)
+        self._heard(at)
         plan = self._writes_plan(at, writes, task_id, task_path)
         await self._awrite(plan, at.thread_id, _items(value for _, value in writes))
-        self._note_stop(config, at, writes)
 
-    def _note_stop(
-        self, config: RunnableConfig, at: Address, writes: Sequence[tuple[str, Any]]
-    ) -> None:
-        if self.on_conflict == "wait" and any(c in (ERROR, INTERRUPT) for c, _ in writes):
-            self._queue.stopped(config, at)
+    def _heard(self, at: Address) -> None:
+        if self._queue is not None:
+            self._queue.heard(at.thread_id)
 
     def _writes_plan(
         self, at: Address, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
@@ -281,7 +295,7 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
         return current + 1
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> LogSaver:
-        """The same checkpointer, which may also rebuild these types."""
+        """The same checkpointer, which may also rebuild these types; closing one closes both."""
         clone = super().with_allowlist(extra_allowlist)
         assert isinstance(clone, LogSaver)
         if clone is not self:

@@ -14,7 +14,6 @@ SQLITE = Migration(
     "checkpointers",
     (
         """
-        CREATE TABLE settings (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT, WITHOUT ROWID;
         CREATE TABLE threads (
             thread INTEGER PRIMARY KEY AUTOINCREMENT,
             thread_id TEXT NOT NULL UNIQUE,

@@ -11,16 +11,12 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers.base import OnConflict
-from perdure.checkpointers.cipher import AESGCM, Clear, Seal, key_bytes
 from perdure.checkpointers.saver import LogSaver
 from perdure.checkpointers.schema import SQLITE
-from perdure.errors import ConfigurationError, CorruptRecord, WrongKey
-from perdure.storage.flow import Flow, Statement
+from perdure.errors import ConfigurationError
+from perdure.storage.keys import check_key, seal_for
 from perdure.storage.queries import load
 from perdure.storage.sqlite import Database
-
-_CHECK = "key check"
-_PROOF = b"perdure"
 
 
 class SQLiteCheckpointer(LogSaver):
@@ -51,14 +47,20 @@ class SQLiteCheckpointer(LogSaver):
         Args:
             path: A file, or `":memory:"`.
             key: Encrypts every value, message and metadata value with AES-GCM: 16, 24 or 32 bytes,
-                or as many in hexadecimal; by default the environment's `PERDURE_KEY`, if set.
+                or as many in hexadecimal; by default the environment's `PERDURE_KEY`, if set. Who
+                opens a file first decides: it is encrypted from then on, or never.
             serde: A serializer of your own; by default langgraph's, in strict mode.
             allow: Types that the default serializer may also rebuild: classes of yours, or
                 `(module, name)`. Types of langgraph and langchain-core need not be named.
             on_conflict: When two runs meet on one thread: `"fork"` keeps the one that finished its
                 step first as the head and the other as a branch, `"wait"` lets the later wait for
-                the earlier (within one process), `"error"` raises in the later. A branch is
-                logged as a warning of the logger `perdure`.
+                the earlier (of the same checkpointer), `"error"` raises in the later. A branch is
+                logged as a warning of the logger `perdure`. With `"wait"` runs overlap, as with
+                `"fork"`, where they would wait in vain: inside a node of the run that holds the
+                thread; when the same task or thread began a run that shows no sign of life (an
+                open iterator), or langchain's callbacks cannot tell a run's end (it was given a
+                `CallbackManager` made by hand). Neither `update_state` nor a run that was told
+                which checkpoint to start from waits.
             wait_s: How long a run waits at most, with `on_conflict="wait"`; an iterator of
                 `stream()` that is left open holds its thread.
             synchronous: `"full"`: an acknowledged write survives a power cut. `"normal"`: it
@@ -72,15 +74,14 @@ class SQLiteCheckpointer(LogSaver):
             ConfigurationError: An argument is wrong, or the folder does not exist.
             NotADatabase: The path is a folder or another application's file.
             SchemaMismatch: A newer perdure wrote the file.
-            WrongKey: The key does not open it, or it needs one.
+            WrongKey: The key does not open it, it needs one, or it was made without.
             StorageError: The file cannot be opened.
         """
         if on_conflict not in get_args(OnConflict):
             raise ConfigurationError(
                 f"on_conflict is {on_conflict!r}; expected 'fork', 'wait' or 'error'"
             )
-        secret = key_bytes(key if key is not None else os.environ.get("PERDURE_KEY") or None)
-        seal: Seal = Clear() if secret is None else AESGCM(secret)
+        seal = seal_for(key)
         names = [(t.__module__, t.__qualname__) if isinstance(t, type) else t for t in allow]
         chosen = serde or JsonPlusSerializer(allowed_msgpack_modules=names or None)
         database = Database.open(
@@ -93,7 +94,7 @@ class SQLiteCheckpointer(LogSaver):
         )
         sql = load("perdure.checkpointers", "sqlite.sql")
         try:
-            check = _check_key(sql, seal, os.fsdecode(path))
+            check = check_key(seal, os.fsdecode(path), read_only=read_only)
             database.read(check) if read_only else database.write(check)
             return cls(
                 database,
@@ -115,25 +116,3 @@ class SQLiteCheckpointer(LogSaver):
 
     def setup(self) -> None:
         """Nothing to do: `open` has done it. Here for code that calls it on langgraph's savers."""
-
-
-def _check_key(sql: dict[str, str], seal: Seal, path: str) -> Flow[None]:
-    """Make sure that the key is the one the database was made with."""
-    rows = yield Statement(sql["get_setting"], (_CHECK,))
-    sealed = isinstance(seal, AESGCM)
-    if rows:
-        try:
-            if sealed and seal.open(rows[0][0], (_CHECK,)) == _PROOF:
-                return
-        except CorruptRecord:
-            pass
-        raise WrongKey(
-            f"the key does not open {path!r}"
-            if sealed
-            else f"{path!r} is encrypted; pass key= or set PERDURE_KEY"
-        )
-    if sealed:
-        threads = (yield Statement(sql["totals"]))[0][0]
-        if threads:
-            raise WrongKey(f"{path!r} holds threads that are not encrypted; open it without a key")
-        yield Statement(sql["set_setting"], (_CHECK, seal.seal(_PROOF, (_CHECK,))))

@@ -179,9 +179,3 @@ SELECT thread, thread_id FROM threads WHERE thread > ? ORDER BY thread LIMIT ?;
 
 -- totals: over the whole database
 SELECT count(*), coalesce(sum(checkpoints), 0), coalesce(sum(items), 0), coalesce(sum(bytes), 0) FROM threads;
-
--- get_setting: how the file was made
-SELECT value FROM settings WHERE name = ?;
-
--- set_setting: remember how the file was made
-INSERT INTO settings (name, value) VALUES (?, ?);

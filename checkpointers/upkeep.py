@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import Checkpoint
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from perdure.checkpointers.base import Address, ImportReport, PruneReport, Retention
+from perdure.checkpointers.base import (
+    Address,
+    ErasureReport,
+    ImportReport,
+    PruneReport,
+    Retention,
+)
 from perdure.checkpointers.base import check_thread_id as checked
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.engine import Engine
@@ -72,6 +79,43 @@ class Upkeep(Engine):
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """See `delete_for_runs`."""
         await asyncio.to_thread(self.delete_for_runs, run_ids)
+
+    def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> ErasureReport:
+        """Take messages out of a thread for good: no read finds them, nor a look at the raw file.
+
+        They go from every checkpoint of every namespace, from history and from pending writes, in
+        each version there was of them, also out of values that hold them somewhere within. What
+        was put in under no id yet (an input, a node's answer) goes if it says the same as a
+        message that goes. All else stays as it is, and the thread can go on.
+
+        Not touched: copies of the thread, other values that quote a message, and a tool's result
+        when the call of it is erased, or the reverse. A run that is under way still holds the
+        messages and puts them again: erase when the thread rests.
+
+        Everyone who writes waits while the file is rewritten.
+
+        Args:
+            thread_id: Whose; an unknown one is no error.
+            message_ids: Which messages; unknown ones are no error. None: the whole thread.
+
+        Raises:
+            ConfigurationError: `message_ids` is not a collection of texts.
+            ForbiddenType: A value holds a type that is not on the allowlist. Nothing was erased.
+            CorruptRecord: A row cannot be read. Nothing was erased.
+        """
+        thread_id = checked(thread_id)
+        if message_ids is None:
+            flow = self._eraser.erase_thread(thread_id)
+        else:
+            flow = self._eraser.erase(thread_id, _check_ids(message_ids))
+        done = self.database.write(flow, _forgetting(self._memo, thread_id))
+        return replace(done, scrubbed=self.database.scrub())
+
+    async def aerase(
+        self, thread_id: str, message_ids: Collection[str] | None = None
+    ) -> ErasureReport:
+        """See `erase`."""
+        return await asyncio.to_thread(self.erase, thread_id, message_ids)
 
     def copy_thread(
         self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
@@ -276,6 +320,14 @@ class Upkeep(Engine):
 
 def _forgetting(memo: Memo, thread_id: str) -> Callable[[object], None]:
     return lambda _: memo.forget(thread_id)
+
+
+def _check_ids(message_ids: Collection[str]) -> Collection[str]:
+    if isinstance(message_ids, str) or not all(isinstance(uid, str) for uid in message_ids):
+        raise ConfigurationError(
+            f"message_ids is {message_ids!r}; expected a list of message ids, each a text"
+        )
+    return message_ids
 
 
 def _check_rule(rule: Retention) -> None:

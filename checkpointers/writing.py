@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perdure.checkpointers.base import Address
-from perdure.checkpointers.cipher import Seal
 from perdure.checkpointers.log import Log, Written
 from perdure.checkpointers.manifest import (
     said,
@@ -32,13 +31,14 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.schema import place, span
 from perdure.errors import ConcurrentUpdate
+from perdure.storage.cipher import Seal
 from perdure.storage.flow import Flow, Statement
 
 ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
 
 
 class Stale(Exception):
-    """A plan rests on items that were deleted meanwhile: plan again, from nothing."""
+    """A plan rests on what is not there, deleted meanwhile perhaps: plan again, from nothing."""
 
 
 @dataclass(slots=True)
@@ -148,7 +148,7 @@ class Writer:
         for channel, node in plan.nodes.items():
             if node is not None:
                 snapshot.refs[channel] = yield from self.log.resolve(out, node, snapshot, channel)
-            elif parent is None or channel not in parent.refs:
+            elif parent is None or not parent.holds(channel, plan.versions[channel]):
                 raise Stale
             else:
                 snapshot.refs[channel] = parent.refs[channel]

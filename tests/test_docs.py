@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import code
 import doctest
 import importlib
+import itertools
 import json
 import re
 import shlex
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,22 +70,37 @@ def test_pages_are_finished(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_python_on_pages(page: Path, scratch: Path) -> None:
-    """Every Python block of a page runs, one after the other."""
-    for example in Sybil([PythonCodeBlockParser()]).parse(page).examples():
+def test_python_on_pages(page: Path, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every Python block of a page runs, in order, and prints the text block right below it."""
+    for example, shown in with_output(page):
         example.evaluate()
+        printed = capsys.readouterr().out
+
+        assert shown in (None, printed)
 
 
-def test_the_first_example_prints_what_the_readme_says(
-    scratch: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The output that follows the example is its own."""
+def test_store_examples_can_be_pasted(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The README's blocks on the store work line by line, as a Python session reads them."""
+    session = code.InteractiveConsole()
+    blocks = [b for b in with_output(PAGES[0]) if "SQLiteStore" in str(b[0].parsed)]
+    assert len(blocks) == 2
+    for example, shown in blocks:
+        for line in [*str(example.parsed).splitlines(), ""]:
+            session.push(line)
+
+        assert (shown, "") == capsys.readouterr()
+
+
+def with_output(page: Path) -> Iterator[tuple[Example, str | None]]:
+    """The Python blocks of a page, each with the text block right below it, if there is one."""
     parsers: list[Any] = [PythonCodeBlockParser(), CodeBlockParser("text", lambda example: None)]
-    examples = list(Sybil(parsers).parse(PAGES[0]).examples())
-    first = next(i for i, e in enumerate(examples) if "history(" in str(e.parsed))
-    examples[first].evaluate()
-
-    assert examples[first + 1].parsed == capsys.readouterr().out
+    document = Sybil(parsers).parse(page)
+    examples = list(document.examples())
+    for example, below in itertools.zip_longest(examples, examples[1:]):
+        if document.text[example.start :].startswith("```python"):
+            beside = below is not None and not document.text[example.end : below.start].strip()
+            is_text = beside and document.text[below.start :].startswith("```text")
+            yield example, str(below.parsed) if is_text else None
 
 
 def test_commands_in_the_readme(scratch: Path) -> None:

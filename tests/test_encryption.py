@@ -13,6 +13,10 @@ from langchain_core.messages import HumanMessage
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import CorruptRecord, WrongKey
+from perdure.storage.cipher import AESGCM, Clear, Seal
+from perdure.storage.keys import check_key
+from perdure.storage.migrations import Migration
+from perdure.storage.sqlite import Database
 from tests.backends import KEY
 from tests.test_bad_input import SECRET, checkpoint, config, put
 
@@ -52,13 +56,64 @@ def test_a_wrong_key(sealed: Path, key: bytes | None) -> None:
     assert before == sealed.read_bytes()
 
 
-def test_a_key_for_a_plain_file(tmp_path: Path) -> None:
-    """A file that holds plain threads does not become a mixture."""
-    filled = tmp_path / "filled.db"
-    with SQLiteCheckpointer.open(filled) as saver:
-        put(saver, messages=[HumanMessage("plain", id="1")])
-    with pytest.raises(WrongKey, match="not encrypted"):
-        SQLiteCheckpointer.open(filled, key=KEY)
+@pytest.mark.parametrize("filled", [True, False])
+def test_a_key_for_a_plain_file(tmp_path: Path, filled: bool) -> None:
+    """A file made without a key, were it empty, does not become a mixture."""
+    path = tmp_path / "plain.db"
+    with SQLiteCheckpointer.open(path) as saver:
+        if filled:
+            put(saver, messages=[HumanMessage("plain", id="1")])
+    for read_only in (False, True):
+        with pytest.raises(WrongKey, match="made without a key"):
+            SQLiteCheckpointer.open(path, key=KEY, read_only=read_only)
+
+    with SQLiteCheckpointer.open(path) as saver:
+        assert filled is (saver.get_tuple(config()) is not None)
+
+
+NOTES = Migration("notes", ("CREATE TABLE notes (n INTEGER PRIMARY KEY) STRICT",))
+
+
+def opened_notes(path: Path, seal: Seal, *, read_only: bool = False) -> None:
+    """Another component opens a file, and lets go of it."""
+    database = Database.open(path, NOTES, read_only=read_only)
+    try:
+        check = check_key(seal, str(path), read_only=read_only)
+        database.read(check) if read_only else database.write(check)
+    finally:
+        database.close()
+
+
+def test_the_components_of_a_file_have_one_key(sealed: Path) -> None:
+    """What one component made with a key, another opens with the same key alone."""
+    for other in (Clear(), AESGCM(b"another key, 32 bytes long......")):
+        with pytest.raises(WrongKey, match=r"sealed\.db"):
+            opened_notes(sealed, other)
+    for read_only in (False, True):
+        opened_notes(sealed, AESGCM(KEY), read_only=read_only)
+
+
+def test_the_first_component_decides(tmp_path: Path) -> None:
+    """Whichever component makes a file, a checkpointer in it has to have its key."""
+    path = tmp_path / "notes.db"
+    opened_notes(path, AESGCM(KEY))
+    with pytest.raises(WrongKey, match="is encrypted"):
+        SQLiteCheckpointer.open(path)
+    with SQLiteCheckpointer.open(path, key=KEY) as saver:
+        put(saver, messages=[HumanMessage(SECRET, id="1")])
+
+    assert SECRET.encode() not in path.read_bytes()
+
+
+def test_reading_records_no_key(tmp_path: Path) -> None:
+    """A file of which nothing is recorded yet is read with any key, and left as it is."""
+    path = tmp_path / "notes.db"
+    Database.open(path, NOTES).close()
+    before = path.read_bytes()
+    for seal in (Clear(), AESGCM(KEY)):
+        opened_notes(path, seal, read_only=True)
+
+    assert before == path.read_bytes()
 
 
 def tables() -> Iterator[tuple[str, str, str]]:

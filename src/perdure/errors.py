@@ -4,6 +4,7 @@
     ├─ ConfigurationError (ValueError)     an argument or setting is wrong; nothing was touched
     │  ├─ InvalidConfig                    a RunnableConfig without a usable thread_id
     │  ├─ WrongKey                         the encryption key does not open this database
+    │  ├─ EmbedderMismatch                 the store's vectors come from another model
     │  └─ MissingDependency (ImportError)  an extra is needed and not installed
     ├─ StorageError                        the database refused; see __cause__
     │  ├─ StorageUnavailable               locked, busy or closed: may be retried
@@ -13,10 +14,16 @@
     │  └─ CorruptRecord                    a stored row cannot be read back, or was tampered with
     ├─ SerializationError (TypeError)      a value cannot be stored or read back
     │  ├─ Unstorable                       the serializer refuses the value; the path to it is named
+    │  ├─ InvalidValue (ValueError)        a store's value is not JSON; the path to the part is named
     │  └─ ForbiddenType                    its type is not on the allowlist
     ├─ UnknownThread (LookupError)         no thread by that id
     ├─ UnknownCheckpoint (LookupError)     no checkpoint by that id in the thread
     ├─ ConcurrentUpdate                    another run moved the thread's head (on_conflict="error")
+    ├─ InvalidNamespace (ValueError)       a namespace or key that no store can hold
+    ├─ InvalidFilter (ValueError)          an unknown operator, or one with a value of a wrong type
+    ├─ VersionConflict                     an item is not at the version that `if_version` names
+    ├─ LimitExceeded                       a scoped store would hold more than it may
+    ├─ EmbeddingFailed                     the embedder raised, timed out or returned no vectors
     ├─ BlockingCallInLoop (RuntimeError)   a blocking call that would stop an event loop for good
     ├─ InvalidUpdate (ValueError)          a reducer was given an update it cannot apply
     ├─ ModelFailed                         the chat model did not answer
@@ -46,6 +53,10 @@ class WrongKey(ConfigurationError):
 
 class MissingDependency(ConfigurationError, ImportError):
     """A feature needs a package that an extra of perdure installs."""
+
+
+class EmbedderMismatch(ConfigurationError):
+    """The vectors in the store come from another model, or have other dimensions."""
 
 
 class StorageError(PerdureError):
@@ -80,6 +91,10 @@ class Unstorable(SerializationError):
     """The serializer refuses a value. The message names the path to it."""
 
 
+class InvalidValue(SerializationError, ValueError):
+    """A store's value is not a JSON object. The message names the path to the offending part."""
+
+
 class ForbiddenType(SerializationError):
     """A type is not on the deserialisation allowlist. `allow=[...]` adds one."""
 
@@ -94,6 +109,26 @@ class UnknownCheckpoint(PerdureError, LookupError):
 
 class ConcurrentUpdate(PerdureError):
     """Another run moved the head of the thread while this one was at work."""
+
+
+class InvalidNamespace(PerdureError, ValueError):
+    """A namespace or key that no store can hold."""
+
+
+class InvalidFilter(PerdureError, ValueError):
+    """A filter has an unknown operator, or an operator a value of a type it cannot compare."""
+
+
+class VersionConflict(PerdureError):
+    """An item is not at the version that `if_version` names; nothing was written."""
+
+
+class LimitExceeded(PerdureError):
+    """A scoped store would hold more items or bytes than it may; nothing was written."""
+
+
+class EmbeddingFailed(PerdureError):
+    """The embedder raised, took too long, or returned something that is no list of vectors."""
 
 
 class BlockingCallInLoop(PerdureError, RuntimeError):

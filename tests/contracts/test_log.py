@@ -101,6 +101,18 @@ def test_a_saver_closed_twice_is_closed_once(tmp_path: Path) -> None:
         assert other.threads() == []
 
 
+def test_a_clone_shares_what_its_original_has_open(tmp_path: Path) -> None:
+    """Closing both closes one share: another saver on the same file goes on."""
+    one = SQLiteCheckpointer.open(tmp_path / "x.db")
+    clone = one.with_allowlist({("some.module", "Type")})
+    assert clone is not one
+    with SQLiteCheckpointer.open(tmp_path / "x.db") as other:
+        one.close()
+        clone.close()
+
+        assert other.threads() == []
+
+
 def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relative path names the file it named when it was opened."""
     elsewhere = tmp_path / "elsewhere"

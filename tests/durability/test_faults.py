@@ -160,6 +160,8 @@ METHODS: dict[str, Callable[[SQLiteCheckpointer], object]] = {
     "retain": lambda saver: saver.retain(Retention(last=2, history=False), thread_ids=["t"]),
     "rewind": lambda saver: saver.rewind("t", uid(2)),
     "delete_for_runs": lambda saver: saver.delete_for_runs(["early"]),
+    "erase": lambda saver: saver.erase("t", ["1", "p"]),
+    "erase-thread": lambda saver: saver.erase("t"),
     "retain-everywhere": lambda saver: saver.retain(Retention(last=1)),
 }
 

@@ -163,6 +163,29 @@ def test_closing_in_a_forked_child(tmp_path: Path) -> None:
     assert stored == [1, 2]
 
 
+@POSIX
+def test_a_fork_while_another_thread_hands_work_in(tmp_path: Path) -> None:
+    """The child inherits the gate closed; there every call refuses, or closes, all the same."""
+    database = opened(tmp_path / "x.db")
+
+    async def look() -> int:
+        return await asyncio.wait_for(database.in_thread(lambda: 1), 5)
+
+    def refused() -> None:
+        faulthandler.dump_traceback_later(20, exit=True)
+        with pytest.raises(StorageUnavailable):
+            database.write(add(1))
+        with pytest.raises(StorageUnavailable):
+            asyncio.run(look())
+        database.close()
+
+    with database._gate:
+        status = child_of(refused)
+    database.close()
+
+    assert status == 0
+
+
 def test_reading_leaves_a_file_as_it_was(tmp_path: Path) -> None:
     """A database that was only read is as it was; beside it is at most what SQLite puts there."""
     path = tmp_path / "x.db"

@@ -13,8 +13,11 @@ from contextlib import suppress
 
 from filelock import FileLock, Timeout
 
+from perdure.storage.scrubbing import done, rewrite, wanted
+
 WAL_LIMIT_BYTES = 4 << 20  # checkpoint when the WAL has grown by this much
 WAL_LOOK_EVERY = 32  # commits between two looks at its size
+SCRUB_WAIT_S = 5.0  # how long to wait for readers that hold on to what was erased
 VACUUM_PAGES = 512  # pages given back per step, so that a vacuum never holds up writers for long
 
 
@@ -53,20 +56,45 @@ class Housekeeper:
                 if grown > WAL_LIMIT_BYTES:
                     self.checkpoint(conn, wait_s=0.05)
 
-    def checkpoint(self, conn: sqlite3.Connection, wait_s: float) -> None:
-        """Move the WAL into the database file, unless another process is at it."""
+    def checkpoint(self, conn: sqlite3.Connection, wait_s: float) -> bool:
+        """Move the WAL into the database file, unless another process is at it.
+
+        Returns:
+            Whether nothing is left in the WAL.
+        """
         if self._lock is None:
-            return
+            return True
+        emptied = False
         try:
             with self._lock.acquire(timeout=wait_s):
                 conn.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
-                conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                ((busy, _, _),) = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                emptied = not busy
         except Timeout:
             pass  # the next commit asks again
         finally:
             conn.execute(f"PRAGMA busy_timeout = {self._timeout_ms}")
         wal = self._path + "-wal"
         self._wal_mark = os.path.getsize(wal) if os.path.exists(wal) else 0
+        return emptied
+
+    def scrub(self, conn: sqlite3.Connection) -> bool:
+        """Leave no trace of what was deleted, if anyone asked for it (see `scrubbing`).
+
+        It writes as any transaction does, beside readers and with the other processes' writers
+        waiting; only the checkpoint after it is made under the lock between processes.
+
+        Returns:
+            Whether it is done. It is not while another process still reads the former state.
+        """
+        mark = wanted(conn)
+        if mark is None:
+            return True
+        rewrite(conn)
+        emptied = self.checkpoint(conn, min(SCRUB_WAIT_S, self._timeout_ms / 1000))
+        if emptied:
+            done(conn, mark)
+        return emptied
 
 
 def _vacuum_step(conn: sqlite3.Connection) -> bool:

@@ -75,6 +75,10 @@ def migrate(conn: sqlite3.Connection, migration: Migration, path: str) -> None:
             "NULL, applied_at TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP, "
             "PRIMARY KEY (component, version)) STRICT, WITHOUT ROWID"
         )
+        conn.execute(  # of the file, whichever components keep something in it
+            "CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL) "
+            "STRICT, WITHOUT ROWID"
+        )
         for number, script in enumerate(migration.steps[current:], current + 1):
             for statement in filter(str.strip, script.split(";")):
                 conn.execute(statement)

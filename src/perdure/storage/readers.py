@@ -27,9 +27,11 @@ class Readers:
         self._closed = False
         self._changed = threading.Condition()
 
-    def run(self, flow: Flow[T]) -> T:
-        """Run a flow on one snapshot of the database."""
+    def run(self, flow: Flow[T], *, snapshot: bool = True) -> T:
+        """Run a flow on one snapshot of the database; one of a single statement needs none."""
         with self._lend() as conn:
+            if not snapshot:
+                return run(flow, lambda statement: execute(conn, statement))
             conn.execute("BEGIN")
             result = run(flow, lambda statement: execute(conn, statement))
             conn.execute("COMMIT")

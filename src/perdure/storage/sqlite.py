@@ -85,6 +85,9 @@ class Database:
                     target=self._write_loop, name="perdure-write", daemon=True
                 )
                 self._thread.start()
+        if self._writer is not None:
+            with contextlib.suppress(StorageError):  # the next to open it tries again
+                self.scrub()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], migration: Migration, **options: Any) -> Database:
@@ -149,6 +152,11 @@ class Database:
         assert isinstance(future, asyncio.Future)
         return future
 
+    def post(self, flow: Flow[Any]) -> None:
+        """Have the writer run a flow that nobody waits for; if it fails, nobody is told."""
+        with contextlib.suppress(StorageUnavailable):
+            self._submit(flow, None, None, awaited=False)
+
     def _submit(
         self,
         flow: Flow[T],
@@ -158,6 +166,7 @@ class Database:
         awaited: bool,
     ) -> Promise[T]:
         promise: Promise[T] = Promise(awaited=awaited)
+        self._open_or_raise()  # a forked process may have inherited the gate closed
         with self._gate:
             self._writer_or_raise()
             self._pending.put(Job(flow, committed, undone, promise))
@@ -263,10 +272,35 @@ class Database:
             if self._writer is not None:
                 self._housekeeper.checkpoint(self._writer, wait_s=1.0)
 
+    def scrub(self) -> bool:
+        """Overwrite what was deleted with `scrub_wanted`; writers wait meanwhile.
+
+        Takes as much time and, for a moment, disk space as writing the whole file again. If nobody
+        asked since the last time, nothing is done.
+
+        Returns:
+            Whether the bytes of file and WAL are free of it. They are not while another process
+            still reads the former state: call it again later, or let the next `open` do it.
+
+        Raises:
+            StorageError: The file could not be rewritten; it is as it was.
+        """
+        with self._write_lock, mapped(self.path):
+            self._writer_or_raise()
+            try:
+                return self._housekeeper.scrub(self._sound_writer())
+            except BaseException:
+                self._undo()
+                raise
+
     # -- reading
 
-    def read(self, flow: Flow[T]) -> T:
+    def read(self, flow: Flow[T], *, snapshot: bool = True) -> T:
         """Run a flow that only reads, on one snapshot of the database, in the calling thread.
+
+        Args:
+            flow: The work.
+            snapshot: Whether it needs one; a flow of a single statement does not.
 
         Raises:
             StorageUnavailable: The database is closed.
@@ -275,7 +309,7 @@ class Database:
             return self.write(flow)
         self._open_or_raise()
         with mapped(self.path):
-            return self._readers.run(flow)
+            return self._readers.run(flow, snapshot=snapshot)
 
     def in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run blocking work in one of this database's reading threads.
@@ -283,6 +317,7 @@ class Database:
         Raises:
             StorageUnavailable: The database is closed.
         """
+        self._open_or_raise()  # see `_submit`
         with self._gate:
             self._open_or_raise()
             future = self._workers.submit(work, awaited=True).future
@@ -300,11 +335,12 @@ class Database:
             key = os.path.realpath(self.path)
             if Database._open.get(key) is self:
                 del Database._open[key]
+        if self._pid != os.getpid():
+            self._closed = True
+            return  # a forked process must not touch what it inherited
         with self._gate:
             self._closed = True
             self._pending.put(None)
-        if self._pid != os.getpid():
-            return  # a forked process must not touch what it inherited
         self._workers.close()
         if self._thread is not None:
             self._thread.join()

@@ -1,0 +1,146 @@
+"""Sealing of stored bytes: AES-GCM bound to the place of each row, or a checksum of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Sequence
+from typing import Protocol
+
+from perdure.errors import CorruptRecord, MissingDependency, WrongKey
+
+_CRC = 4  # bytes
+_NONCE = 12  # bytes; NIST SP 800-38D §8.2.2: random nonces of 96 bits
+Place = tuple[str | int | None, ...]  # what a row is bound to: its kind, thread and position
+KEY_SIZES = (16, 24, 32)
+
+
+class Seal(Protocol):
+    """What stands between plain bytes and the file. `place` names the row they belong to."""
+
+    @property
+    def hash_key(self) -> bytes:
+        """Keys the content hashes, so that equal hashes tell nothing without the key."""
+
+    def seal(self, data: bytes, place: Place) -> bytes:
+        """Encrypt."""
+
+    def open(self, data: bytes, place: Place) -> bytes:
+        """Decrypt.
+
+        Raises:
+            CorruptRecord: The bytes are damaged, or were moved from another place.
+        """
+
+    def open_run(self, bodies: Sequence[bytes], of: Place, start: int) -> list[bytes]:
+        """Decrypt rows whose places are `(*of, start)`, `(*of, start + 1)` and so on.
+
+        Raises:
+            CorruptRecord: One is damaged, or was moved from another place.
+        """
+
+
+def open_each(seal: Seal, bodies: Sequence[bytes], of: Place, start: int) -> list[bytes]:
+    """`Seal.open_run` for a seal that gains nothing from opening many at once."""
+    return [seal.open(body, (*of, position)) for position, body in enumerate(bodies, start)]
+
+
+class Clear:
+    """No encryption; a checksum (CRC-32, IEEE 802.3) tells when a row was damaged, or is astray."""
+
+    hash_key = b""
+
+    def seal(self, data: bytes, place: Place) -> bytes:
+        """The bytes, then the checksum of their place and of them."""
+        return data + _checksum(data, _begun(place[:-1]), place[-1])
+
+    def open(self, data: bytes, place: Place) -> bytes:
+        """See `Seal.open`."""
+        if (
+            type(data) is bytes
+            and _checksum(data[:-_CRC], _begun(place[:-1]), place[-1]) == data[-_CRC:]
+        ):
+            return data[:-_CRC]
+        raise CorruptRecord(f"the row {place!r} is damaged; restore it from a backup")
+
+    def open_run(self, bodies: Sequence[bytes], of: Place, start: int) -> list[bytes]:
+        """See `Seal.open_run`."""
+        begun = _begun(of)
+        out = []
+        for position, body in enumerate(bodies, start):
+            if type(body) is not bytes or _checksum(body[:-_CRC], begun, position) != body[-_CRC:]:
+                self.open(body, (*of, position))
+            out.append(body[:-_CRC])
+        return out
+
+
+def _begun(of: Place) -> int:
+    return zlib.crc32(repr(of).encode())
+
+
+def _checksum(data: bytes, begun: int, last: str | int | None) -> bytes:
+    return zlib.crc32(data, zlib.crc32(b"%a" % (last,), begun)).to_bytes(_CRC, "little")
+
+
+class AESGCM:
+    """Authenticated encryption; a row moved or changed does not open (NIST SP 800-38D).
+
+    Args:
+        key: 16, 24 or 32 bytes.
+
+    Raises:
+        WrongKey: The key has another length.
+        MissingDependency: The package `cryptography` is not installed.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        try:
+            from cryptography.exceptions import InvalidTag
+            from cryptography.hazmat.primitives.ciphers import aead
+        except ImportError as exc:
+            raise MissingDependency(
+                "encryption needs the package 'cryptography', which perdure's extra [encryption] "
+                "installs: pip install cryptography"
+            ) from exc
+        if len(key) not in KEY_SIZES:
+            raise WrongKey(f"the key has {len(key)} bytes; AES-GCM takes 16, 24 or 32")
+        self._aead = aead.AESGCM(key)
+        self._invalid = InvalidTag
+        self.hash_key = hashlib.blake2b(b"perdure content hash", key=key, digest_size=32).digest()
+
+    def seal(self, data: bytes, place: Place) -> bytes:
+        """A random nonce, then the ciphertext with its tag."""
+        nonce = os.urandom(_NONCE)
+        return nonce + self._aead.encrypt(nonce, data, repr(place).encode())
+
+    def open(self, data: bytes, place: Place) -> bytes:
+        """See `Seal.open`."""
+        try:
+            return self._aead.decrypt(data[:_NONCE], data[_NONCE:], repr(place).encode())
+        except (self._invalid, ValueError, TypeError) as exc:
+            raise CorruptRecord(
+                f"the row {place!r} does not decrypt: it was damaged, "
+                "changed or moved; restore it from a backup"
+            ) from exc
+
+    def open_run(self, bodies: Sequence[bytes], of: Place, start: int) -> list[bytes]:
+        """See `Seal.open_run`."""
+        return open_each(self, bodies, of, start)
+
+
+def key_bytes(key: bytes | str | None) -> bytes | None:
+    """A key as bytes: bytes as they are, text as hex.
+
+    Raises:
+        WrongKey: The text is not hex of 16, 24 or 32 bytes.
+    """
+    if key is None or isinstance(key, bytes):
+        return key
+    try:
+        return bytes.fromhex(key)
+    except ValueError as exc:
+        raise WrongKey(
+            "the key is not hexadecimal; make one with: "
+            'python -c "import secrets; print(secrets.token_hex(32))"'
+        ) from exc

@@ -1,0 +1,132 @@
+"""`erase()` on any thread: forks, edits, removals, values within values, pending writes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import (
+    BaseMessage,
+    HumanMessage,
+)
+
+from perdure.checkpointers import ErasureReport
+from tests.backends import BACKENDS
+from tests.contracts.erased import (
+    Saver,
+    everything,
+    raw,
+)
+from tests.contracts.puts import put, shape, uid_of, values_at
+
+IDS = "abcdef"
+step = st.fixed_dictionaries(
+    {
+        "parent": st.integers(0, 20),
+        "ns": st.sampled_from(["", "", "sub:1"]),
+        "say": st.lists(st.sampled_from(IDS), max_size=3),
+        "drop": st.lists(st.sampled_from(IDS), max_size=2),
+        "notes": st.dictionaries(st.sampled_from("kl"), st.lists(st.sampled_from(IDS), max_size=2)),
+        "last": st.sampled_from([None, *IDS]),
+        "write": st.lists(st.tuples(st.booleans(), st.sampled_from(IDS)), max_size=2),
+    }
+)
+
+
+def word(uid: str, version: int) -> HumanMessage:
+    return HumanMessage(f"word of {uid}: {version} " * 9, id=uid)
+
+
+def less(value: Any, ids: set[str], *, inputs: bool = False) -> Any:
+    """A value without messages, written once more; None for a message."""
+    if isinstance(value, BaseMessage):
+        under = value.id or (str(value.content)[8] if inputs else "")
+        return None if under in ids else value
+    if isinstance(value, list | tuple):
+        parts = [less(part, ids, inputs=inputs) for part in value]
+        return [part for part in parts if part is not None]
+    if isinstance(value, dict):
+        return {k: n for k, v in value.items() if (n := less(v, ids)) is not None}
+    return value
+
+
+def fill(saver: Saver, steps: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+    """A thread with forks, edits, removals, nested values and pending writes."""
+    put_: list[tuple[str, Any, dict[str, Any]]] = []
+    for number, todo in enumerate(steps):
+        before = [p for p in put_ if p[0] == todo["ns"]]
+        _, parent, values = before[todo["parent"] % len(before)] if before else ("", None, {})
+        talk = {m.id: m for m in values.get("messages", [])}
+        talk |= {uid: word(uid, number) for uid in todo["say"]}
+        values = {
+            "messages": [m for uid, m in talk.items() if uid not in todo["drop"]],
+            "notes": {k: [word(uid, 99) for uid in ids] for k, ids in todo["notes"].items()},
+        }
+        if todo["last"]:
+            values["last"] = word(todo["last"], 99)
+        config = put(saver, values, parent, ns=todo["ns"])
+        put_.append((todo["ns"], config, values))
+        for i, (named, uid) in enumerate(todo["write"]):
+            message = word(uid, number)
+            value = [message, HumanMessage("anonymous")]
+            if not named and uid in {m.id for m in values["messages"]} & {
+                *todo["say"]
+            }:  # then there is a message that says the same
+                value[0] = HumanMessage(message.content)
+            saver.put_writes(config, [("messages", value), ("last", word(uid, 99))], f"task {i}")
+    return [(ns, config) for ns, config, _ in put_]
+
+
+def told(saver: Saver, ns: str, config: Any, channel: str) -> list[Any]:
+    found = saver.history("t", channel=channel, checkpoint_id=uid_of(config), checkpoint_ns=ns)
+    return [item.value for item in found]
+
+
+@given(
+    steps=st.lists(step, min_size=1, max_size=8),
+    ids=st.sets(st.sampled_from(IDS)),
+    backend=st.sampled_from(sorted(BACKENDS)),
+)
+def test_any_thread(steps: list[dict[str, Any]], ids: set[str], backend: str) -> None:
+    """By any road, nothing of the messages is found and everything else is as before."""
+    with tempfile.TemporaryDirectory() as folder, BACKENDS[backend](Path(folder)) as saver:
+        configs = fill(saver, steps)
+        before = [saver.get_tuple(config) for _, config in configs]
+        history = {
+            (i, c): told(saver, *at_, c)
+            for i, at_ in enumerate(configs)
+            for c in ("messages", "notes")
+        }
+        report = saver.erase("t", ids)
+        after = [saver.get_tuple(config) for _, config in configs]
+
+        for was, now in zip(before, after, strict=True):
+            assert was is not None
+            assert now is not None
+            assert shape(less(was.checkpoint["channel_values"], ids)) == shape(
+                now.checkpoint["channel_values"]
+            )
+            expected = [
+                (task, channel, left)
+                for task, channel, value in was.pending_writes or []
+                if (left := less(value, ids, inputs=True)) is not None
+            ]
+            assert shape(expected) == shape(now.pending_writes)
+        for (i, channel), values in history.items():
+            left = [n for value in values if (n := less(value, ids)) is not None]
+            found = [[*v] if isinstance(v, tuple) else v for v in told(saver, *configs[i], channel)]
+            assert list(dict.fromkeys(map(shape, left))) == list(map(shape, found))
+        bytes_, seen = raw(saver), everything(saver)
+        for uid in ids:
+            assert f"word of {uid}" not in seen
+            assert f"word of {uid}".encode() not in bytes_
+        assert report.scrubbed
+        assert bool(report.checkpoints or report.items or report.hashes) is (before != after)
+        assert ErasureReport() == saver.erase("t", ids)
+        again = put(
+            saver, {"messages": [word(uid, 0) for uid in IDS]}, configs[-1][1], ns=configs[-1][0]
+        )
+        assert [*IDS] == [m.id for m in values_at(saver, again)["messages"]]

@@ -1,0 +1,154 @@
+"""`erase()` at its edges: nothing to erase, receipts, sizes, others who remember or read."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.checkpointers import ErasureReport
+from perdure.errors import ConfigurationError, StorageError, UnknownThread
+from tests.backends import KEY
+from tests.contracts.erased import (
+    SECRET,
+    Erase,
+    Saver,
+    both_doors,
+    doomed,
+    everything,
+    human,
+    raw,
+)
+from tests.contracts.puts import at, put, values_at
+
+
+@both_doors
+def test_nothing_to_erase(saver: Saver, erase: Erase) -> None:
+    """Unknown ids and threads are no error, and change nothing."""
+    put(saver, {"messages": [human("a")], "a": "a", "n": ["x", "a"]})
+    before = everything(saver)
+
+    for args in (("t", ["b", ""]), ("t", []), ("nobody", ["a"]), ("nobody",)):
+        assert ErasureReport() == erase(saver, *args)
+    assert before == everything(saver)
+
+
+@both_doors
+def test_a_whole_thread(saver: Saver, erase: Erase) -> None:
+    """Without ids, the thread is deleted and its bytes with it."""
+    put(saver, {"messages": [doomed, human("b")], "text": SECRET * 9})
+    report = erase(saver, "t")
+
+    assert ErasureReport(1, 3, report.hashes) == report
+    assert len(report.hashes) == 2
+    assert SECRET.encode() not in raw(saver)
+    with pytest.raises(UnknownThread):
+        saver.thread("t")
+
+
+@pytest.mark.parametrize("ids", ["a", [1], [None]])
+def test_ids_that_are_none(file_saver: Saver, ids: Any) -> None:
+    """A single text, or what is no text, is refused."""
+    with pytest.raises(ConfigurationError, match="list of message ids"):
+        file_saver.erase("t", ids)
+
+
+def test_the_same_message_has_the_same_hash(tmp_path: Path) -> None:
+    """Receipts can be compared: per database key, and in clear without one."""
+    reports = []
+    for name, key in (("a", None), ("b", None), ("c", KEY), ("d", KEY)):
+        with Saver.open(tmp_path / name, key=key) as saver:
+            put(saver, {"messages": [doomed]})
+            reports.append(saver.erase("t", ["a"]).hashes)
+
+    assert reports[0] == reports[1]
+    assert reports[2] == reports[3]
+    assert reports[0] != reports[2]
+
+
+def test_sizes_are_true(tmp_path: Path) -> None:
+    """What a thread is said to hold is what its rows hold."""
+    with Saver.open(tmp_path / "x.db") as saver:
+        config = put(saver, {"messages": [human(str(i)) for i in range(9)], "x": {"k": [doomed]}})
+        put(saver, {"messages": [human("1"), doomed], "x": {"k": [doomed]}}, config)
+        saver.put_writes(config, [("messages", [doomed, human("1")])], "task")
+        saver.erase("t", ["a", "3"])
+        info = saver.thread("t")
+    with closing(sqlite3.connect(tmp_path / "x.db")) as db:
+        ((items, size),) = db.execute("SELECT count(*), sum(length(body)) FROM log")
+        for table in ("checkpoints", "writes"):
+            size += db.execute(f"SELECT coalesce(sum(length(body)), 0) FROM {table}").fetchone()[0]
+        checks = db.execute("PRAGMA integrity_check").fetchall()
+        ((auto_vacuum,),) = db.execute("PRAGMA auto_vacuum")
+
+    assert (items, size) == (info.items, info.size_bytes)
+    assert checks == [("ok",)]
+    assert auto_vacuum == 2
+
+
+def test_another_saver_that_remembers_it(tmp_path: Path) -> None:
+    """What another has read before is not what it reads, or puts on, afterwards."""
+    path = tmp_path / "x.db"
+    with Saver.open(path) as one, Saver.open(path) as two:
+        put(one, {"messages": [human("b"), doomed], "n": 1}, uid="1")
+        config = at("t", "", "1")
+        found = two.get_tuple(config)
+        assert found is not None
+        one.erase("t", ["a"])
+        checkpoint = {**found.checkpoint, "id": "2"}  # as a run puts it that did not touch messages
+        two.put(config, checkpoint, {"source": "loop"}, {"n": 2})  # type: ignore[arg-type]
+
+        assert {"messages": [human("b")], "n": 1} == values_at(two, at())
+        assert {"messages": [human("b")], "n": 1} == values_at(two, config)
+        assert SECRET not in everything(two)
+        assert SECRET.encode() not in raw(one)
+
+
+# -- the bytes
+
+
+def test_a_reader_that_holds_on(tmp_path: Path) -> None:
+    """While another process reads the former state the report says so; later it is finished."""
+    path = tmp_path / "x.db"
+    with Saver.open(path, timeout_s=0.2) as saver:
+        put(saver, {"messages": [doomed, human("b")]})
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN")
+            other.execute("SELECT count(*) FROM log").fetchall()
+            held = saver.erase("t", ["a"])
+            assert {"messages": [human("b")]} == values_at(saver, at())
+            other.execute("COMMIT")
+        again = saver.erase("t", ["a"])
+        bytes_ = raw(saver)
+
+    assert (held.checkpoints + held.items, len(held.hashes), held.scrubbed) == (2, 1, False)
+    assert ErasureReport() == again
+    assert SECRET.encode() not in bytes_
+
+
+class NoVacuum(sqlite3.Connection):
+    """A connection that fails before it vacuums, as if the process had been killed there."""
+
+    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+        if sql == "VACUUM":
+            raise sqlite3.OperationalError("no such luck")
+        return super().execute(sql, *args)
+
+
+def test_an_erasure_that_was_cut_off(tmp_path: Path) -> None:
+    """Erased is erased; the bytes are seen to by who opens the file next."""
+    path = tmp_path / "x.db"
+    with Saver.open(path, factory=NoVacuum) as saver:
+        put(saver, {"messages": [doomed, human("b")]})
+        saver.database._housekeeper.checkpoint(saver.database._writer, 1.0)  # type: ignore[arg-type]
+        with pytest.raises(StorageError, match="no such luck"):
+            saver.erase("t", ["a"])
+        assert {"messages": [human("b")]} == values_at(saver, at())
+        put(saver, {"messages": [human("b")]}, thread="other")  # the writer is none the worse
+    with Saver.open(path) as saver:
+        assert SECRET.encode() not in raw(saver)
+        with closing(sqlite3.connect(path)) as db:
+            assert db.execute("SELECT name FROM settings").fetchall() == [("key check",)]
