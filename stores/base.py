@@ -81,8 +81,9 @@ class FoundItem(SearchItem):
 
     Args:
         item: The item.
-        score: How well it answers the query; None: there was no query. Scores of two searches
-            cannot be compared.
+        score: How well it answers the query beside the others under the prefix; None: there was no
+            query. The best has about 1 however badly it fits: scores of two searches cannot be
+            compared, and there is no threshold to set.
         parts: With `explain=True`, what the score is the sum of, by name.
     """
 
@@ -176,8 +177,9 @@ class Receipt:
             that a given text was among them, not enough to get it back.
         threads: The threads that messages were removed from.
         at: When (UTC).
-        clean: Whether the bytes are gone from the database file and its WAL; False while another
-            process still reads an older snapshot, or for a dry run.
+        clean: Whether the bytes of what was removed are gone from the database file and its WAL;
+            False while another process still reads an older snapshot, or for a dry run. What quotes
+            it elsewhere, say an answer in a thread, is not among it.
     """
 
     items: int

@@ -70,7 +70,7 @@ class Core(BaseStore):
     supports_ttl = True
     _lacking = False  # this store object put something whose vectors could not be made
 
-    def bind(self, parts: Parts) -> None:
+    def _bind(self, parts: Parts) -> None:
         """Make this a store of these parts."""
         self._parts = parts
         self.database = parts.database
@@ -85,10 +85,6 @@ class Core(BaseStore):
         self._driver = parts.driver
         self._root = parts.root
         self._limits = parts.limits
-
-    def parts(self) -> Parts:
-        """What this store is made of."""
-        return self._parts
 
     def _limited(
         self,

@@ -91,7 +91,7 @@ def _encoded(what: str, shown: object, text: str) -> bytes:
 def labels(path: bytes) -> tuple[str, ...]:
     r"""The namespace of a path.
 
-    >>> labels(b"users\\0alice\\0")
+    >>> labels(b"users\0alice\0")
     ('users', 'alice')
     """
     return tuple(path.decode().split("\0")[:-1])
@@ -101,7 +101,7 @@ def joined(namespace: Iterable[str]) -> bytes:
     r"""The path of a namespace that was checked.
 
     >>> joined(("users", "alice"))
-    b'users\\x00alice\\x00'
+    b'users\x00alice\x00'
     """
     return "".join(f"{label}\0" for label in namespace).encode()
 
@@ -116,8 +116,8 @@ def is_head(condition: MatchCondition, head: bytes) -> bool:
 def span(prefix: bytes) -> tuple[bytes, bytes]:
     r"""The half-open range of paths under a prefix.
 
-    >>> span(b"users\\0")
-    (b'users\\x00', b'users\\x01')
+    >>> span(b"users\0")
+    (b'users\x00', b'users\x01')
     """
     return (prefix, prefix[:-1] + b"\1") if prefix else ALL
 

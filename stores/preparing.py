@@ -19,7 +19,7 @@ from perdure.stores.records import provenance_fields
 from perdure.stores.resident import ASKS
 from perdure.stores.steps import EmbedAll, Steps
 from perdure.stores.text import asks, tokens
-from perdure.stores.values import encode, texts
+from perdure.stores.values import decode, encode, texts
 from perdure.stores.vectors import stored
 from perdure.stores.writing import Limit, Put
 
@@ -86,7 +86,7 @@ class Preparer:
         )
         if self.model is None or not searched:
             return put, []
-        return put, self.pieces(texts(request.value, put.fields or self.fields))
+        return put, self.pieces(texts(decode(put.text or ""), put.fields or self.fields))
 
     def analysed(self, value: Mapping[str, Any], fields: str | None) -> str:
         """The words of a value as they are stored; none if it has no text."""

@@ -72,7 +72,7 @@ class Reader:
     def history(self, path: bytes, key: str, now: int) -> Flow[list[StoredItem]]:
         """Every version of a key, oldest first."""
         rows = yield Statement(self.sql["history"], (path, key))
-        return [self.records.item(_ended(row, now)) for row in rows]
+        return [self.records.item(ended(row, now)) for row in rows]
 
     # -- many
 
@@ -229,7 +229,7 @@ def alive(row: Row, now: int) -> bool:
     return row[7] is None or row[7] > now
 
 
-def _ended(row: Row, now: int) -> Row:
+def ended(row: Row, now: int) -> Row:
     """A row whose version ended by expiring, if it has, though nobody swept it yet."""
     return row if alive(row, now) else (*row[:6], row[7], *row[7:])
 

@@ -82,6 +82,7 @@ class Resident:
         self._marks: Row = (None, None, None, None, None)
         self._model: Model | None = None
         self._fresh: list[tuple[int, str]] = []  # words that the file does not have yet
+        self._expired_to = 0
         self._without: set[int] = set()  # rows that may get vectors later
         self._vectors = 0
         self._spelling = Trigrams()
@@ -91,10 +92,11 @@ class Resident:
 
     # -- looking
 
-    def scope(self, prefix: bytes, ids: Sequence[int] | None = None) -> Flow[Scope]:
-        """The present rows under a prefix, at most those with some ids."""
+    def scope(self, prefix: bytes, now: int, ids: Sequence[int] | None = None) -> Flow[Scope]:
+        """The rows under a prefix that are alive now, at most those with some ids."""
         with self._lock:
             yield from self._refresh()
+            yield from self._expire(now)
             segments, known = list(self._segments), self._known()
         chosen = None if ids is None else np.sort(np.array(ids, np.int64))
         return Scope(segments, known, prefix, chosen)
@@ -168,6 +170,18 @@ class Resident:
         if not first and embedded != self._marks[3]:
             yield from self._fill()
 
+    def _expire(self, now: int) -> Flow[None]:
+        """Let go of what has expired since the last look, though nobody swept it yet."""
+        if now < self._expired_to:  # the clock was put back, or a later search was quicker
+            if not (yield Statement(self._sql["expired_since"], (now, self._expired_to))):
+                return
+            self._clear()
+            yield from self._refresh()
+        rows = yield Statement(self._sql["expired_since"], (self._expired_to, now))
+        if rows:
+            self._kill([row for (row,) in rows])
+        self._expired_to = now
+
     def _missing(self) -> Flow[list[int]]:
         """The ids in the index that are no longer present."""
         present = yield Statement(self._sql["present_ids"])
@@ -227,7 +241,7 @@ class Resident:
         return Entry(
             number,
             path,
-            list(map(self._words.__getitem__, words)),
+            np.array([self._words[word] for word in words], np.int32),
             b"" if vectors is None else self._records.vectors(vectors, number),
             -1 if thread is None else self._threads[path, thread],
             float(number if position is None else position),
@@ -245,7 +259,7 @@ class Resident:
 
     def _add(self, entries: list[Entry]) -> None:
         """Take new rows in, merging what has grown alike; one with no text is never found."""
-        entries = [entry for entry in entries if entry.terms or entry.vectors]
+        entries = [entry for entry in entries if len(entry.terms) or entry.vectors]
         if self._recent:
             self._segments.pop()
             entries = [*self._recent, *entries]

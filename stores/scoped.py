@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.stores.base import Namespace
-from perdure.stores.core import Core
+from perdure.stores.core import Parts
 from perdure.stores.doors import Doors
 from perdure.stores.namespaces import check_prefix
 from perdure.stores.writing import Limit
@@ -16,7 +16,7 @@ class ScopedStore(Doors):
     """What is under a prefix of a store, as a store of its own; `()` is the prefix itself.
 
     Args:
-        whole: The store.
+        parts: What the store that it is part of is made of.
         prefix: The path at which this one ends.
         limits: What may be held under it.
 
@@ -24,13 +24,12 @@ class ScopedStore(Doors):
         InvalidNamespace: The prefix is empty.
     """
 
-    def __init__(self, whole: Core, prefix: bytes, limits: tuple[Limit, ...]) -> None:
+    def __init__(self, parts: Parts, prefix: bytes, limits: tuple[Limit, ...]) -> None:
         if not prefix:
             raise InvalidNamespace("the prefix is empty; give at least one label")
-        parts = whole.parts()
         records = replace(parts.reader.records, root=len(prefix))
         reader = replace(parts.reader, records=records)
-        self.bind(
+        self._bind(
             replace(
                 parts,
                 reader=reader,
@@ -46,7 +45,7 @@ class ScopedStore(Doors):
     ) -> ScopedStore:
         """A store within this one; the limits of both hold."""
         path = self._root + check_prefix(prefix)
-        return ScopedStore(self, path, limits(path, max_items, max_bytes))
+        return ScopedStore(self._parts, path, limits(path, max_items, max_bytes))
 
 
 def limits(prefix: bytes, max_items: int | None, max_bytes: int | None) -> tuple[Limit, ...]:

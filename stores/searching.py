@@ -106,7 +106,7 @@ class Searcher:
         ids = None
         if wanted.filter is not None or wanted.provenance is not None:
             ids = yield from self.reader.ids(wanted)
-        return (yield from self.resident.scope(wanted.prefix, ids)), {}
+        return (yield from self.resident.scope(wanted.prefix, wanted.now, ids)), {}
 
     # -- their scores
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from perdure.stores.vectors import Matrix
 
 Ints = NDArray[np.int64]
 
+_NONE: Final = np.empty(0, np.int32)
 _COUNT_BITS: Final = 12
 _MOST_COUNTED: Final = (1 << _COUNT_BITS) - 1  # more often counts no more
 
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
     id: int
     path: bytes
-    terms: Sequence[int]
+    terms: NDArray[np.int32]
     vectors: bytes
     thread: int
     position: float
@@ -129,7 +129,7 @@ def segment(entries: Sequence[Entry], width: int, matrix: Matrix | None) -> Segm
         matrix: Their vectors, in the order of the entries.
     """
     sizes = np.array([len(e.terms) for e in entries], np.int64)
-    flat = np.fromiter(chain.from_iterable(e.terms for e in entries), np.int32, int(sizes.sum()))
+    flat = np.concatenate([_NONE, *(e.terms for e in entries)])
     raw = _Raw(
         paths=[e.path for e in entries],
         ids=np.array([e.id for e in entries], np.int64),

@@ -28,8 +28,9 @@ from perdure.stores.schema import SQLITE
 from perdure.stores.searching import Searcher
 from perdure.stores.steps import Driver
 from perdure.stores.store import Store
-from perdure.stores.values import MAX_BYTES, WHOLE
+from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
+from perdure.stores.words import agreed_fields
 from perdure.stores.writing import Writer
 
 Offline = Literal["offline"]
@@ -67,7 +68,8 @@ class SQLiteStore(Store):
             path: A file, or `":memory:"`.
             index: What search embeds with: `"offline"`, the English table within the package over
                 all text of a value; langgraph's `IndexConfig` (`embed`, `dims`, `fields`); None:
-                nothing, search goes by words. `fields` also says what text search reads.
+                nothing, search goes by words. `fields` also says what text search reads; without
+                it, what the file was last opened with.
             ttl: Langgraph's `TTLConfig`, in minutes.
             key: Encrypts values, provenance, words and vectors with AES-GCM; namespaces, keys and
                 times are not. 16, 24 or 32 bytes, or as many in hexadecimal; by default the
@@ -76,7 +78,8 @@ class SQLiteStore(Store):
                 kept as keyed hashes (`"keyed"`): quicker to load, blind to misspellings, and it
                 shows which items share words.
             vectors: How the numbers of a vector are stored; `"int8"` takes a quarter.
-            approximate_above: Vectors from which a search may miss some of the nearest.
+            approximate_above: Vectors under a prefix from which a search may miss some of the
+                nearest.
             max_value_bytes: Of a value's JSON.
             synchronous: `"full"`: an acknowledged write survives a power cut. `"normal"`: it
                 survives a crash of the process.
@@ -93,7 +96,7 @@ class SQLiteStore(Store):
             StorageError: The file cannot be opened.
         """
         _check(vectors, text_index)
-        embedder, model, fields, in_process = _embedding(index, vectors)
+        embedder, model, given, in_process = _embedding(index, vectors)
         seal = seal_for(key)
         database = Database.open(
             path,
@@ -105,18 +108,19 @@ class SQLiteStore(Store):
         )
         store = cls()
         try:
-            check = check_key(seal, os.fsdecode(path), read_only=read_only)
-            database.read(check) if read_only else database.write(check)
-            records = Records(seal)
-            keyed = text_index == "keyed" and not isinstance(seal, Clear)
-            masked = _mask(seal.hash_key) if keyed else None
+            run = database.read if read_only else database.write
+            run(check_key(seal, os.fsdecode(path), read_only=read_only))
             sql = load("perdure.stores", "sqlite.sql")
+            kept = "clear" if isinstance(seal, Clear) else text_index
+            fields = run(agreed_fields(sql, given, kept, read_only=read_only))
+            records = Records(seal)
+            masked = _mask(seal.hash_key) if kept == "keyed" else None
             writer = Writer(sql, records, open_index=masked is not None)
             preparer = Preparer(fields, max_value_bytes, model, masked)
             resident = Resident(
                 sql,
                 records,
-                sealed_tokens=records.sealed and not keyed,
+                sealed_tokens=kept == "sealed",
                 approximate_above=approximate_above,
                 analyse=preparer.analysed,
                 keep=_ignored
@@ -125,7 +129,7 @@ class SQLiteStore(Store):
             )
             reader = Reader(sql, records)
             store._stop = threading.Event()
-            store.bind(
+            store._bind(
                 Parts(
                     database,
                     sql,
@@ -162,10 +166,10 @@ def _check(vectors: Any, text_index: Any) -> None:
 
 def _embedding(
     index: Any, kind: Kind
-) -> tuple[CheckedEmbedder | None, Model | None, list[str], bool]:
+) -> tuple[CheckedEmbedder | None, Model | None, list[str] | None, bool]:
     """What embeds, what it is recorded as, the paths it reads, and whether it computes here."""
     if index is None:
-        return None, None, [WHOLE], False
+        return None, None, None, False
     config: Mapping[str, Any] = {"embed": StaticEmbedder()} if index == "offline" else index
     if not isinstance(config, Mapping) or config.get("embed") is None:
         raise ConfigurationError(
@@ -173,12 +177,12 @@ def _embedding(
             "perhaps 'fields'"
         )
     embedder = embedder_from(config["embed"], config.get("dims"), config.get("name"))
-    fields = config.get("fields") or [WHOLE]
-    listed = isinstance(fields, list | tuple)
-    if not listed or not all(isinstance(path, str) and path for path in fields):
+    fields = config.get("fields") or None
+    listed = isinstance(fields, list | tuple) or fields is None
+    if not listed or not all(isinstance(path, str) and path for path in fields or ()):
         raise ConfigurationError(f"index fields are {fields!r}; expected a list of paths")
     in_process = getattr(config["embed"], "in_process", False) is True
-    return embedder, Model(embedder.name, embedder.dims or 0, kind), list(fields), in_process
+    return embedder, Model(embedder.name, embedder.dims or 0, kind), fields, in_process
 
 
 def _mask(key: bytes) -> Callable[[str], str]:

@@ -84,6 +84,9 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- add_index: what search needs of a version
 INSERT INTO store_index (id, vectors, model, fields) VALUES (?, ?, ?, ?);
 
+-- drop_words: words that were made in another way than from now on
+UPDATE store_index SET tokens = NULL WHERE tokens IS NOT NULL;
+
 -- keep_tokens: the words of a version, made by the first search that needed them
 UPDATE store_index SET tokens = ? WHERE id = ? AND tokens IS NULL;
 
@@ -165,6 +168,9 @@ ORDER BY 4;
 
 -- touch: let items live on for their time from now
 UPDATE store_items SET expires_at = ?1 + ttl WHERE id = ?2 AND ttl IS NOT NULL AND expires_at > ?1;
+
+-- expired_since: items whose time was over within a span
+SELECT id FROM store_items WHERE expires_at > ? AND expires_at <= ?;
 
 -- expired: items whose time is over
 SELECT id, ns, size, expires_at FROM store_items

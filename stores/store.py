@@ -250,7 +250,7 @@ class Store(Transfer):
             ConfigurationError: A limit is no whole number.
         """
         path = check_prefix(prefix)
-        return ScopedStore(self, path, limits(path, max_items, max_bytes))
+        return ScopedStore(self._parts, path, limits(path, max_items, max_bytes))
 
     # -- looking
 

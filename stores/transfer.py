@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -19,6 +19,7 @@ from perdure.stores.base import Namespace, TransferReport
 from perdure.stores.doors import Doors
 from perdure.stores.namespaces import labels, span
 from perdure.stores.preparing import Request
+from perdure.stores.reading import ended
 from perdure.stores.records import micros, moment, provenance_of
 from perdure.stores.restoring import Restored, restore
 from perdure.stores.sources import of_langgraph_file, of_store
@@ -49,23 +50,35 @@ class Transfer(Doors):
         """
         prefix = self._path(namespace_prefix)
         for path in self.database.read(self._every_path(prefix)):
-            last = ""
-            while rows := self.database.read(self._key_page(path, last, versions)):
-                for row in rows:
-                    yield self._line(row)
-                last = rows[-1][2]
+            last: str | None = ""
+            while last is not None:
+                rows, last = self.database.read(self._key_page(path, last, versions))
+                yield from map(self._line, rows)
+
+    async def aexport(
+        self, namespace_prefix: Namespace = (), *, versions: bool = True
+    ) -> AsyncIterator[dict[str, Any]]:
+        """See `export`."""
+        lines = self.export(namespace_prefix, versions=versions)
+        while page := await asyncio.to_thread(lambda: list(islice(lines, _PAGE))):
+            for line in page:
+                yield line
 
     def _every_path(self, prefix: bytes) -> Flow[list[bytes]]:
         return [row[0] for row in (yield Statement(self._sql["every_path"], span(prefix)))]
 
-    def _key_page(self, path: bytes, last: str, versions: bool) -> Flow[list[Row]]:
+    def _key_page(
+        self, path: bytes, last: str, versions: bool
+    ) -> Flow[tuple[list[Row], str | None]]:
+        """The versions of some keys after one, and the last of those keys; None: there are none."""
         out: list[Row] = []
+        key = None
         for (key,) in (yield Statement(self._sql["key_page"], (path, last, _PAGE))):
-            rows = yield Statement(self._sql["key_versions"], (path, key))
-            out += rows
-        if not versions:
-            out = [row for row in out if row[6] is None]
-        return out
+            for row in (yield Statement(self._sql["key_versions"], (path, key))):
+                row = ended(row, self._now())
+                if versions or row[6] is None:
+                    out.append(row)
+        return out, key
 
     def _line(self, row: Row) -> dict[str, Any]:
         _, path, key, version, created, since, until, expires, _, provenance, *rest = row
@@ -118,6 +131,18 @@ class Transfer(Doors):
                 it are kept.
         """
         return self._take(_parsed(lines, namespace), progress)
+
+    async def aimport_lines(
+        self,
+        lines: Iterable[str],
+        *,
+        namespace: Namespace | None = None,
+        progress: Progress | None = None,
+    ) -> TransferReport:
+        """See `import_lines`; `lines` are read in a thread."""
+        return await asyncio.to_thread(
+            lambda: self.import_lines(lines, namespace=namespace, progress=progress)
+        )
 
     def import_from(
         self,

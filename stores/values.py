@@ -86,25 +86,25 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 
 def _check(value: Any, path: str, depth: int) -> None:
-    kind = type(value)
-    if kind is str or value is None or kind is bool:
+    if isinstance(value, str | bool) or value is None:
         return
-    if kind is int or kind is float:
+    if isinstance(value, int | float):
         _check_number(value, path)
-    elif kind is dict:
+    elif isinstance(value, dict):
         _check_depth(path, depth)
         for key, part in value.items():
-            if type(key) is not str:
+            if not isinstance(key, str):
                 raise InvalidValue(f"{path} has the key {key!r}; JSON keys are text")
             _check(part, f"{path}.{key}", depth + 1)
-    elif kind is list or kind is tuple:
+    elif isinstance(value, list | tuple):
         _check_depth(path, depth)
         for number, part in enumerate(value):
             _check(part, f"{path}[{number}]", depth + 1)
     else:
         raise InvalidValue(
-            f"{path} is {_shown(value)}, a {kind.__name__}; a store holds JSON: text, numbers, "
-            "booleans, None, lists and dicts of them (of a pydantic model: model_dump(mode='json'))"
+            f"{path} is {_shown(value)}, a {type(value).__name__}; a store holds JSON: text, "
+            "numbers, booleans, None, lists and dicts of them (of a pydantic model: "
+            "model_dump(mode='json'))"
         )
 
 

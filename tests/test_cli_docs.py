@@ -19,7 +19,7 @@ SECTIONS = dict(re.findall(r"^## `perdure ([a-z ]*[a-z]).*?`\n(.*?)(?=^## |\Z)",
 
 def flat(commands: dict[str, Any], group: str = "") -> dict[str, Any]:
     """Commands by their whole name, those of groups too."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, command in commands.items():
         inner = getattr(command, "commands", None)
         found |= {group + name: command} if inner is None else flat(inner, f"{group}{name} ")

@@ -1,9 +1,23 @@
 """Memory for LangGraph agents: threads that resume, history that stays, in one SQLite file."""
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import PerdureError
 
+if TYPE_CHECKING:
+    from perdure.checkpointers import SQLiteCheckpointer
+    from perdure.stores import SQLiteStore
+
 __version__ = version("perdure")
-__all__ = ["PerdureError", "SQLiteCheckpointer", "__version__"]
+__all__ = ["PerdureError", "SQLiteCheckpointer", "SQLiteStore", "__version__"]
+
+_PARTS = {"SQLiteCheckpointer": "perdure.checkpointers", "SQLiteStore": "perdure.stores"}
+
+
+def __getattr__(name: str) -> Any:
+    """A part is imported when it is asked for: who takes the store does not pay for the rest."""
+    if name in _PARTS:
+        return getattr(import_module(_PARTS[name]), name)
+    raise AttributeError(f"module 'perdure' has no attribute {name!r}")

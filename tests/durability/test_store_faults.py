@@ -38,6 +38,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         store.create_index("n")
         options["index"]["embed"].failing = True
         store.put(A, "waits", {"text": "my car"})
+        store.put(A, "unsearched", {"text": "tea"}, index=False)
     return path
 
 
@@ -143,6 +144,7 @@ def filled(backend: str, template: Path, folder: Path, **options: Any) -> SQLite
         return opened(folder / "read.db", **options)
     store = opened(Path(":memory:"), **options)
     store.batch([PutOp(A, f"k{n}", {"text": "tea", "n": n}) for n in range(9)])
+    store.put(A, "unsearched", {"text": "tea"}, index=False)
     return store
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,8 +15,8 @@ from perdure.errors import VersionConflict
 from perdure.stores import Provenance, SQLiteStore, StoredItem, VersionRetention
 from tests.backends import KEY
 from tests.store_backends import Clock, keys
+from tests.stores.model import TICK, Key, Version
 
-TICK = 1_000_000  # microseconds a second
 DAY = 86_400.0
 WORDS = ["zorbax", "quimbo", "vexnor", "hadlup"]  # that no other is kin to
 
@@ -27,62 +26,6 @@ names = st.sampled_from(["k0", "k1", "k2"])
 lives = st.sampled_from([None, None, 1.0, 30.0])
 words = st.sampled_from(WORDS)
 Place = tuple[tuple[str, ...], str]
-
-
-@dataclass
-class Version:
-    """What the model knows of one version; times in microseconds."""
-
-    number: int
-    value: dict[str, Any]
-    created: int
-    since: int
-    until: int | None = None
-    ttl: int | None = None
-    expires: int | None = None
-    actor: str | None = None
-    index: bool = True
-
-    def alive(self, now: int) -> bool:
-        return self.until is None and (self.expires is None or self.expires > now)
-
-    def seen(self, when: int) -> bool:
-        """Whether it was the one to see at a moment."""
-        end = self.expires if self.until is None else self.until
-        return self.since <= when and (end is None or end > when)
-
-    def shape(self) -> Any:
-        return self.number, self.value, self.created, self.since, self.actor
-
-
-@dataclass
-class Key:
-    """The versions of one key, oldest first."""
-
-    versions: list[Version] = field(default_factory=list)
-
-    @property
-    def present(self) -> Version | None:
-        last = self.versions[-1] if self.versions else None
-        return last if last is not None and last.until is None else None
-
-    def put(self, version: Version | None, now: int) -> None:
-        """Close what is present; open another version, or none."""
-        present, created, since, number = self.present, now, now, 0
-        if present is not None:
-            alive, number = present.alive(now), present.number
-            since = max(now, present.since + 1)
-            assert alive or present.expires is not None
-            present.until = since if alive else max(present.expires or 0, present.since + 1)
-            since = max(since, present.until)
-            created = present.created if alive else since
-        elif self.versions:
-            number = self.versions[-1].number
-            created = since = max(now, self.versions[-1].until or 0)
-        if version is not None:
-            version.number, version.created, version.since = number + 1, created, since
-            version.expires = None if version.ttl is None else since + version.ttl
-            self.versions.append(version)
 
 
 def micros(moment: datetime) -> int:
@@ -311,8 +254,7 @@ class SealedMemories(Memories):
     key = KEY
 
 
-short = settings(max_examples=40, stateful_step_count=30)
 TestMemories = Memories.TestCase
-TestMemories.settings = short
+TestMemories.settings = settings(max_examples=30, stateful_step_count=30)
 TestSealedMemories = SealedMemories.TestCase
-TestSealedMemories.settings = short
+TestSealedMemories.settings = settings(max_examples=10, stateful_step_count=30)

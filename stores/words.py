@@ -1,0 +1,47 @@
+"""How the words of a file's items are made: recorded with them, for they must all be made alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from perdure.errors import ConfigurationError
+from perdure.storage.flow import Flow, Statement
+from perdure.stores.text import ANALYZER
+from perdure.stores.values import WHOLE
+
+_NAME = "words"
+
+
+def agreed_fields(
+    sql: dict[str, str], given: Sequence[str] | None, kept: str, *, read_only: bool
+) -> Flow[list[str]]:
+    """The paths that items of a file are searched by, unless a put names others.
+
+    Those given count, else those recorded. If words were made in another way they are dropped, and
+    the next search makes them anew.
+
+    Args:
+        sql: The statements, by name.
+        given: What the caller wants; None: whatever the file has.
+        kept: How words are kept: `"clear"`, `"sealed"` or `"keyed"`.
+        read_only: Whether nothing may be written.
+
+    Raises:
+        ConfigurationError: The file keeps its words in another way.
+    """
+    rows = yield Statement(sql["get_setting"], (_NAME,))
+    found = json.loads(rows[0][0]) if rows else None
+    if found is not None and found["kept"] != kept:
+        raise ConfigurationError(
+            f"this file keeps words {found['kept']!r}, not {kept!r}: open it with "
+            f"text_index={found['kept']!r}"
+        )
+    fields = list(given or (found["fields"] if found else (WHOLE,)))
+    wanted = {"analyzer": ANALYZER, "fields": fields, "kept": kept}
+    if found != wanted and not read_only:
+        yield Statement(sql["set_setting"], (_NAME, json.dumps(wanted)))
+        if found is not None:
+            yield Statement(sql["drop_words"])
+            yield Statement(sql["bump_setting"], ("erasures",))
+    return fields

@@ -1,0 +1,88 @@
+"""Which texts an embedder is given: long ones in pieces, equal ones once, many together."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.store.base import PutOp
+
+from perdure.stores import SQLiteStore
+from tests.store_backends import BACKENDS, DIMS, Words, keys, write
+from tests.stores.test_embedders import opened, with_words
+
+A = ("a",)
+
+
+class Few(Words):
+    """Sees no filler."""
+
+    @staticmethod
+    def vector(text: str) -> Any:
+        return Words.vector(re.sub(r"filler\w*", "", text))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_long_text_is_not_cut(backend: str, tmp_path: Path) -> None:
+    """The first and the last words of a text of 20,000 words are found by meaning."""
+    words = Few()
+    middle = " ".join(f"filler{n}" for n in range(20_000))
+    with BACKENDS[backend](tmp_path, index={"embed": words, "dims": DIMS}) as store:
+        store.put(A, "long", {"text": f"my physician. {middle}. the last journey"})
+        write(store, A, short="something short")
+        first = store.search(A, query="doctor", mode="semantic", limit=1)
+        last = store.search(A, query="trip", mode="semantic", limit=1)
+    pieces = [text for call in words.calls for text in call]
+
+    assert keys(first) == keys(last) == ["long"]
+    assert max(len(piece.split()) for piece in pieces) <= 200
+    assert {f"filler{n}" for n in range(20_000)} <= {
+        word.strip(".") for piece in pieces for word in piece.split()
+    }
+
+
+def test_equal_texts_are_embedded_once(tmp_path: Path) -> None:
+    """Putting the same text again asks the model for nothing."""
+    store, words = with_words("file", tmp_path)
+    with store:
+        for n in range(5):
+            store.put(A, f"k{n}", {"text": "the same"})
+    assert words.calls == [["the same"]]
+
+
+def test_many_are_embedded_at_once(tmp_path: Path) -> None:
+    """The texts of a batch go to the model together."""
+    store, words = with_words("file", tmp_path)
+    with store:
+        store.batch([PutOp(A, f"k{n}", {"text": f"text {n}"}) for n in range(50)])
+    assert [[f"text {n}" for n in range(50)]] == words.calls
+
+
+def embed_blocking(texts: list[str]) -> list[list[float]]:
+    return [list(map(float, Words.vector(text))) for text in texts]
+
+
+async def embed_async(texts: list[str]) -> list[list[float]]:
+    await asyncio.sleep(0)
+    return embed_blocking(texts)
+
+
+@pytest.mark.parametrize("embed", [embed_blocking, embed_async])
+def test_functions_as_embedders(embed: Any, tmp_path: Path) -> None:
+    """A function, blocking or async, serves both doors."""
+
+    async def both(store: SQLiteStore) -> list[str]:
+        await store.aput(A, "a", {"text": "my car"})
+        await store.aput(A, "b", {"text": "the sea"})
+        return keys(await store.asearch(A, query="automobile", mode="semantic", limit=1))
+
+    with opened(tmp_path / "x.db", embed, DIMS) as store:
+        awaited = asyncio.run(both(store))
+        write(store, A, c="my dog")
+        blocking = keys(store.search(A, query="dog", mode="semantic", limit=1))
+
+    assert awaited == ["a"]
+    assert blocking == ["c"]
