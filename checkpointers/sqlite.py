@@ -14,7 +14,7 @@ from perdure.checkpointers.base import OnConflict
 from perdure.checkpointers.saver import LogSaver
 from perdure.checkpointers.schema import SQLITE
 from perdure.errors import ConfigurationError
-from perdure.storage.keys import check_key, seal_for
+from perdure.storage.keys import agree_on_key, seal_for
 from perdure.storage.queries import load
 from perdure.storage.sqlite import Database
 
@@ -94,7 +94,7 @@ class SQLiteCheckpointer(LogSaver):
         )
         sql = load("perdure.checkpointers", "sqlite.sql")
         try:
-            check = check_key(seal, os.fsdecode(path), read_only=read_only)
+            check = agree_on_key(seal, os.fsdecode(path), read_only=read_only)
             database.read(check) if read_only else database.write(check)
             return cls(
                 database,

@@ -12,11 +12,16 @@ from perdure.stores.base import (
     VersionRetention,
     WhyNot,
 )
+from perdure.stores.embedding import Embedder, embedder_from
+from perdure.stores.models import Model
 from perdure.stores.scoped import ScopedStore
 from perdure.stores.sqlite import SQLiteStore
+from perdure.stores.weighting import Weights
 
 __all__ = [
+    "Embedder",
     "FoundItem",
+    "Model",
     "Pending",
     "Provenance",
     "QueryPlan",
@@ -27,5 +32,7 @@ __all__ = [
     "StoredItem",
     "TransferReport",
     "VersionRetention",
+    "Weights",
     "WhyNot",
+    "embedder_from",
 ]

@@ -217,7 +217,7 @@ class StoreStats:
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """What an import took over; `skipped` items were here already, equal."""
+    """What an import took over; `skipped` versions were here already, equal, or are older."""
 
     items: int = 0
     versions: int = 0

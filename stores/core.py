@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import orjson
 from langgraph.store.base import (
     BaseStore,
     GetOp,
@@ -28,7 +29,9 @@ from perdure.stores.preparing import Index, Preparer, Request
 from perdure.stores.reading import Reader, Wanted
 from perdure.stores.records import micros
 from perdure.stores.searching import MODES, Query, Searcher
-from perdure.stores.steps import Driver, Read, Steps, Write
+from perdure.stores.steps import Driver, Read, Steps, Write, WritePuts
+from perdure.stores.values import is_plain
+from perdure.stores.weighting import Weights
 from perdure.stores.writing import Limit, Put, Writer
 
 
@@ -59,7 +62,7 @@ class Parts:
     limits: tuple[Limit, ...] = ()
 
 
-_FILTERS: dict[str, Filter] = {}
+_FILTERS: dict[bytes, Filter] = {}
 _MOST_FILTERS: Final = 256
 _MOST: Final = 1 << 60  # rows: SQLite counts in 64 bits
 
@@ -146,7 +149,7 @@ class Core(BaseStore):
 
     def _write(self, prepared: Sequence[tuple[Put, list[str]]]) -> Steps[None]:
         puts, model = yield from self._preparer.embedded(prepared)
-        yield Write(self._writer.write(puts, self._now(), model))
+        yield WritePuts(puts, self._now(), model)
         if model is None:
             self._lacking = self._lacking or any(put.lacking is not None for put in puts)
         elif self._lacking:
@@ -231,14 +234,17 @@ class Core(BaseStore):
         )
 
     @staticmethod
-    def _query(text: Any, mode: Any, context: bool, explain: bool) -> Query | None:
+    def _query(
+        text: Any, mode: Any, context: bool, explain: bool, weights: Weights | None = None
+    ) -> Query | None:
         if mode not in MODES:
             raise ConfigurationError(f"mode is {mode!r}; expected one of {MODES}")
         if text is None or text == "":
             return None
         if not isinstance(text, str):
             raise ConfigurationError(f"query is {text!r}; expected text")
-        return Query(text.encode("utf-8", "replace").decode(), mode, context, explain)
+        words = text.encode("utf-8", "replace").decode()
+        return Query(words, mode, context, explain, weights or Weights())
 
     @staticmethod
     def _page(limit: Any, offset: Any) -> tuple[int, int]:
@@ -256,7 +262,12 @@ def _one(flow: Flow[Any]) -> Steps[Any]:
 
 def _parsed(filter: Any) -> Filter:
     """A filter, the same object for one of the same form: agents ask with few forms."""
-    form = repr(filter)
+    try:
+        form = orjson.dumps(filter) if is_plain(filter) else None
+    except TypeError:  # no Unicode text
+        form = None
+    if form is None:
+        return parse(filter)
     found = _FILTERS.get(form)
     if found is None:
         found = parse(filter)
@@ -264,6 +275,11 @@ def _parsed(filter: Any) -> Filter:
             _FILTERS.clear()
         _FILTERS[form] = found
     return found
+
+
+def forget_filters() -> None:
+    """Let go of the filters that are kept."""
+    _FILTERS.clear()
 
 
 def system_clock() -> float:

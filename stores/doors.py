@@ -19,8 +19,9 @@ from perdure.errors import ConfigurationError, InvalidValue
 from perdure.stores.base import FoundItem, Mode, Namespace, Provenance, StoredItem, WhyNot
 from perdure.stores.forgetting import Forgetting
 from perdure.stores.namespaces import check_key
-from perdure.stores.preparing import Index, Request
+from perdure.stores.preparing import Index, Request, is_brief
 from perdure.stores.steps import Read, Steps
+from perdure.stores.weighting import Weights
 
 TTL = float | None | NotProvided
 
@@ -91,7 +92,7 @@ class Doors(Forgetting):
     ) -> None:
         """See `put`."""
         request = self._request(namespace, key, value, index, ttl, if_version, provenance)
-        await self._driver.arun(self._put(request), brief=True)
+        await self._driver.arun(self._put(request), brief=is_brief(value))
 
     def delete(self, namespace: Namespace, key: str, *, if_version: int | None = None) -> None:
         """Close the present version of a key; one that is not there is no error.
@@ -156,6 +157,7 @@ class Doors(Forgetting):
         as_of: datetime | None = None,
         context: bool = True,
         explain: bool = False,
+        weights: Weights | None = None,
     ) -> list[FoundItem]:
         """Items under a prefix that meet the filters; with a query, those that answer it best.
 
@@ -174,15 +176,18 @@ class Doors(Forgetting):
             context: Whether an item's neighbours in its thread lend it their score, and a date
                 that the query names counts; without provenance there is none.
             explain: Whether each result tells the parts of its score.
+            weights: How much each part counts, say `Weights(recency=0.2)`; None: as measured best.
 
         Raises:
             InvalidFilter: A filter has an unknown operator, or a wrong operand.
-            EmbeddingFailed: The query could not be embedded.
+            EmbeddingFailed: The query could not be embedded, with `mode="semantic"`; a hybrid
+                search then goes by words alone, and logs a warning.
             EmbedderMismatch: The store's vectors come from another model.
             ConfigurationError: Another argument is wrong.
         """
         wanted = self._wanted(namespace_prefix, filter, provenance, as_of)
-        asked, page = self._query(query, mode, context, explain), self._page(limit, offset)
+        asked = self._query(query, mode, context, explain, weights)
+        page = self._page(limit, offset)
         return self._driver.run(
             self._search(wanted, asked, *page, refresh=self._refreshes(refresh_ttl))
         )
@@ -202,10 +207,12 @@ class Doors(Forgetting):
         as_of: datetime | None = None,
         context: bool = True,
         explain: bool = False,
+        weights: Weights | None = None,
     ) -> list[FoundItem]:
         """See `search`."""
         wanted = self._wanted(namespace_prefix, filter, provenance, as_of)
-        asked, page = self._query(query, mode, context, explain), self._page(limit, offset)
+        asked = self._query(query, mode, context, explain, weights)
+        page = self._page(limit, offset)
         return await self._driver.arun(
             self._search(wanted, asked, *page, refresh=self._refreshes(refresh_ttl))
         )
@@ -287,6 +294,21 @@ class Doors(Forgetting):
             context: As given to `search`.
         """
         return self._driver.run(self._why(namespace, key, query, prefix, filter, mode, context))
+
+    async def awhy_not(
+        self,
+        namespace: Namespace,
+        key: str,
+        *,
+        query: str,
+        prefix: Namespace | None = None,
+        filter: Mapping[str, Any] | None = None,
+        mode: Mode = "hybrid",
+        context: bool = True,
+    ) -> WhyNot:
+        """See `why_not`."""
+        steps = self._why(namespace, key, query, prefix, filter, mode, context)
+        return await self._driver.arun(steps)
 
     def _why(
         self,

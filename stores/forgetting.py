@@ -85,14 +85,14 @@ class Forgetting(Lacking):
             filter: What a value must meet.
             provenance: What its provenance must meet.
             query: Words that a value's text must hold, every one of them, in any form; no ranking.
-            dry_run: Only count.
+            dry_run: Only count; of `threads`, it tells which, not how many messages they have.
             checkpointer: Also takes the messages that provenance names (`thread_id` and
                 `message_ids`) out of their threads.
             threads: Threads that it also deletes whole, say all of a user.
 
         Raises:
-            ConfigurationError: Nothing says what to forget, or `threads` are given without a
-                checkpointer.
+            ConfigurationError: Nothing says what to forget, a query has no words, `threads` are
+                given without a checkpointer, or a checkpointer to a scoped store.
         """
         if prefix is None and not filter and not provenance and not query and not threads:
             raise ConfigurationError(
@@ -101,27 +101,31 @@ class Forgetting(Lacking):
             )
         if threads and checkpointer is None:
             raise ConfigurationError("forget(threads=...) needs checkpointer=")
+        if self._root and checkpointer is not None:
+            raise ConfigurationError(
+                "a scoped store cannot erase threads, for its items may name any: call forget() of "
+                "the whole store, with the prefix"
+            )
         choice = _Choice(
             self._path(prefix or ()),
             parse(filter) if filter else None,
             parse(provenance) if provenance else None,
-            frozenset(query_tokens(query)) if query else frozenset(),
+            _words(query),
         )
         nothing = prefix is None and not filter and not provenance and not query
         doomed = _Doomed() if nothing else self.database.read(self._doomed(choice))
         if dry_run:
             messages = sum(len(ids) for ids in doomed.messages.values())
             return self._receipt(doomed, messages, threads, clean=False)
-        messages, clean = 0, True
-        if checkpointer is not None:  # first: what is left of an item names what is left to do
-            for thread_id, ids in sorted({**doomed.messages, **dict.fromkeys(threads)}.items()):
-                erased = checkpointer.erase(thread_id, ids)
-                messages += erased.items
-                clean = clean and erased.scrubbed
+        # messages first: what is left of an item names what is left to do
+        said = {**doomed.messages, **dict.fromkeys(threads)}
+        messages, clean = _erased(checkpointer, said)
         if not nothing:
             doomed = self.database.write(self._erase(choice))
+            late = {t: ids - (said.get(t) or set()) for t, ids in doomed.messages.items()}
+            more, cleaned = _erased(checkpointer, {t: ids for t, ids in late.items() if ids})
             self._forget_caches()
-            clean = self.database.scrub() and clean
+            messages, clean = messages + more, self.database.scrub() and clean and cleaned
         return self._receipt(doomed, messages, threads, clean=clean)
 
     async def aforget(
@@ -194,8 +198,6 @@ class Forgetting(Lacking):
     def _forget_caches(self) -> None:
         """Words and vectors leave this process now, others when they next search."""
         self._searcher.resident.forget()
-        if self._driver.embedder is not None:
-            self._driver.embedder.clear_cache()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,31 @@ class _Choice:
         if self.provenance is not None and not self.provenance.matches(provenance):
             return False
         return not self.words or self.words <= set(tokens("\n".join(texts(value, [WHOLE]))))
+
+
+def _words(query: str | None) -> frozenset[str]:
+    """The words that a text must hold; none if there is no query."""
+    if not query:
+        return frozenset()
+    if not isinstance(query, str):
+        raise ConfigurationError(f"query is {query!r}; expected text")
+    words = frozenset(query_tokens(query))
+    if not words:
+        raise ConfigurationError(f"query is {query!r}, which has no words to look for")
+    return words
+
+
+def _erased(
+    checkpointer: ErasesMessages | None, said: Mapping[str, set[str] | None]
+) -> tuple[int, bool]:
+    """Take messages out of threads: how many went, and whether no bytes of them are left."""
+    items, clean = 0, True
+    if checkpointer is not None:
+        for thread_id, ids in sorted(said.items()):
+            erased = checkpointer.erase(thread_id, ids)
+            items += erased.items
+            clean = clean and erased.scrubbed
+    return items, clean
 
 
 def _digest(text: str) -> str:

@@ -1,19 +1,21 @@
-"""Calls of one turn of an event loop, handed to a thread together.
+"""What coroutines ask in one turn of an event loop, done together.
 
-A hop to a thread and back costs more than a small read. Coroutines that ask at the same moment
-share one.
+A hop to a thread and back costs more than a small read, and a transaction more than a small write:
+those who ask at the same moment share them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from perdure.errors import PerdureError
 from perdure.storage.sqlite import Database
+from perdure.stores.models import Model
+from perdure.stores.writing import Put, Writer
 
 T = TypeVar("T")
 _TOGETHER = 16  # calls in one hop: the first waits for the last
@@ -61,6 +63,76 @@ class Gatherer:
                 _deliver(some, [(None, exc)] * len(some))
             else:
                 done.add_done_callback(partial(_told, some))
+
+
+class _Wish(NamedTuple):
+    puts: Sequence[Put]
+    now: int
+    model: Model | None
+    future: asyncio.Future[None]
+
+
+class PutGatherer:
+    """Writes the puts of coroutines, those of one turn in one go.
+
+    Only puts that nothing but the database can refuse: if it refuses them together, each is tried
+    by itself, so that nobody fails for another.
+
+    Args:
+        database: Where to write.
+        writer: The flows that write.
+    """
+
+    def __init__(self, database: Database, writer: Writer) -> None:
+        self._database = database
+        self._writer = writer
+        self._wishes: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Wish]] = (
+            WeakKeyDictionary()
+        )
+
+    def run(self, puts: Sequence[Put], now: int, model: Model | None) -> asyncio.Future[None]:
+        """Have puts written."""
+        loop = asyncio.get_running_loop()
+        wish = _Wish(puts, now, model, loop.create_future())
+        wishes = self._wishes.setdefault(loop, [])
+        wishes.append(wish)
+        if len(wishes) == 1:
+            loop.call_soon(self._hand_over, loop)
+        return wish.future
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        wishes = [wish for wish in self._wishes.pop(loop) if not wish.future.cancelled()]
+        if wishes:
+            self._write(wishes)
+
+    def _write(self, wishes: list[_Wish]) -> None:
+        puts = [put for wish in wishes for put in wish.puts]
+        model = next((wish.model for wish in wishes if wish.model is not None), None)
+        flow = self._writer.write(puts, max(wish.now for wish in wishes), model)
+        try:
+            done = self._database.awrite(flow)
+        except PerdureError as exc:
+            _settle(wishes, exc)
+        else:
+            done.add_done_callback(partial(self._told, wishes))
+
+    def _told(self, wishes: list[_Wish], done: asyncio.Future[None]) -> None:
+        error = done.exception()
+        if error is None or len(wishes) == 1:
+            _settle(wishes, error)
+        else:
+            for wish in wishes:
+                self._write([wish])
+
+
+def _settle(wishes: list[_Wish], error: BaseException | None) -> None:
+    for wish in wishes:
+        if wish.future.done():
+            continue
+        if error is None:
+            wish.future.set_result(None)
+        else:
+            wish.future.set_exception(error)
 
 
 def _outcomes(calls: list[_Call]) -> list[tuple[Any, BaseException | None]]:

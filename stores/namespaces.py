@@ -32,6 +32,8 @@ def check_namespace(namespace: Any, root: bytes = b"") -> bytes:
         raise InvalidNamespace(
             "the namespace is empty; give at least one label, like ('memories',)"
         )
+    if len(path) > MAX_KEY:
+        raise InvalidNamespace(f"the namespace takes {len(path)} bytes; at most {MAX_KEY} may be")
     if path.startswith(_RESERVED):
         raise InvalidNamespace(
             f"the namespace {tuple(namespace)!r} begins with {RESERVED!r}, which langgraph keeps "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import Namespace, Pending
@@ -22,8 +24,18 @@ class Lacking(Core):
         wanted = self._wanted(namespace_prefix)
         rows = self.database.read(self._pending(wanted.prefix, 1 << 62))
         return [
-            Pending(labels(row[1][len(self._root) :]), row[2], row[11], row[12]) for row in rows
+            Pending(
+                labels(row[1][len(self._root) :]),
+                row[2],
+                row[11],
+                self._records.text(row[12], ("pending", row[0])),
+            )
+            for row in rows
         ]
+
+    async def apending_embeddings(self, namespace_prefix: Namespace = ()) -> list[Pending]:
+        """See `pending_embeddings`."""
+        return await asyncio.to_thread(self.pending_embeddings, namespace_prefix)
 
     def _pending(self, prefix: bytes, limit: int) -> Flow[list[Row]]:
         return (yield Statement(self._sql["pending"], (0, *span(prefix), limit)))

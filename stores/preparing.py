@@ -24,6 +24,8 @@ from perdure.stores.vectors import stored
 from perdure.stores.writing import Limit, Put
 
 Index = Literal[False] | list[str] | None
+_BRIEF = 20_000  # characters and parts: 0.2 ms
+_NESTED = 100  # what a list or dict counts, which also bounds how deep one looks
 _MINUTE = 60_000_000  # microseconds
 _LONGEST = 1 << 56  # microseconds: 2,283 years, so that what expires then is still a date
 
@@ -130,6 +132,27 @@ class Preparer:
             for (put, pieces), end in zip(puts, ends, strict=True)
         ]
         return out, model
+
+
+def is_brief(value: Any) -> bool:
+    """Whether a value is so small that checking and encoding it holds no event loop up."""
+    return isinstance(value, Mapping) and _budget_left(value, _BRIEF) >= 0
+
+
+def _budget_left(value: Any, budget: int) -> int:
+    """What is left of a number of characters and parts; negative: the value is larger."""
+    if isinstance(value, str):
+        return budget - len(value)
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return budget - 1
+    budget -= _NESTED
+    for part in value:
+        if budget < 0:
+            break
+        budget = _budget_left(part, budget)
+    return budget
 
 
 def _checked_ttl(minutes: float | None) -> int | None:

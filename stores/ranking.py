@@ -46,13 +46,11 @@ class Cues:
         actor: Rows said by an actor that the query names; bool[n].
         date: Rows said at a time that the query names; bool[n].
         age_s: Age of each row in seconds, NaN where unknown; float[n].
-        importance: Importance of each row, 0 to 1, NaN where unknown; float[n].
     """
 
     actor: Bools | None = None
     date: Bools | None = None
     age_s: Floats | None = None
-    importance: Floats | None = None
 
 
 NO_CUES = Cues()
@@ -166,7 +164,4 @@ def _from_cues(n: int, cues: Cues, weights: Weights) -> dict[str, Scores]:
     if cues.age_s is not None and weights.recency:
         fade = np.exp2(-np.maximum(cues.age_s, 0) / weights.half_life_s)
         parts["recency"] = np.nan_to_num(fade * weights.recency).astype(np.float32)
-    if cues.importance is not None and weights.importance:
-        high = np.clip(np.nan_to_num(cues.importance), 0, 1)
-        parts["importance"] = (high * weights.importance).astype(np.float32)
     return parts

@@ -103,15 +103,15 @@ class Records:
     Args:
         seal: The seal.
         root: Bytes of a path that are not shown.
-        sealed: Whether rows are encrypted.
     """
 
     seal: Seal
     root: int = 0
-    sealed: bool = False
 
-    def __post_init__(self) -> None:
-        self.sealed = not isinstance(self.seal, Clear)
+    @property
+    def sealed(self) -> bool:
+        """Whether rows are encrypted."""
+        return not isinstance(self.seal, Clear)
 
     # -- parts of a row
 

@@ -55,6 +55,7 @@ class Resident:
         approximate_above: Vectors from which sketches are kept.
         analyse: Makes the words of a value, given the paths it is searched by.
         keep: Is handed words that were made, so that they need not be made again.
+        erased: Is called when something was erased, here or by another process.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Resident:
         approximate_above: int,
         analyse: Analyse,
         keep: Callable[[list[tuple[int, str]]], None],
+        erased: Callable[[], None],
     ) -> None:
         self._sql = sql
         self._records = records
@@ -73,6 +75,7 @@ class Resident:
         self.approximate_above = approximate_above
         self._analyse = analyse
         self._keep = keep
+        self._erased = erased
         self._lock = threading.Lock()
         self._clear()
 
@@ -115,12 +118,12 @@ class Resident:
                     entries.append(self._entry(row[0], row[1], words, vectors, said))
             return Scope([self._built(entries)] if entries else [], self._known(), b"")
 
-    def similar(self, word: str) -> list[tuple[str, float]]:
-        """Words that items have and that differ from a word by a slip."""
+    def similar(self, word: str, among: Callable[[str], bool]) -> list[tuple[str, float]]:
+        """The word nearest to one that no item has, of those that some items have."""
         with self._lock:
             if len(self._spelling) < len(self._words):
                 self._spelling.extend(list(self._words)[len(self._spelling) :])
-            return self._spelling.similar(word)
+            return self._spelling.similar(word, limit=1, among=among)
 
     def _known(self) -> Known:
         return Known(self._words, list(self._actors), self._model)
@@ -133,6 +136,7 @@ class Resident:
         """Let go of everything; the next search reads it anew."""
         with self._lock:
             self._clear()
+        self._erased()
 
     # -- keeping in step
 
@@ -154,6 +158,8 @@ class Resident:
 
     def _catch_up(self, marks: Row) -> Flow[None]:
         newest, closed, erasures, embedded, model = marks
+        if erasures != self._marks[2]:
+            self._erased()
         if erasures != self._marks[2] or model != self._marks[4]:
             self._clear()
             self._model = None if model is None else Model.parsed(model)

@@ -62,7 +62,7 @@ SQLITE = Migration(
         CREATE TABLE store_pending (
             id INTEGER PRIMARY KEY,
             attempts INTEGER NOT NULL,
-            error TEXT NOT NULL
+            error ANY NOT NULL
         ) STRICT
         """,
     ),

@@ -45,10 +45,10 @@ class ScopedStore(Doors):
     ) -> ScopedStore:
         """A store within this one; the limits of both hold."""
         path = self._root + check_prefix(prefix)
-        return ScopedStore(self._parts, path, limits(path, max_items, max_bytes))
+        return ScopedStore(self._parts, path, limits_of(path, max_items, max_bytes))
 
 
-def limits(prefix: bytes, max_items: int | None, max_bytes: int | None) -> tuple[Limit, ...]:
+def limits_of(prefix: bytes, max_items: int | None, max_bytes: int | None) -> tuple[Limit, ...]:
     """What may be held under a prefix; nothing if there is no limit.
 
     Raises:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from perdure.errors import ConfigurationError
+from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import FoundItem, Mode, StoredItem, WhyNot
 from perdure.stores.bm25 import Term
@@ -24,6 +26,7 @@ from perdure.stores.text import is_misspellable, query_tokens, without
 from perdure.stores.vectors import Floats
 from perdure.stores.weighting import Weights
 
+_LOG = logging.getLogger("perdure")
 MODES: Final = ("hybrid", "text", "semantic")
 _MANY_ACTORS: Final = 1_000  # a scope with more is no conversation: nobody is named in it
 
@@ -70,7 +73,7 @@ class Searcher:
     ) -> Steps[list[FoundItem]]:
         """The best items, best first; ties by age, newest first."""
         scope, past = yield Read(self._scope(wanted))
-        ranked = yield from self._ranked(scope, query)
+        ranked = yield from self._ranked(scope, query, wanted.now)
         if ranked is None:
             return []
         found: list[FoundItem] = yield Read(
@@ -88,7 +91,7 @@ class Searcher:
         place = np.flatnonzero(scope.ids == row[0])
         if not len(place):
             return WhyNot("it was put with index=False, or has no text to search")
-        ranked = yield from self._ranked(scope, query)
+        ranked = yield from self._ranked(scope, query, wanted.now)
         if ranked is None:
             return WhyNot("the query has no words and there is no embedder")
         score = ranked.scores[place[0]]
@@ -110,7 +113,7 @@ class Searcher:
 
     # -- their scores
 
-    def _ranked(self, scope: Scope, query: Query) -> Steps[Ranked | None]:
+    def _ranked(self, scope: Scope, query: Query, now: int) -> Steps[Ranked | None]:
         words = query_tokens(query.text)
         named = self._named(scope, words)
         cosines = None
@@ -130,7 +133,7 @@ class Searcher:
             lengths=scope.lengths,
             cosines=cosines,
             arrangement=arrangement,
-            cues=self._cues(scope, query, named),
+            cues=self._cues(scope, query, named, now),
             weights=query.weights,
         )
 
@@ -145,7 +148,13 @@ class Searcher:
             return None
         # with context, the speaker's own rows are lifted anyway, and the name costs nothing
         names = frozenset() if query.context else _all(named)
-        vector = yield Embed(without(query.text, names))
+        try:
+            vector = yield Embed(without(query.text, names))
+        except EmbeddingFailed as exc:
+            if query.mode == "semantic":
+                raise
+            _LOG.warning("the query is answered by words alone: %s", exc)
+            return None
         stored = scope.known.model
         if stored is None:
             return None
@@ -200,17 +209,20 @@ class Searcher:
     def _near(self, scope: Scope, word: str) -> list[Term]:
         """What a word that nothing has may have meant."""
         out = []
-        for other, _ in self.resident.similar(word):
-            rows, counts = self._term(scope, other)
-            if len(rows):
-                out.append(Term(rows, counts))
-        return out[:1]
+        here = partial(self._has, scope)
+        for other, _ in self.resident.similar(word, here):
+            out.append(Term(*self._term(scope, other)))
+        return out
 
-    def _cues(self, scope: Scope, query: Query, named: dict[int, frozenset[str]]) -> Cues:
+    def _has(self, scope: Scope, word: str) -> bool:
+        return len(self._term(scope, word)[0]) > 0
+
+    def _cues(self, scope: Scope, query: Query, named: dict[int, frozenset[str]], now: int) -> Cues:
         when = named_time(query.text)
         return Cues(
             actor=np.isin(scope.actor, list(named)) if named else None,
             date=said_at(when, scope.at) if when is not None and query.context else None,
+            age_s=now / 1e6 - scope.at if query.weights.recency else None,
         )
 
     # -- the items

@@ -49,6 +49,8 @@ def of_langgraph_file(path: str | os.PathLike[str]) -> Iterator[Line]:
         NotADatabase: It is no such database.
         ImportFailed: A value in it cannot be read.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigurationError(f"{path!r} cannot be imported; expected a path or a store")
     text = os.fspath(path)
     if not os.path.isfile(text):
         raise ConfigurationError(f"there is no file {text!r} to import")

@@ -7,10 +7,12 @@ quickly but hold a transposition for a different word, and edit distance alone r
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import islice
 
 import numpy as np
 
+_LOOKED_AT = 1_000  # candidates of which it is asked whether they may be returned
 _CANDIDATES = 24  # whose edit distance is computed: 20 µs each
 _SHARED = 0.3  # least share of trigrams (Dice); two transposed letters of six keep 0.4
 _LONG = 6  # letters; from here two slips are forgiven, and one in the first letter
@@ -50,7 +52,12 @@ class Trigrams:
                 self._postings.setdefault(gram, array("I")).append(number)
 
     def similar(
-        self, word: str, *, limit: int = 3, threshold: float = 0.7
+        self,
+        word: str,
+        *,
+        limit: int = 3,
+        threshold: float = 0.7,
+        among: Callable[[str], bool] | None = None,
     ) -> list[tuple[str, float]]:
         """The words nearest to `word`, nearest first, with their similarity.
 
@@ -59,6 +66,7 @@ class Trigrams:
             limit: How many at most.
             threshold: Least similarity: 1 less slips per letter of the longer word, 0 to 1. One
                 slip is forgiven, from six letters on two; the first letter counts in short words.
+            among: Which words may be returned; None: all.
         """
         grams = trigrams(word)
         postings = [self._postings[gram] for gram in grams if gram in self._postings]
@@ -68,12 +76,10 @@ class Trigrams:
         numbers = np.flatnonzero(shared)
         sizes = np.array(self._sizes, np.float32)[numbers]
         dice = 2 * shared[numbers] / (sizes + len(grams))
-        best = np.argsort(-dice, kind="stable")[:_CANDIDATES]
-        found = [
-            (self._words[number], _similarity(word, self._words[number]))
-            for number, share in zip(numbers[best], dice[best], strict=True)
-            if share >= _SHARED
-        ]
+        best = np.argsort(-dice, kind="stable")[:_LOOKED_AT]
+        others = (self._words[number] for number in numbers[best][dice[best] >= _SHARED])
+        wanted = others if among is None else filter(among, others)
+        found = [(other, _similarity(word, other)) for other in islice(wanted, _CANDIDATES)]
         near = [(other, score) for other, score in found if threshold <= score < 1]
         return sorted(near, key=lambda pair: (-pair[1], pair[0]))[:limit]
 

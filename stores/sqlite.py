@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, Self, get_args
 
@@ -13,10 +12,10 @@ from langgraph.store.base import IndexConfig, TTLConfig
 
 from perdure.errors import ConfigurationError
 from perdure.storage.cipher import Clear
-from perdure.storage.keys import check_key, seal_for
+from perdure.storage.keys import agree_on_key, seal_for
 from perdure.storage.queries import load
 from perdure.storage.sqlite import Database
-from perdure.stores.core import Parts, system_clock
+from perdure.stores.core import Parts, forget_filters, system_clock
 from perdure.stores.embedding import CheckedEmbedder, embedder_from
 from perdure.stores.models import Model
 from perdure.stores.offline import StaticEmbedder
@@ -109,7 +108,7 @@ class SQLiteStore(Store):
         store = cls()
         try:
             run = database.read if read_only else database.write
-            run(check_key(seal, os.fsdecode(path), read_only=read_only))
+            run(agree_on_key(seal, os.fsdecode(path), read_only=read_only))
             sql = load("perdure.stores", "sqlite.sql")
             kept = "clear" if isinstance(seal, Clear) else text_index
             fields = run(agreed_fields(sql, given, kept, read_only=read_only))
@@ -126,9 +125,9 @@ class SQLiteStore(Store):
                 keep=_ignored
                 if read_only
                 else lambda made: database.post(writer.keep_tokens(made)),
+                erased=lambda: _clear_caches(embedder),
             )
             reader = Reader(sql, records)
-            store._stop = threading.Event()
             store._bind(
                 Parts(
                     database,
@@ -137,7 +136,7 @@ class SQLiteStore(Store):
                     writer,
                     preparer,
                     Searcher(sql, reader, resident, model, masked),
-                    Driver(database, embedder, in_process),
+                    Driver(database, writer, embedder, in_process),
                     ttl,
                     clock,
                 )
@@ -155,6 +154,13 @@ class SQLiteStore(Store):
 
 def _ignored(_: object) -> None:
     """What reads only keeps nothing."""
+
+
+def _clear_caches(embedder: CheckedEmbedder | None) -> None:
+    """A vector tells of its text, and a filter may hold what it looks for."""
+    forget_filters()
+    if embedder is not None:
+        embedder.clear_cache()
 
 
 def _check(vectors: Any, text_index: Any) -> None:

@@ -76,11 +76,6 @@ INSERT INTO store_items
     (ns, key, version, created_at, valid_from, expires_at, ttl, size, value, provenance)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id;
 
--- add_version: a closed version, as an import brings it
-INSERT INTO store_versions
-    (id, ns, key, version, created_at, valid_from, valid_to, value, provenance)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
-
 -- add_index: what search needs of a version
 INSERT INTO store_index (id, vectors, model, fields) VALUES (?, ?, ?, ?);
 

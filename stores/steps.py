@@ -15,7 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 from perdure.storage.flow import Flow
 from perdure.storage.sqlite import Database
 from perdure.stores.embedding import CheckedEmbedder
-from perdure.stores.gathering import Gatherer
+from perdure.stores.gathering import Gatherer, PutGatherer
+from perdure.stores.models import Model
+from perdure.stores.writing import Put, Writer
 
 T = TypeVar("T")
 
@@ -45,7 +47,15 @@ class Write(NamedTuple):
     flow: Flow[Any]
 
 
-Step = Embed | EmbedAll | Read | Write
+class WritePuts(NamedTuple):
+    """A step: puts and deletes, all or none."""
+
+    puts: Sequence[Put]
+    now: int
+    model: Model | None
+
+
+Step = Embed | EmbedAll | Read | Write | WritePuts
 Steps = Generator[Step, Any, T]
 _Answer = Callable[[], Any]
 
@@ -56,17 +66,21 @@ class Driver:
 
     Args:
         database: Where to read and write.
+        writer: The flows that write.
         embedder: Makes vectors; None: nothing is ever to be embedded.
         in_process: Whether it computes in this process, so that there is nothing to await.
     """
 
     database: Database
+    writer: Writer
     embedder: CheckedEmbedder | None
     in_process: bool
-    _gatherer: Gatherer = field(init=False)
+    _reads: Gatherer = field(init=False)
+    _puts: PutGatherer = field(init=False)
 
     def __post_init__(self) -> None:
-        self._gatherer = Gatherer(self.database)
+        self._reads = Gatherer(self.database)
+        self._puts = PutGatherer(self.database, self.writer)
 
     def run(self, steps: Steps[T]) -> T:
         """Carry out all steps in the calling thread."""
@@ -89,11 +103,11 @@ class Driver:
             if brief:
                 brief, step = False, self._sent(steps, answer)
             else:
-                step = await self._gatherer.run(partial(self._advance, steps, answer))
+                step = await self._reads.run(partial(self._advance, steps, answer))
             if isinstance(step, _Done):
                 return step.result  # type: ignore[no-any-return]
             answer = await self._acaught(step)
-            if isinstance(step, Write):
+            if isinstance(step, Write | WritePuts):
                 brief = True
 
     def _advance(self, steps: Steps[Any], answer: _Answer) -> Step | _Done:
@@ -129,6 +143,8 @@ class Driver:
                 return self.database.read(flow, snapshot=snapshot)
             case Write(flow):
                 return self.database.write(flow)
+            case WritePuts(puts, now, model):
+                return self.database.write(self.writer.write(puts, now, model))
             case Embed(text):
                 assert self.embedder is not None
                 return self.embedder.embed_query(text)
@@ -147,6 +163,10 @@ class Driver:
         match step:
             case Write(flow):
                 return await self.database.awrite(flow)
+            case WritePuts(puts, now, model):
+                if all(put.unconditional for put in puts):
+                    return await self._puts.run(puts, now, model)
+                return await self.database.awrite(self.writer.write(puts, now, model))
             case Embed(text) if self.embedder is not None and not self.in_process:
                 return await self.embedder.aembed_query(text)
             case EmbedAll(texts) if self.embedder is not None and not self.in_process:

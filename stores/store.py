@@ -17,7 +17,7 @@ from perdure.stores.models import Model
 from perdure.stores.namespaces import check_prefix, span
 from perdure.stores.pending import BATCH
 from perdure.stores.reading import INDEX
-from perdure.stores.scoped import ScopedStore, limits
+from perdure.stores.scoped import ScopedStore, limits_of
 from perdure.stores.steps import EmbedAll, Read, Steps, Write
 from perdure.stores.transfer import Transfer
 
@@ -171,6 +171,24 @@ class Store(Transfer):
             _ddl(f'CREATE INDEX IF NOT EXISTS "{INDEX}{checked}" ON store_items (ns, {on})')
         )
 
+    async def acreate_index(self, path: str) -> None:
+        """See `create_index`."""
+        await asyncio.to_thread(self.create_index, path)
+
+    async def adrop_index(self, path: str) -> None:
+        """See `drop_index`."""
+        await asyncio.to_thread(self.drop_index, path)
+
+    async def aindexes(self) -> list[str]:
+        """See `indexes`."""
+        return await asyncio.to_thread(self.indexes)
+
+    async def aexplain_query(
+        self, namespace_prefix: Namespace, /, *, filter: Mapping[str, Any] | None = None
+    ) -> QueryPlan:
+        """See `explain_query`."""
+        return await asyncio.to_thread(lambda: self.explain_query(namespace_prefix, filter=filter))
+
     def drop_index(self, path: str) -> None:
         """Remove an index; one that is not there is no error."""
         self.database.write(_ddl(f'DROP INDEX IF EXISTS "{INDEX}{index_path(path)}"'))
@@ -250,7 +268,7 @@ class Store(Transfer):
             ConfigurationError: A limit is no whole number.
         """
         path = check_prefix(prefix)
-        return ScopedStore(self._parts, path, limits(path, max_items, max_bytes))
+        return ScopedStore(self._parts, path, limits_of(path, max_items, max_bytes))
 
     # -- looking
 
@@ -267,6 +285,10 @@ class Store(Transfer):
             tuple(self.indexes()),
             self.database.stats(),
         )
+
+    async def astats(self) -> StoreStats:
+        """See `stats`."""
+        return await asyncio.to_thread(self.stats)
 
     @property
     def model(self) -> Model | None:

@@ -28,6 +28,7 @@ from perdure.stores.values import decode
 
 _PAGE = 500  # keys read, or lines written, at a time
 _MINUTE = 60_000_000
+_MOST = 1 << 60  # versions: SQLite counts in 64 bits
 
 Progress = Callable[[int], None]  # how many lines are done
 
@@ -117,7 +118,8 @@ class Transfer(Doors):
     ) -> TransferReport:
         """Take in what `export` gave, or JSON objects of one's own; it may be repeated.
 
-        An exported version that is here already, equal, is passed over. A line without `namespace`
+        An exported version that is here already, equal, is passed over, and so is one that is
+        older than what is here of its key. A line without `namespace`
         and `value` is a value by itself: it goes into `namespace`, under its `key` field or else a
         key made of its content.
 
@@ -152,6 +154,8 @@ class Transfer(Doors):
     ) -> TransferReport:
         """Take over the items of a file that langgraph's SqliteStore wrote, or of any store.
 
+        Of a store of perdure's come the versions, times and provenance too.
+
         The source is only read. It may be cut off and called again: an item that is here already,
         equal, is passed over.
 
@@ -164,8 +168,11 @@ class Transfer(Doors):
             NotADatabase: It is not of langgraph's SqliteStore.
             ImportFailed: An item cannot be read or stored. Those before it are kept.
         """
-        lines = of_store(source) if isinstance(source, BaseStore) else of_langgraph_file(source)
-        return self._take(lines, progress)
+        if isinstance(source, Transfer):
+            return self._take(_exported(source), progress)
+        if isinstance(source, BaseStore):
+            return self._take(of_store(source), progress)
+        return self._take(of_langgraph_file(source), progress)
 
     async def aimport_from(
         self,
@@ -229,7 +236,7 @@ class Transfer(Doors):
             return Restored(put, _version(line), *times.values()), pieces
         except PerdureError as exc:
             raise ImportFailed(f"{where}: {exc}") from exc
-        except (AttributeError, TypeError, ValueError) as exc:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:
             raise ImportFailed(f"{where}: {exc}; expected what export() writes") from exc
 
 
@@ -242,9 +249,14 @@ def _time(line: Mapping[str, Any], name: str) -> int | None:
 
 def _version(line: Mapping[str, Any]) -> int | None:
     version = line.get("version")
-    if version is not None and (type(version) is not int or version < 1):
+    if version is not None and (type(version) is not int or not 0 < version < _MOST):
         raise ValueError(f"version is {version!r}; expected 1 or more")
     return version
+
+
+def _exported(source: Transfer) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for line in source.export():
+        yield f"{line['key']!r} in {line['namespace']!r}", line
 
 
 def _parsed(

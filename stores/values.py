@@ -36,7 +36,7 @@ def encode(value: Any, max_bytes: int = MAX_BYTES) -> str:
         )
     if type(value) is not dict:
         value = dict(value)
-    if not _is_plain(value, 0):
+    if not is_plain(value, 0):
         _check(value, WHOLE, 0)
     body = _dumped(value)
     if len(body) > max_bytes:
@@ -58,15 +58,11 @@ def _dumped(value: dict[str, Any]) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:  # an integer of more than 64 bits, or no Unicode text
-        try:
-            return _dump(value).encode()
-        except UnicodeEncodeError as exc:
-            raise InvalidValue(
-                f"the value holds a lone surrogate ({exc.reason}), which is no Unicode text"
-            ) from exc
+        _check(value, WHOLE, 0)
+        return _dump(value).encode()
 
 
-def _is_plain(value: Any, depth: int) -> bool:
+def is_plain(value: Any, depth: int = 0) -> bool:
     """Whether a value is JSON; a quick look, which leaves what is rare to `_check`."""
     kind = type(value)
     if kind is str or kind is int or value is None or kind is bool:
@@ -77,24 +73,27 @@ def _is_plain(value: Any, depth: int) -> bool:
         return False
     if kind is dict:
         for key, part in value.items():
-            if type(key) is not str or not _is_plain(part, depth + 1):
+            if type(key) is not str or not is_plain(part, depth + 1):
                 return False
         return True
     if kind is list or kind is tuple:
-        return all(_is_plain(part, depth + 1) for part in value)
+        return all(is_plain(part, depth + 1) for part in value)
     return False
 
 
 def _check(value: Any, path: str, depth: int) -> None:
-    if isinstance(value, str | bool) or value is None:
+    if isinstance(value, str):
+        _check_text(value, path)
+    elif value is None or isinstance(value, bool):
         return
-    if isinstance(value, int | float):
+    elif isinstance(value, int | float):
         _check_number(value, path)
     elif isinstance(value, dict):
         _check_depth(path, depth)
         for key, part in value.items():
             if not isinstance(key, str):
                 raise InvalidValue(f"{path} has the key {key!r}; JSON keys are text")
+            _check_text(key, path)
             _check(part, f"{path}.{key}", depth + 1)
     elif isinstance(value, list | tuple):
         _check_depth(path, depth)
@@ -106,6 +105,16 @@ def _check(value: Any, path: str, depth: int) -> None:
             "numbers, booleans, None, lists and dicts of them (of a pydantic model: "
             "model_dump(mode='json'))"
         )
+
+
+def _check_text(text: str, path: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as exc:
+            raise InvalidValue(
+                f"{path} holds a lone surrogate ({exc.reason}), which is no Unicode text"
+            ) from exc
 
 
 def _check_number(value: int | float, path: str) -> None:

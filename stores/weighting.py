@@ -20,9 +20,8 @@ class Weights:
         date: Worth of having been said at the time the query names.
         question: Share of its score that a row loses for being a question.
         kin: What the next of kin of a word counts, times their similarity.
-        recency: Worth of the newest row; an old row's fades. Off by default.
+        recency: Worth of what was said just now (provenance `at`); it fades. Off by default.
         half_life_s: Age at which `recency` has faded to half, in seconds.
-        importance: Worth of the highest importance a caller gives. Off by default.
     """
 
     vector: float = 0.4
@@ -37,7 +36,6 @@ class Weights:
     kin: float = 0.7
     recency: float = 0.0
     half_life_s: float = 30 * 86400.0
-    importance: float = 0.0
 
 
 DEFAULT = Weights()

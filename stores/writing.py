@@ -53,6 +53,11 @@ class Put:
     fields: list[str] | None = None
     limits: Sequence[Limit] = ()
 
+    @property
+    def unconditional(self) -> bool:
+        """Whether only the database itself can refuse it."""
+        return self.if_version is None and not self.limits
+
 
 _NOWHERE: Row = (None,) * 9  # what `locate` finds of a key in a namespace that is not there
 
@@ -130,9 +135,11 @@ class Writer:
             yield Statement(self.sql["grow_namespace"], changes.grown, many=True)
         for put, row in changes.indexed:
             if put.lacking is not None:
-                yield Statement(self.sql["add_pending"], (row, put.lacking))
-        for limit in dict.fromkeys(limit for put in puts for limit in put.limits):
-            yield from self._check_limit(limit, now)
+                error = self.records.shut(put.lacking, ("pending", row))
+                yield Statement(self.sql["add_pending"], (row, error))
+        if any(sum(grown[part] for grown in changes.grown) > 0 for part in (0, 1)):
+            for limit in dict.fromkeys(limit for put in puts for limit in put.limits):
+                yield from self._check_limit(limit, now)
 
     def _apply(self, put: Put, now: int, changes: Changes) -> Flow[None]:
         ns, row, version, created, valid_from, expires, size, last, ended = yield from self.locate(

@@ -14,7 +14,7 @@ from langchain_core.messages import HumanMessage
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import CorruptRecord, WrongKey
 from perdure.storage.cipher import AESGCM, Clear, Seal
-from perdure.storage.keys import check_key
+from perdure.storage.keys import agree_on_key
 from perdure.storage.migrations import Migration
 from perdure.storage.sqlite import Database
 from tests.backends import KEY
@@ -78,7 +78,7 @@ def opened_notes(path: Path, seal: Seal, *, read_only: bool = False) -> None:
     """Another component opens a file, and lets go of it."""
     database = Database.open(path, NOTES, read_only=read_only)
     try:
-        check = check_key(seal, str(path), read_only=read_only)
+        check = agree_on_key(seal, str(path), read_only=read_only)
         database.read(check) if read_only else database.write(check)
     finally:
         database.close()

@@ -195,13 +195,13 @@ def test_cues_and_questions() -> None:
     assert found.parts["question"].tolist() == pytest.approx([0, -0.2])
 
 
-def test_recency_and_importance_are_off_until_wanted() -> None:
-    """Age halves a row's worth each half-life; unknown ages and importances add nothing."""
-    cues = Cues(age_s=floats(0, 10, math.nan), importance=floats(math.nan, 0.5, 2))
-    weights = Weights(recency=1.0, half_life_s=10, importance=1.0)
+def test_recency_is_off_until_wanted() -> None:
+    """Age halves a row's worth each half-life; an unknown age adds nothing."""
+    cues = Cues(age_s=floats(0, 10, math.nan))
+    weights = Weights(recency=1.0, half_life_s=10)
 
     assert rank(3, cues=cues).scores.tolist() == [0, 0, 0]
-    assert rank(3, cues=cues, weights=weights).scores.tolist() == pytest.approx([1, 1, 1])
+    assert rank(3, cues=cues, weights=weights).scores.tolist() == pytest.approx([1, 0.5, 0])
 
 
 def test_name_of_an_actor_counts_less() -> None:

@@ -14,7 +14,7 @@
     │  └─ CorruptRecord                    a stored row cannot be read back, or was tampered with
     ├─ SerializationError (TypeError)      a value cannot be stored or read back
     │  ├─ Unstorable                       the serializer refuses the value; the path to it is named
-    │  ├─ InvalidValue (ValueError)        a store's value is not JSON; the path to the part is named
+    │  ├─ InvalidValue (ValueError)        a store's value is not JSON; the path is named
     │  └─ ForbiddenType                    its type is not on the allowlist
     ├─ UnknownThread (LookupError)         no thread by that id
     ├─ UnknownCheckpoint (LookupError)     no checkpoint by that id in the thread

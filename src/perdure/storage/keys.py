@@ -25,7 +25,7 @@ def seal_for(key: bytes | str | None) -> Seal:
     return Clear() if secret is None else AESGCM(secret)
 
 
-def check_key(seal: Seal, path: str, *, read_only: bool = False) -> Flow[None]:
+def agree_on_key(seal: Seal, path: str, *, read_only: bool = False) -> Flow[None]:
     """Make sure that the key is the one the file was made with; the first to open it decides.
 
     Args:

@@ -1,0 +1,273 @@
+"""Forgetting: which keys go, what the receipt says, and that nothing finds them afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.errors import ConfigurationError, InvalidFilter, InvalidNamespace
+from perdure.stores import SQLiteStore
+from tests.store_backends import FEWER, Clock, keys
+from tests.stores.erasing import (
+    ALICE,
+    BOB,
+    DEEP,
+    NEAR,
+    SECRETS,
+    Dense,
+    fill,
+    hashed,
+    opened,
+)
+
+OF_ALICE = [(ALICE, key) for key in ("deleted", "expired", "pending", "unsearched", "versions")]
+EVERYTHING = sorted(
+    [*OF_ALICE, (DEEP, "deep"), (NEAR, "near")]
+    + [(BOB, key) for key in ("other", "plain", "versions")]
+)
+# what is asked for, the keys that go, how many of them present, closed, messages
+CHOICES: dict[str, tuple[dict[str, Any], list[Any], tuple[int, int, int]]] = {
+    "prefix": ({"prefix": ALICE}, [*OF_ALICE, (DEEP, "deep")], (5, 3, 5)),
+    "deep prefix": ({"prefix": DEEP}, [(DEEP, "deep")], (1, 0, 0)),
+    "all": ({"prefix": ()}, EVERYTHING, (9, 5, 6)),
+    "nowhere": ({"prefix": ("u", "ali")}, [], (0, 0, 0)),
+    "filter": (
+        {"filter": {"n": 1}},
+        [(ALICE, "versions"), (NEAR, "near"), (BOB, "other"), (BOB, "versions")],
+        (4, 4, 4),
+    ),
+    "filter of a deleted one": ({"filter": {"n": {"$gt": 6}}}, [(ALICE, "deleted")], (0, 1, 2)),
+    "provenance": (
+        {"provenance": {"actor": "Eve"}},
+        [(DEEP, "deep"), (BOB, "other")],
+        (2, 0, 0),
+    ),
+    "message": (
+        {"provenance": {"message_ids": {"$contains": "m0"}}},
+        [(ALICE, "deleted"), (ALICE, "versions")],
+        (1, 3, 4),
+    ),
+    "query": (
+        {"query": "Horse, RUNNING!"},
+        [(ALICE, "versions"), (DEEP, "deep"), (NEAR, "near")],
+        (3, 2, 3),
+    ),
+    "query of what is unsearched": (
+        {"query": SECRETS[5]},
+        [(ALICE, "unsearched")],
+        (1, 0, 0),
+    ),
+    "query of an old version": ({"query": SECRETS[0]}, [(ALICE, "versions")], (1, 2, 3)),
+    "query that half fits": ({"query": f"horse {SECRETS[5]}"}, [], (0, 0, 0)),
+    "prefix and query": ({"prefix": NEAR, "query": "horses"}, [(NEAR, "near")], (1, 0, 0)),
+    "prefix and filter": ({"prefix": BOB, "filter": {"n": 0}}, [(BOB, "versions")], (1, 2, 1)),
+    "filter and provenance": (
+        {"filter": {"n": 1}, "provenance": {"thread_id": "t"}},
+        [(ALICE, "versions"), (BOB, "other")],
+        (2, 2, 3),
+    ),
+    "all four": (
+        {
+            "prefix": ("u",),
+            "filter": {"n": 2},
+            "provenance": {"thread_id": "b"},
+            "query": "tea",
+        },
+        [(BOB, "versions")],
+        (1, 2, 1),
+    ),
+}
+
+
+def state(store: SQLiteStore, gone: list[Any]) -> Any:
+    """All that can be read of the keys that stay."""
+    lines = [
+        line for line in store.export() if (tuple(line["namespace"]), line["key"]) not in gone
+    ]
+    versions = {
+        place: [(v.version, v.value, v.valid_from, v.valid_to) for v in store.history(*place)]
+        for place in EVERYTHING
+        if place not in gone
+    }
+    return lines, versions
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_what_goes(choice: str, tmp_path: Path, clock: Clock) -> None:
+    """A key goes whole if one version meets all; a dry run counts the same; others stay."""
+    asked, gone, counts = CHOICES[choice]
+    embedder = Dense()
+    with opened("file", tmp_path, clock, embedder) as store:
+        fill(store, clock, embedder)
+        before = state(store, gone)
+        rehearsed = store.forget(**asked, dry_run=True)
+        untouched = state(store, gone)
+        receipt = store.forget(**asked)
+        after = state(store, gone)
+        left = sorted({(tuple(line["namespace"]), line["key"]) for line in store.export()})
+        again = store.forget(**asked)
+
+    assert (sorted(gone), counts[:2]) == (
+        list(receipt.keys),
+        (receipt.items, receipt.versions),
+    )
+    assert (rehearsed.items, rehearsed.versions, rehearsed.keys, rehearsed.hashes) == (
+        receipt.items,
+        receipt.versions,
+        receipt.keys,
+        receipt.hashes,
+    )
+    assert counts[2] == rehearsed.messages
+    assert (False, True) == (rehearsed.clean, receipt.clean)
+    assert before == untouched == after
+    assert [place for place in EVERYTHING if place not in gone] == left
+    assert (0, 0, (), ()) == (again.items, again.versions, again.keys, again.hashes)
+
+
+@FEWER
+def test_a_receipt(store: SQLiteStore, clock: Clock) -> None:
+    """It tells what went, from which threads, when, and the hashes of every version."""
+    fill(store, clock)
+    receipt = store.forget(ALICE, query="horses")
+
+    values = [{"text": f"{SECRETS[n]} horses were running", "n": n} for n in range(3)]
+    assert hashed(*values, {"text": "a horse runs"}) == receipt.hashes
+    assert ((ALICE, "versions"), (DEEP, "deep")) == receipt.keys
+    assert (("t",), clock.at(), True) == (receipt.threads, receipt.at, receipt.clean)
+
+
+def test_nothing_finds_it(store: SQLiteStore, clock: Clock) -> None:
+    """No search, moment of the past, history or listing has it; what stays keeps its scores."""
+    moments = [clock.at()]
+    fill(store, clock)
+    moments += [clock.at(seconds) for seconds in (0, 60, 121, 122, 123)]
+    modes: list[Any] = ["hybrid", "text", "semantic"]
+
+    def scores() -> Any:
+        return [
+            [(i.key, i.score) for i in store.search(BOB, query="tea horses", mode=mode, limit=99)]
+            for mode in modes
+        ]
+
+    before = scores()
+    store.search((), query=" ".join(SECRETS))
+    store.forget(ALICE)
+    found = [
+        item
+        for mode in modes
+        for query in (*SECRETS, "horse", None)
+        for item in store.search((), query=query, mode=mode, limit=99)
+    ]
+    past = [
+        item
+        for when in moments
+        for query in (None, *SECRETS)
+        for item in store.search((), query=query, as_of=when, limit=99)
+    ]
+
+    assert {BOB, NEAR} == {item.namespace for item in found}
+    assert {BOB} == {item.namespace for item in past} - {NEAR}
+    assert before == scores()
+    assert [] == [v for place in OF_ALICE for v in store.history(*place)]
+    assert [None] * 5 == [store.get(*place) for place in OF_ALICE]
+    assert [None] == list({store.get(*place, as_of=t) for place in OF_ALICE for t in moments})
+    assert [NEAR, BOB] == store.list_namespaces()
+    assert [BOB] == store.list_namespaces(as_of=moments[4])
+    assert [] == store.pending_embeddings()
+    assert store.why_not(ALICE, "versions", query="horse").rank is None
+    stats = store.stats()
+    assert (2, 4, 2, 0) == (stats.namespaces, stats.items, stats.versions, stats.pending)
+
+
+@FEWER
+def test_a_forgotten_key_begins_anew(store: SQLiteStore, clock: Clock) -> None:
+    """Put again it is version 1, is found, and has no past."""
+    fill(store, clock)
+    before = clock.at()
+    store.forget(ALICE)
+    clock.forward()
+    store.put(ALICE, "versions", {"text": "an otter"}, if_version=0)
+    found = store.search(ALICE, query="otter")
+
+    assert [("versions", 1, clock.at())] == [(i.key, i.version, i.created_at) for i in found]
+    assert store.get(ALICE, "versions", as_of=before) is None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"filter": {}},
+        {"query": ""},
+        {"query": "!!! --"},
+        {"query": 5},
+        {"query": b"tea"},
+        {"prefix": (), "query": "!!!"},
+        {"prefix": (), "query": ""},
+        {"prefix": (), "query": 0},
+        {"prefix": (), "query": []},
+        {"threads": ["t"]},
+        {"prefix": (), "threads": ["t"]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_not_told_what(plain: SQLiteStore, asked: dict[str, Any], dry_run: bool) -> None:
+    """Nothing to go by, or a query without words, is refused and nothing is erased."""
+    plain.put(ALICE, "k", {"text": "tea"})
+    with pytest.raises(ConfigurationError):
+        plain.forget(**asked, dry_run=dry_run)
+
+    assert ["k"] == keys(plain.search(()))
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ({"filter": {"n": {"$near": 1}}}, InvalidFilter),
+        ({"filter": 5}, InvalidFilter),
+        ({"provenance": {"actor": {"$gt": None}}}, InvalidFilter),
+        ({"prefix": "alice"}, InvalidNamespace),
+        ({"prefix": ("",)}, InvalidNamespace),
+        ({"prefix": 0}, InvalidNamespace),
+        ({"prefix": ""}, InvalidNamespace),
+    ],
+    ids=str,
+)
+def test_wrong_choices(
+    plain: SQLiteStore, asked: dict[str, Any], error: type[Exception]
+) -> None:
+    """A wrong filter or prefix, an empty text among them, is refused and nothing is erased."""
+    plain.put(ALICE, "k", {"text": "tea"})
+    with pytest.raises(error):
+        plain.forget(**asked)
+
+    assert ["k"] == keys(plain.search(()))
+
+
+def test_the_embedder_forgets_too(tmp_path: Path, clock: Clock) -> None:
+    """The vector of a text that was embedded before is made again, for it is no longer kept."""
+    embedder = Dense()
+    with opened("file", tmp_path, clock, embedder) as store:
+        store.put(ALICE, "k", {"text": "zorbaxing"})
+        for _ in range(2):
+            store.search((), query="zorbaxing")
+        once = embedder.calls.count("zorbaxing")
+        store.forget(ALICE)
+        store.search((), query="zorbaxing")
+
+    assert (1, 2) == (once, embedder.calls.count("zorbaxing"))
+
+
+def test_forgetting_within_a_scope(plain: SQLiteStore, clock: Clock) -> None:
+    """It reaches only what is in the scope, names it as the scope does, and no threads."""
+    fill(plain, clock)
+    scope = plain.scoped(ALICE)
+    receipt = scope.forget((), query="horse")
+    everywhere = scope.forget(())
+
+    assert (((), "versions"), (("deep",), "deep")) == receipt.keys
+    assert [NEAR, BOB] == plain.list_namespaces()
+    assert (3, 1) == (everywhere.items, everywhere.versions)
