@@ -154,9 +154,9 @@ class Core(BaseStore):
             self._lacking = self._lacking or any(put.lacking is not None for put in puts)
         elif self._lacking:
             self._lacking = False
-            yield from self._embed_pending(b"", len(puts) + 16)
+            yield from self._embed_some(len(puts) + 16)
 
-    def _embed_pending(self, prefix: bytes, limit: int) -> Steps[int]:
+    def _embed_some(self, limit: int) -> Steps[None]:
         raise NotImplementedError
 
     def _get(
@@ -180,7 +180,7 @@ class Core(BaseStore):
         """Let items that expire live on, now that they were read."""
         mortal = [row[0] for row in rows if row[7] is not None]
         if mortal and not self.database.read_only:
-            yield Write(self._writer.touch(mortal, self._now()))
+            yield Write(self._writer.touch(mortal, self._now))
 
     def _search(
         self, wanted: Wanted, query: Query | None, limit: int, offset: int, *, refresh: bool

@@ -94,7 +94,12 @@ class Forgetting(Lacking):
             ConfigurationError: Nothing says what to forget, a query has no words, `threads` are
                 given without a checkpointer, or a checkpointer to a scoped store.
         """
-        if prefix is None and not filter and not provenance and not query and not threads:
+        given = {"filter": filter, "provenance": provenance, "query": query}
+        for name, condition in given.items():
+            if condition is not None and not condition:
+                raise ConfigurationError(f"{name} is {condition!r}, which would forget all")
+        nothing = prefix is None and all(condition is None for condition in given.values())
+        if nothing and not threads:
             raise ConfigurationError(
                 "forget() was not told what; give a prefix (() for everything), filter=, "
                 "provenance=, query= or threads="
@@ -107,12 +112,11 @@ class Forgetting(Lacking):
                 "the whole store, with the prefix"
             )
         choice = _Choice(
-            self._path(prefix or ()),
+            self._path(() if prefix is None else prefix),
             parse(filter) if filter else None,
             parse(provenance) if provenance else None,
             _words(query),
         )
-        nothing = prefix is None and not filter and not provenance and not query
         doomed = _Doomed() if nothing else self.database.read(self._doomed(choice))
         if dry_run:
             messages = sum(len(ids) for ids in doomed.messages.values())
@@ -184,13 +188,14 @@ class Forgetting(Lacking):
     def _erase(self, choice: _Choice) -> Flow[_Doomed]:
         doomed = yield from self._doomed(choice)
         ids = [(row[0],) for row in (*doomed.present, *doomed.closed)]
-        if not ids:
-            return doomed
         for row in doomed.present:
             yield Statement(self._sql["shrink_namespace"], (row[0],))
         for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
             yield Statement(self._sql[statement], ids, many=True)
-        yield Statement(self._sql["drop_empty_namespaces"], span(choice.prefix))
+        emptied = yield Statement(self._sql["drop_empty_namespaces"], span(choice.prefix))
+        if not ids and not emptied:
+            return doomed
+        yield from self._writer.hush()
         yield Statement(self._sql["bump_setting"], ("erasures",))
         yield from scrub_wanted()
         return doomed

@@ -14,6 +14,8 @@ from perdure.stores.values import texts
 from perdure.stores.vectors import stored
 
 BATCH = 256  # items embedded at a time
+_ON_THE_WAY = 3  # failed attempts after which an item is no longer tried by the way
+_ANY = 1 << 62
 
 
 class Lacking(Core):
@@ -22,7 +24,7 @@ class Lacking(Core):
     def pending_embeddings(self, namespace_prefix: Namespace = ()) -> list[Pending]:
         """Items whose vectors could not be made yet; text search finds them."""
         wanted = self._wanted(namespace_prefix)
-        rows = self.database.read(self._pending(wanted.prefix, 1 << 62))
+        rows = self.database.read(self._pending(wanted.prefix, 0, _ANY))
         return [
             Pending(
                 labels(row[1][len(self._root) :]),
@@ -37,14 +39,19 @@ class Lacking(Core):
         """See `pending_embeddings`."""
         return await asyncio.to_thread(self.pending_embeddings, namespace_prefix)
 
-    def _pending(self, prefix: bytes, limit: int) -> Flow[list[Row]]:
-        return (yield Statement(self._sql["pending"], (0, *span(prefix), limit)))
+    def _pending(
+        self, prefix: bytes, since: int, limit: int, attempts: int = _ANY
+    ) -> Flow[list[Row]]:
+        bound = (since, *span(prefix), attempts, limit)
+        return (yield Statement(self._sql["pending"], bound))
 
     def embed_pending(self, namespace_prefix: Namespace = ()) -> int:
         """Make the vectors that are lacking; returns how many items got theirs.
 
+        An item whose text the embedder refuses goes on waiting; the others get theirs.
+
         Raises:
-            EmbeddingFailed: The embedder still fails.
+            EmbeddingFailed: The embedder fails for all.
         """
         return self._driver.run(self._embed_all(self._wanted(namespace_prefix).prefix))
 
@@ -53,19 +60,41 @@ class Lacking(Core):
         return await self._driver.arun(self._embed_all(self._wanted(namespace_prefix).prefix))
 
     def _embed_all(self, prefix: bytes) -> Steps[int]:
-        total = 0
-        while rows := (yield Read(self._pending(prefix, BATCH))):
-            total += yield from self._give_vectors(rows)
+        total = since = 0
+        while rows := (yield Read(self._pending(prefix, since, BATCH))):
+            since = rows[-1][0]
+            total += yield from self._give_each(rows)
         return total
 
-    def _embed_pending(self, prefix: bytes, limit: int) -> Steps[int]:
-        """Some of those that wait, on the way; a failure leaves them waiting."""
-        rows = yield Read(self._pending(prefix, limit))
+    def _embed_some(self, limit: int) -> Steps[None]:
+        """Some of those that wait, on the way; those that failed often are passed over."""
+        rows = yield Read(self._pending(b"", 0, limit, _ON_THE_WAY))
         try:
-            done = (yield from self._give_vectors(rows)) if rows else 0
+            if rows:
+                yield from self._give_each(rows)
         except EmbeddingFailed:
-            done = 0
-        self._lacking = len(rows) == limit or done < len(rows)
+            self._lacking = True
+        else:
+            self._lacking = len(rows) == limit
+
+    def _give_each(self, rows: list[Row]) -> Steps[int]:
+        """Give vectors to as many as get them: a group that fails is halved, down to who fails."""
+        groups, done = [rows], 0
+        failed: EmbeddingFailed | None = None
+        while groups:
+            group = groups.pop()
+            try:
+                done += yield from self._give_vectors(group)
+            except EmbeddingFailed as exc:
+                if len(group) > 1:
+                    groups += [group[len(group) // 2 :], group[: len(group) // 2]]
+                    continue
+                yield Write(self._writer.still_lacking(group[0][0], str(exc)))
+                if failed is not None and not done:  # the second in a row: it is not the texts
+                    raise
+                failed = exc
+        if failed is not None and not done:
+            raise failed
         return done
 
     def _give_vectors(self, rows: list[Row]) -> Steps[int]:
@@ -73,13 +102,16 @@ class Lacking(Core):
         if model is None:
             raise ConfigurationError("the store has no embedder; open it with index=")
         pieces = [self._pieces_of(row) for row in rows]
-        vectors = yield EmbedAll([piece for group in pieces for piece in group])
-        model = model.of(vectors.shape[1])
-        given, begin = [], 0
+        every = [piece for group in pieces for piece in group]
+        if every:
+            vectors = yield EmbedAll(every)
+            model = model.of(vectors.shape[1])
+        given: list[tuple[int, bytes | None]] = []
+        begin = 0
         for row, group in zip(rows, pieces, strict=True):
-            part = vectors[begin : begin + len(group)]
+            part = vectors[begin : begin + len(group)] if group else None
             begin += len(group)
-            given.append((row[0], stored(part, model.kind)))
+            given.append((row[0], None if part is None else stored(part, model.kind)))
         yield Write(self._writer.give_vectors(given, model))
         return len(rows)
 

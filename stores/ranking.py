@@ -52,6 +52,11 @@ class Cues:
     date: Bools | None = None
     age_s: Floats | None = None
 
+    @property
+    def silent(self) -> bool:
+        """Whether there are none."""
+        return self.actor is None and self.date is None and self.age_s is None
+
 
 NO_CUES = Cues()
 

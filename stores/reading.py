@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from perdure.stores.values import decode
 
 _PAGE = 256  # namespaces read at a time
 _SELECTIVE = 2_000  # an index that finds more rows than this loses to reading in order
-INDEX = "store_path:"  # what names of path indexes begin with
+_INDEX = "store_path:"  # what names of path indexes begin with
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class Reader:
     def indexes(self) -> Flow[list[str]]:
         """The paths that have an index."""
         rows = yield Statement(self.sql["path_indexes"])
-        return sorted(name.removeprefix(INDEX) for (name,) in rows)
+        return sorted(name.removeprefix(_INDEX).replace("^", "") for (name,) in rows)
 
     def _usable(self) -> Flow[frozenset[str]]:
         """The same, read again only when the schema has changed."""
@@ -159,7 +160,7 @@ class Reader:
         condition = wanted.filter.sql("i.value", usable)
         for path in wanted.filter.indexable():
             if path in usable:
-                hint = f'INDEXED BY "{INDEX}{path}"'
+                hint = f'INDEXED BY "{index_name(path)}"'
                 probe = self.sql["probe"].format(condition=condition.text, indexed=hint)
                 bound = (*span(wanted.prefix), wanted.now, *condition.params, _SELECTIVE)
                 if len((yield Statement(probe, bound))) < _SELECTIVE:
@@ -175,7 +176,7 @@ class Reader:
         used = tuple(
             path
             for path in (yield from self.indexes())
-            if any(f"{INDEX}{path}" in step for step in steps)
+            if any(f"{index_name(path)} " in step for step in steps)
         )
         return QueryPlan(used, steps)
 
@@ -222,6 +223,15 @@ class Reader:
             last = rows[-1][0]
             low = span(done)[1] if done and last.startswith(done) else last + b"\0"
         return out[offset:]
+
+
+def index_name(path: str) -> str:
+    """The name of the index on a path; SQLite takes names that differ in case for the same.
+
+    >>> index_name("user.firstName")
+    'store_path:user.first^Name'
+    """
+    return _INDEX + re.sub("([A-Z])", r"^\1", path)
 
 
 def alive(row: Row, now: int) -> bool:

@@ -45,6 +45,10 @@ def _numbers() -> dict[Any, int]:
 Analyse = Callable[[Mapping[str, Any], str | None], str]
 
 
+class Overtaken(Exception):
+    """The snapshot that is read is older than the index: read again, on a newer one."""
+
+
 class Resident:
     """What search needs of every present item of a store.
 
@@ -142,7 +146,9 @@ class Resident:
 
     def _refresh(self) -> Flow[None]:
         marks = (yield Statement(self._sql["marks"]))[0]
-        if marks == self._marks or self._is_past(marks):
+        if self._is_past(marks):
+            raise Overtaken
+        if marks == self._marks:
             return
         try:
             yield from self._catch_up(marks)
@@ -205,7 +211,7 @@ class Resident:
                 break
             since = rows[-1][0]
             total += len(rows)
-            entries += map(self._loaded, rows)
+            entries += [self._loaded(row) for row in rows if self._will_live(row)]
             if len(entries) >= _LARGE:
                 self._add(entries)
                 entries = []
@@ -216,6 +222,9 @@ class Resident:
             self._add(entries)
         if total >= _SLOW:
             _LOG.info("search index of %d items read in %.1f s", total, time.monotonic() - began)
+
+    def _will_live(self, row: Row) -> bool:
+        return row[7] is None or int(row[7]) > self._expired_to
 
     def _loaded(self, row: Row) -> Entry:
         number, path, key, version, *_, provenance, tokens, vectors, fields = row
@@ -289,11 +298,12 @@ class Resident:
 
     def _kill(self, gone: Sequence[int]) -> None:
         ids: Ints = np.array(gone, np.int64)
-        for number, found in enumerate(self._segments):
+        kept = []
+        for found in self._segments:
             found.kill(ids)
-            if found.dead * 2 > len(found):
-                self._segments[number] = found.without_dead()
-                self._recent = []
+            thinned = found.without_dead() if found.dead * 2 > len(found) else found
+            kept += [thinned] if len(thinned) else []
+        self._segments = kept
         dead = set(gone)
         self._recent = [entry for entry in self._recent if entry.id not in dead]
         self._without -= dead

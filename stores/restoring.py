@@ -78,7 +78,10 @@ def _add(writer: Writer, one: Restored, now: int, changes: Changes) -> Flow[None
     number = one.version or (version or closed or 0) + 1
     first = one.created if one.created is not None else created if row is not None else since
     put = one.put if one.until is None else replace(one.put, lacking=None)
-    times = Times(first, since, one.expires)
+    expires = one.expires
+    if expires is None and one.put.ttl is not None and one.until is None:
+        expires = max(since, now) + one.put.ttl
+    times = Times(first, since, expires)
     added = yield from writer.add(put, ns, number, times, changes)
     if one.until is not None:
         ns, _, _, _, _, _, size, *_ = yield from writer.locate(put)

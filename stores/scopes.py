@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perdure.stores.bm25 import Term
 from perdure.stores.context import Arrangement, arrange
 from perdure.stores.models import Model
 from perdure.stores.segments import Ints, Segment
-from perdure.stores.vectors import Floats
+from perdure.stores.vectors import Floats, second_look
 
 
 @dataclass(slots=True)
@@ -159,9 +158,10 @@ class Scope:
             approximate_above: Vectors under the prefix from which sketches are used.
         """
         out = np.full(len(self), np.nan, np.float32)
-        sketched = sum(run.vectors for run in self._runs) > approximate_above
+        count = sum(run.vectors for run in self._runs)
+        share = second_look(count) if count > approximate_above else None
         for run in self._runs:
-            scores = _of_run(run, query, sketched)
+            scores = _of_run(run, query, share)
             if scores is None:
                 continue
             if run.places is None:
@@ -183,13 +183,13 @@ def _inside(segment: Segment, start: int, stop: int, ids: Ints | None) -> NDArra
     return np.asarray(wanted if alive is None else wanted & alive)
 
 
-def _of_run(run: _Run, query: Floats, sketched: bool) -> Floats | None:
+def _of_run(run: _Run, query: Floats, share: float | None) -> Floats | None:
     matrix, chunks = run.segment.matrix, run.segment.chunks
     first, last = int(chunks[run.start]), int(chunks[run.stop])
     if matrix is None or first == last:
         return None
-    if sketched and matrix.sketch is not None:
-        scores = matrix.estimates(query, first, last)
+    if share is not None and matrix.sketch is not None:
+        scores = matrix.estimates(query, first, last, share)
     else:
         scores = matrix.scores(query, first, last)
     begins = chunks[run.start : run.stop] - first
@@ -200,9 +200,3 @@ def _of_run(run: _Run, query: Floats, sketched: bool) -> Floats | None:
     some = sizes > 0
     out[some] = np.maximum.reduceat(scores, begins[some])
     return out
-
-
-def term_of(scope: Scope, number: int, *, is_name: bool = False) -> Term:
-    """A query's word in the rows of a scope."""
-    rows, counts = scope.term(number)
-    return Term(rows, counts, is_name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -19,7 +19,7 @@ from perdure.stores.kinship import kin_of
 from perdure.stores.models import Model
 from perdure.stores.ranking import Cues, Ranked, rank
 from perdure.stores.reading import Reader, Wanted
-from perdure.stores.resident import Resident
+from perdure.stores.resident import Overtaken, Resident
 from perdure.stores.scopes import Scope
 from perdure.stores.steps import Embed, Read, Steps
 from perdure.stores.text import is_misspellable, query_tokens, without
@@ -28,6 +28,8 @@ from perdure.stores.weighting import Weights
 
 _LOG = logging.getLogger("perdure")
 MODES: Final = ("hybrid", "text", "semantic")
+_NO_VECTOR: Final = -1.0  # a row without a vector comes after all that have one
+_MOST_GUESSED: Final = 16  # words of a query that may be misspelt: 1 ms each
 _MANY_ACTORS: Final = 1_000  # a scope with more is no conversation: nobody is named in it
 
 
@@ -60,19 +62,21 @@ class Searcher:
         resident: The index.
         model: What makes the query's vector; None: there is no embedder.
         masked: Turns tokens into keyed hashes, if the index holds those.
+        now: The time, in microseconds.
     """
 
     sql: dict[str, str]
     reader: Reader
     resident: Resident
     model: Model | None
-    masked: Any = None
+    masked: Any
+    now: Callable[[], int]
 
     def search(
         self, wanted: Wanted, query: Query, limit: int, offset: int
     ) -> Steps[list[FoundItem]]:
         """The best items, best first; ties by age, newest first."""
-        scope, past = yield Read(self._scope(wanted))
+        scope, past = yield from self._scoped(wanted)
         ranked = yield from self._ranked(scope, query, wanted.now)
         if ranked is None:
             return []
@@ -87,7 +91,7 @@ class Searcher:
             return WhyNot("there is no such item")
         if self.reader.checked(row, wanted) is None:
             return WhyNot("the filter leaves it out")
-        scope, _ = yield Read(self._scope(wanted))
+        scope, _ = yield from self._scoped(wanted)
         place = np.flatnonzero(scope.ids == row[0])
         if not len(place):
             return WhyNot("it was put with index=False, or has no text to search")
@@ -100,6 +104,14 @@ class Searcher:
         return WhyNot(f"{better} of {len(scope)} items score higher", better + 1, parts)
 
     # -- the rows in question
+
+    def _scoped(self, wanted: Wanted) -> Steps[tuple[Scope, dict[int, StoredItem]]]:
+        while True:
+            try:
+                found: tuple[Scope, dict[int, StoredItem]] = yield Read(self._scope(wanted))
+            except Overtaken:
+                continue
+            return found
 
     def _scope(self, wanted: Wanted) -> Flow[tuple[Scope, dict[int, StoredItem]]]:
         if wanted.as_of is not None:
@@ -127,13 +139,17 @@ class Searcher:
         if not len(scope) or (cosines is None and not terms):
             return None
         arrangement = scope.arrangement() if query.context else None
+        cues = self._cues(scope, query, named, now)
+        if cosines is not None and not terms and arrangement is None and cues.silent:
+            scores = np.nan_to_num(cosines, nan=_NO_VECTOR)  # nothing to weigh it with
+            return Ranked(scores, {"vector": scores})
         return rank(
             len(scope),
             terms=terms,
             lengths=scope.lengths,
             cosines=cosines,
             arrangement=arrangement,
-            cues=self._cues(scope, query, named, now),
+            cues=cues,
             weights=query.weights,
         )
 
@@ -184,6 +200,7 @@ class Searcher:
     ) -> list[Term]:
         """The query's words in the scope; by meaning, also with words that say nearly the same."""
         names = _all(named)
+        guesses = _MOST_GUESSED
         out = []
         for word in words:
             rows, counts = self._term(scope, word)
@@ -191,7 +208,8 @@ class Searcher:
             kin = self._kin(scope, word) if by_meaning and not is_name else ()
             if len(rows) or kin:
                 out.append(Term(rows, counts, is_name, kin))
-            elif self.masked is None and is_misspellable(word):
+            elif self.masked is None and guesses and is_misspellable(word):
+                guesses -= 1
                 out += self._near(scope, word)
         return out
 
@@ -241,6 +259,7 @@ class Searcher:
         out: list[FoundItem] = []
         reach = offset + limit
         taken = 0
+        seen: set[tuple[tuple[str, ...], str]] = set()
         order = _best(ranked.scores, scope, reach)
         while len(out) < reach:
             if taken == len(order):
@@ -255,9 +274,9 @@ class Searcher:
             number = int(scope.ids[place])
             item = past.get(number)
             if item is None and wanted.as_of is None:
-                for row in (yield Statement(self.sql["by_id"], (number, wanted.now))):
-                    item = self.reader.records.item(row)
-            if item is not None:
+                item = yield from self._present(number, wanted, self.now())
+            if item is not None and (item.namespace, item.key) not in seen:
+                seen.add((item.namespace, item.key))
                 parts = (
                     {name: float(part[place]) for name, part in ranked.parts.items()}
                     if query.explain
@@ -265,6 +284,15 @@ class Searcher:
                 )
                 out.append(FoundItem(item, score, parts))
         return out[offset:]
+
+    def _present(self, number: int, wanted: Wanted, now: int) -> Flow[StoredItem | None]:
+        """The item of a version, or of the one that replaced it while the query was thought of."""
+        for row in (yield Statement(self.sql["by_id"], (number, now))):
+            return self.reader.records.item(row)
+        for row in (yield Statement(self.sql["successor"], (number, now))):
+            found = self.reader.checked(row, wanted)
+            return None if found is None else found[1]
+        return None
 
 
 def _all(named: dict[int, frozenset[str]]) -> frozenset[str]:

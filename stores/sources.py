@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from langgraph.store.base import BaseStore
+from langgraph.store.base import BaseStore, SearchItem, SearchOp
 
 from perdure.errors import ConfigurationError, ImportFailed, NotADatabase
 
@@ -31,7 +31,7 @@ def of_store(store: BaseStore) -> Iterator[Line]:
 
 def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Iterator[Line]:
     offset = 0
-    while found := store.search(namespace, limit=_PAGE, offset=offset, refresh_ttl=False):
+    while found := _searched(store, namespace, offset):
         for item in found:
             if tuple(item.namespace) == namespace:  # the others come with their own
                 yield (
@@ -39,6 +39,12 @@ def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Iterator[Line
                     _line(namespace, item.key, item.value, item.created_at, item.updated_at),
                 )
         offset += len(found)
+
+
+def _searched(store: BaseStore, namespace: tuple[str, ...], offset: int) -> list[SearchItem]:
+    # as an operation, for the method refuses labels that the store may well hold
+    op = SearchOp(namespace, limit=_PAGE, offset=offset, refresh_ttl=False)
+    return cast(list[SearchItem], store.batch([op])[0])
 
 
 def of_langgraph_file(path: str | os.PathLike[str]) -> Iterator[Line]:

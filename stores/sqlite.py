@@ -135,7 +135,9 @@ class SQLiteStore(Store):
                     reader,
                     writer,
                     preparer,
-                    Searcher(sql, reader, resident, model, masked),
+                    Searcher(
+                        sql, reader, resident, model, masked, lambda: int(clock() * 1_000_000)
+                    ),
                     Driver(database, writer, embedder, in_process),
                     ttl,
                     clock,
@@ -150,6 +152,10 @@ class SQLiteStore(Store):
     def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
         """Open by the name that langgraph's stores use; see `open`."""
         return cls.open(conn_string, **options)
+
+
+def _micros(clock: Callable[[], float]) -> Callable[[], int]:
+    return lambda: int(clock() * 1_000_000)
 
 
 def _ignored(_: object) -> None:

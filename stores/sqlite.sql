@@ -18,7 +18,8 @@ UPDATE store_namespaces SET items = items + ?, bytes = bytes + ? WHERE ns = ?;
 -- drop_empty_namespaces: those of a range in which nothing is left, not even a closed version
 DELETE FROM store_namespaces WHERE path >= ? AND path < ?
 AND NOT EXISTS (SELECT 1 FROM store_items i WHERE i.ns = store_namespaces.ns)
-AND NOT EXISTS (SELECT 1 FROM store_versions v WHERE v.ns = store_namespaces.ns);
+AND NOT EXISTS (SELECT 1 FROM store_versions v WHERE v.ns = store_namespaces.ns)
+RETURNING 1;
 
 -- held: items and bytes under a prefix, expired ones included
 SELECT coalesce(sum(items), 0), coalesce(sum(bytes), 0) FROM store_namespaces
@@ -92,6 +93,12 @@ UPDATE store_index SET vectors = ?, model = ? WHERE id = ?;
 INSERT INTO store_pending (id, attempts, error) VALUES (?, 1, ?)
 ON CONFLICT (id) DO UPDATE SET attempts = attempts + 1, error = excluded.error;
 
+-- hush_pending: an error may quote what was erased
+UPDATE store_pending SET error = ? WHERE id = ?;
+
+-- pending_ids: all that wait
+SELECT id FROM store_pending;
+
 -- drop_pending: it waits no longer
 DELETE FROM store_pending WHERE id = ?;
 
@@ -100,7 +107,7 @@ SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expir
        x.fields, p.attempts, p.error
 FROM store_pending p JOIN store_items i ON i.id = p.id JOIN store_index x ON x.id = p.id
 JOIN store_namespaces n ON n.ns = i.ns
-WHERE p.id > ? AND n.path >= ? AND n.path < ? ORDER BY p.id LIMIT ?;
+WHERE p.id > ? AND n.path >= ? AND n.path < ? AND p.attempts <= ? ORDER BY p.id LIMIT ?;
 
 -- to_embed: present items from one on that have no vectors of a model, with what these are made of
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
@@ -192,6 +199,11 @@ ORDER BY 2, 1 DESC;
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
 FROM store_items i JOIN store_namespaces n ON n.ns = i.ns
 WHERE i.id = ? AND (i.expires_at IS NULL OR i.expires_at > ?);
+
+-- successor: the present item that replaced a closed version
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
+FROM store_versions v JOIN store_items i ON i.ns = v.ns AND i.key = v.key JOIN store_namespaces n ON n.ns = i.ns
+WHERE v.id = ? AND (i.expires_at IS NULL OR i.expires_at > ?);
 
 -- matching: which present items under a prefix may meet a condition
 SELECT i.id, i.value FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any, Self
 
 from perdure.errors import ConfigurationError, PerdureError
-from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.flow import Flow, Row, Statement, rows_of
 from perdure.stores.base import Namespace, QueryPlan, StoreStats, VersionRetention
 from perdure.stores.filter_paths import index_expression, index_path
 from perdure.stores.models import Model
 from perdure.stores.namespaces import check_prefix, span
 from perdure.stores.pending import BATCH
-from perdure.stores.reading import INDEX
+from perdure.stores.reading import index_name
 from perdure.stores.scoped import ScopedStore, limits_of
 from perdure.stores.steps import EmbedAll, Read, Steps, Write
 from perdure.stores.transfer import Transfer
@@ -138,6 +138,7 @@ class Store(Transfer):
         while found := self.database.write(self._drop_versions(wanted.prefix, rule.last, since)):
             total += found
         if total:
+            self.database.write(rows_of(self._sql["drop_empty_namespaces"], *span(wanted.prefix)))
             self.database.shrink()
         return total
 
@@ -168,7 +169,7 @@ class Store(Transfer):
             )
         on = index_expression(checked, "value")
         self.database.write(
-            _ddl(f'CREATE INDEX IF NOT EXISTS "{INDEX}{checked}" ON store_items (ns, {on})')
+            _ddl(f'CREATE INDEX IF NOT EXISTS "{index_name(checked)}" ON store_items (ns, {on})')
         )
 
     async def acreate_index(self, path: str) -> None:
@@ -191,7 +192,7 @@ class Store(Transfer):
 
     def drop_index(self, path: str) -> None:
         """Remove an index; one that is not there is no error."""
-        self.database.write(_ddl(f'DROP INDEX IF EXISTS "{INDEX}{index_path(path)}"'))
+        self.database.write(_ddl(f'DROP INDEX IF EXISTS "{index_name(index_path(path))}"'))
 
     def indexes(self) -> list[str]:
         """The paths that have an index."""

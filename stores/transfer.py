@@ -94,9 +94,9 @@ class Transfer(Doors):
         }
         if until is not None:
             line["valid_to"] = moment(until).isoformat()
-        if expires is not None:
+        if expires is not None and until is None:
             line["expires_at"] = moment(expires).isoformat()
-        if ttl is not None:
+        if ttl is not None and until is None:
             line["ttl"] = ttl / _MINUTE
         if not indexed:
             line["index"] = False
@@ -221,11 +221,13 @@ class Transfer(Doors):
     def _restored(self, where: str, line: Mapping[str, Any]) -> tuple[Restored, list[str]]:
         try:
             said = line.get("provenance")
+            if said and not isinstance(said.get("message_ids", []), list):
+                raise ValueError("message_ids of its provenance is no list")
             put, pieces = self._preparer.put(
                 Request(
                     line["namespace"],
                     line["key"],
-                    line["value"],
+                    line["value"] if line["value"] is not None else _NOTHING,
                     line.get("index"),
                     line.get("ttl"),
                     provenance=provenance_of(said) if said else None,
@@ -240,6 +242,7 @@ class Transfer(Doors):
             raise ImportFailed(f"{where}: {exc}; expected what export() writes") from exc
 
 
+_NOTHING: Any = ()  # no mapping: the check of values says so
 _TIMES = ("created_at", "valid_from", "valid_to", "expires_at")
 
 
@@ -263,12 +266,14 @@ def _parsed(
     lines: Iterable[str], namespace: Namespace | None
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for number, text in enumerate(lines, 1):
+        where = f"line {number}"
+        if not isinstance(text, str):
+            raise ImportFailed(f"{where}: a {type(text).__name__}; expected text")
         if not text.strip():
             continue
-        where = f"line {number}"
         try:
             line = decode(text)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise ImportFailed(f"{where}: no JSON ({exc}); expected an object a line") from exc
         if not isinstance(line, dict):
             raise ImportFailed(

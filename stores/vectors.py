@@ -17,8 +17,8 @@ Floats = NDArray[np.float32]
 
 _BLOCK: Final = 4096  # rows widened to float32 at a time: they stay in the cache
 _SKETCH_BLOCK: Final = 1 << 14  # rows whose sketches are compared at a time
-_SECOND_LOOK: Final = 0.02  # share of the rows that is scored exactly after the sketches...
-_AT_LEAST: Final = 4_000  # ...but at least so many
+_SECOND_LOOK: Final = 0.01  # share of the rows
+_AT_LEAST: Final = 4_000  # rows
 _WORD: Final = 64  # bits
 
 
@@ -34,6 +34,11 @@ def stored(vectors: Floats, kind: Kind) -> bytes:
 def width(dims: int, kind: Kind) -> int:
     """How many bytes a vector takes."""
     return dims * np.dtype(kind).itemsize + (4 if kind == "int8" else 0)
+
+
+def second_look(rows: int) -> float:
+    """The share of many rows that is scored exactly after the sketches."""
+    return max(_SECOND_LOOK, min(1.0, _AT_LEAST / max(rows, 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +96,13 @@ class Matrix:
             out *= self.scale[start:stop]
         return out
 
-    def estimates(self, query: Floats, start: int, stop: int) -> Floats:
-        """Approximate cosine similarities; the most promising ones are exact."""
+    def estimates(self, query: Floats, start: int, stop: int, share: float) -> Floats:
+        """Approximate cosine similarities; those of the most promising share of rows are exact."""
         assert self.sketch is not None
         distance = self._distances(_signs(query[None, :])[:, 0], start, stop)
         bits_in_all = len(query)
         counts = np.bincount(distance, minlength=bits_in_all + 1)
-        wanted = max(_AT_LEAST, int(_SECOND_LOOK * len(distance)))
+        wanted = max(int(share * len(distance)), 1)
         nearest = int(np.searchsorted(np.cumsum(counts), min(wanted, len(distance))))
         table = np.cos(np.pi * np.arange(bits_in_all + 1) / bits_in_all).astype(np.float32)
         table -= table[nearest]  # an estimate never stands before an exact score

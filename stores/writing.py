@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -137,9 +137,13 @@ class Writer:
             if put.lacking is not None:
                 error = self.records.shut(put.lacking, ("pending", row))
                 yield Statement(self.sql["add_pending"], (row, error))
-        if any(sum(grown[part] for grown in changes.grown) > 0 for part in (0, 1)):
-            for limit in dict.fromkeys(limit for put in puts for limit in put.limits):
-                yield from self._check_limit(limit, now)
+        # who holds too much may still delete, and put less
+        more, larger = (sum(grown[part] for grown in changes.grown) > 0 for part in (0, 1))
+        for limit in dict.fromkeys(limit for put in puts for limit in put.limits):
+            counted = Limit(
+                limit.prefix, limit.items if more else None, limit.bytes if larger else None
+            )
+            yield from self._check_limit(counted, now)
 
     def _apply(self, put: Put, now: int, changes: Changes) -> Flow[None]:
         ns, row, version, created, valid_from, expires, size, last, ended = yield from self.locate(
@@ -250,19 +254,34 @@ class Writer:
         yield Statement(self.sql["set_setting"], ("model", new.text()))
         return new.number
 
-    def give_vectors(self, given: Sequence[tuple[int, bytes]], model: Model) -> Flow[None]:
+    def give_vectors(self, given: Sequence[tuple[int, bytes | None]], model: Model) -> Flow[None]:
         """Add the vectors of versions that lacked them."""
-        number = yield from self.enrol(model)
+        number = None
+        if any(vectors is not None for _, vectors in given):
+            number = yield from self.enrol(model)
         for row, vectors in given:
             shut = self.records.shut_vectors(vectors, row)
-            yield Statement(self.sql["set_vectors"], (shut, number, row))
+            if shut is not None:
+                yield Statement(self.sql["set_vectors"], (shut, number, row))
             yield Statement(self.sql["drop_pending"], (row,))
         yield Statement(self.sql["bump_setting"], ("embedded",))
 
+    def still_lacking(self, row: int, error: str) -> Flow[None]:
+        """Note that the vectors of a version could not be made once more."""
+        shut = self.records.shut(error, ("pending", row))
+        yield Statement(self.sql["add_pending"], (row, shut))
+
+    def hush(self) -> Flow[None]:
+        """Forget why vectors are lacking: an error may quote other texts."""
+        rows = yield Statement(self.sql["pending_ids"])
+        hushed = [(self.records.shut("", ("pending", row)), row) for (row,) in rows]
+        yield Statement(self.sql["hush_pending"], hushed, many=True)
+
     # -- time
 
-    def touch(self, rows: Sequence[int], now: int) -> Flow[None]:
+    def touch(self, rows: Sequence[int], clock: Callable[[], int]) -> Flow[None]:
         """Let items live on for their time from now."""
+        now = clock()  # in the transaction: one may have waited for it past an item's time
         yield Statement(self.sql["touch"], [(now, row) for row in rows], many=True)
 
     def sweep(self, now: int, limit: int) -> Flow[int]:

@@ -157,6 +157,33 @@ class Memories(RuleBasedStateMachine):
 
         assert dropped == self.store.retain(VersionRetention(last=last, days=days))
 
+    @rule(prefix=prefixes, word=st.none() | words, n=st.none() | st.integers(0, 3))
+    def forget(self, prefix: Any, word: str | None, n: int | None) -> None:
+        """A key goes with all its versions, if one of them is meant; the past it was goes too."""
+        gone = {
+            place: key
+            for place, key in self.keys.items()
+            if place[0][: len(prefix)] == prefix
+            and any(
+                (word is None or word in version.value["text"])
+                and (n is None or n == version.value["n"])
+                for version in key.versions
+            )
+        }
+        present = sum(key.present is not None for key in gone.values())
+        versions = sum(len(key.versions) for key in gone.values()) - present
+        for place in gone:
+            del self.keys[place]
+
+        receipt = self.store.forget(prefix, query=word, filter=None if n is None else {"n": n})
+        assert (present, versions, tuple(sorted(gone))) == (
+            receipt.items,
+            receipt.versions,
+            receipt.keys,
+        )
+        for place in gone:
+            assert self.store.history(*place) == []
+
     # -- time
 
     @rule(seconds=st.sampled_from([1.0, 59.0, 60.0, 1800.0, DAY, -1.0, -3600.0, 0.000001]))

@@ -11,7 +11,7 @@ from langgraph.store.base import PutOp
 from numpy.typing import NDArray
 
 from perdure.stores import SQLiteStore
-from perdure.stores.vectors import Matrix, stored
+from perdure.stores.vectors import Matrix, second_look, stored
 from tests.backends import KEY
 from tests.store_backends import keys
 
@@ -174,7 +174,7 @@ def test_sketches_find_the_nearest(kind: Any) -> None:
         query = centre + 0.5 * random.standard_normal(128, np.float32)
         query /= np.linalg.norm(query)
         exact = np.argsort(-(rows @ query))[:10]
-        estimates = matrix.estimates(query, 0, len(rows))
+        estimates = matrix.estimates(query, 0, len(rows), second_look(len(rows)))
         right += len(set(exact) & set(np.argsort(-estimates)[:10]))
 
     assert right >= 190

@@ -1,0 +1,185 @@
+"""Forgetting: what is left in the files, in threads, and with other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import HumanMessage
+from langgraph.store.base import PutOp
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.errors import ConfigurationError
+from perdure.stores import Provenance, SQLiteStore, resident
+from tests.backends import KEY
+from tests.contracts.puts import put, texts
+from tests.store_backends import Clock, keys, of_words
+from tests.stores.erasing import ALICE, BOB, SECRETS, Dense, fill, opened, raw, said, traces
+
+FILES = ("file", "sealed", "keyed")
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words that a search made are written at once, however few."""
+    monkeypatch.setattr(resident, "_KEPT_FROM", 1)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("backend", FILES)
+def test_no_byte_is_left(backend: str, tmp_path: Path, clock: Clock) -> None:
+    """No value, word, stem or vector, in clear or as it was encrypted, nor any key's name."""
+    embedder = Dense()
+    secret = Dense().embed(["zorbaxing horses were running"]).astype("<f4").tobytes()
+    with opened(backend, tmp_path, clock, embedder) as store:
+        fill(store, clock, embedder)
+        store.search((), query="horse")
+        store.put(BOB, "late", {"text": "tea"})  # after the words were handed over
+        path = Path(store.database.path)
+        told = [*traces(path, ALICE), b"unsearched", b"alice\0deep", secret]
+        before = [part for part in told if part in raw(tmp_path)]
+        receipt = store.forget(ALICE)
+        during = [part for part in told if part in raw(tmp_path)]
+        found = keys(store.search((), query="horse"))
+    after = [part for part in told if part in raw(tmp_path)]
+
+    assert receipt.clean
+    assert len(before) > 15
+    assert [] == during == after
+    assert "near" in found
+
+
+@pytest.mark.parametrize("backend", FILES)
+def test_no_byte_is_left_by_ways_past(backend: str, tmp_path: Path, clock: Clock) -> None:
+    """Nor of what was closed, dropped, swept, embedded again, or lay in large values."""
+    embedder = Dense()
+    long = " ".join(f"{secret}{n}" for n in range(900) for secret in SECRETS)
+    with opened(backend, tmp_path, clock, embedder) as store:
+        fill(store, clock, embedder)
+        store.put(ALICE, "long", {"text": long})
+        store.put(ALICE, "long", {"text": f"short {SECRETS[0]}"})
+        store.delete(ALICE, "long")
+        store.sweep_ttl()
+        if backend == "file":
+            store.create_index("text")
+        told = [*traces(Path(store.database.path), ALICE), *(s.encode() for s in SECRETS)]
+        receipt = store.forget(query=SECRETS[0]), store.forget(ALICE)
+        during = [part[:40] for part in told if part in raw(tmp_path)]
+
+    assert during == []
+    assert [each.clean for each in receipt] == [True, True]
+
+
+def messages(saver: SQLiteCheckpointer, thread: str, *ids: str) -> None:
+    put(
+        saver,
+        {"messages": [HumanMessage(f"{thread} {uid} zorbaxing", id=uid) for uid in ids]},
+        thread=thread,
+    )
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+@pytest.mark.parametrize("door", ["forget", "aforget"])
+def test_messages_go_with_their_items(door: str, key: bytes | None, tmp_path: Path) -> None:
+    """Messages that provenance names leave their threads, of closed versions too; others stay."""
+    path = tmp_path / "x.db"
+    with (
+        SQLiteCheckpointer.open(path, key=key) as saver,
+        SQLiteStore.open(path, key=key, **of_words(synchronous="full")) as store,
+    ):
+        messages(saver, "t", "m0", "m1", "m2", "m3")
+        messages(saver, "b", "m0")
+        messages(saver, "whole", "m0", "m1")
+        store.put(ALICE, "k", {"text": "zorbaxing"}, provenance=said("t", "m0", "unknown"))
+        store.put(ALICE, "k", {"text": "horse"}, provenance=said("t", "m2"))
+        store.put(ALICE, "nowhere", {"text": "x"}, provenance=said("no such thread", "m0"))
+        store.put(ALICE, "threadless", {"text": "x"}, provenance=Provenance(message_ids=("m3",)))
+        store.put(ALICE, "unspecific", {"text": "x"}, provenance=Provenance(thread_id="b"))
+        store.put(BOB, "k", {"text": "horse"}, provenance=said("t", "m3"))
+        asked: dict[str, Any] = {"checkpointer": saver, "threads": ["whole"]}
+        rehearsed = store.forget(ALICE, dry_run=True, **asked)
+        there = texts(saver, "t"), texts(saver, "b"), texts(saver, "whole")
+        if door == "forget":
+            receipt = store.forget(ALICE, **asked)
+        else:
+            receipt = asyncio.run(store.aforget(ALICE, **asked))
+        left = texts(saver, "t"), texts(saver, "b")
+        threads = {info.thread_id for info in saver.threads()}
+        bytes_ = raw(tmp_path)
+
+    assert [len(each) for each in there] == [4, 1, 2]
+    assert left == (["t m1 zorbaxing", "t m3 zorbaxing"], ["b m0 zorbaxing"])
+    assert {"t", "b"} == threads
+    assert ("no such thread", "t", "whole") == receipt.threads == rehearsed.threads
+    assert receipt.clean
+    assert receipt.messages >= 4
+    for gone in (b"t m0 zorb", b"t m2 zorb", b"whole m0"):
+        assert gone not in bytes_
+
+
+def test_only_threads(tmp_path: Path) -> None:
+    """Threads alone go whole, and no item."""
+    path = tmp_path / "x.db"
+    with (
+        SQLiteCheckpointer.open(path) as saver,
+        SQLiteStore.open(path, **of_words(synchronous="full")) as store,
+    ):
+        messages(saver, "t", "m0")
+        messages(saver, "b", "m0")
+        store.put(ALICE, "k", {"text": "tea"}, provenance=said("b", "m0"))
+        rehearsed = store.forget(threads=["t"], checkpointer=saver, dry_run=True)
+        receipt = store.forget(threads=["t"], checkpointer=saver)
+        left, items = texts(saver, "b"), keys(store.search(()))
+        threads = [info.thread_id for info in saver.threads()]
+        with pytest.raises(ConfigurationError, match="scoped"):
+            store.scoped(ALICE).forget((), checkpointer=saver)
+
+    assert (rehearsed.threads, rehearsed.items) == (("t",), 0)
+    assert (receipt.threads, receipt.items, receipt.keys, receipt.clean) == (("t",), 0, (), True)
+    assert (left, items, threads) == (["b m0 zorbaxing"], ["k"], ["b"])
+
+
+def searcher(path: Path, pipe: Connection) -> None:
+    """Another process, which answers queries with keys and with the texts it can read."""
+    with SQLiteStore.open(path, **of_words()) as store:
+        for query in iter(pipe.recv, None):
+            modes: list[Any] = ["hybrid", "text", "semantic"]
+            found = [store.search((), query=query, mode=mode, limit=99) for mode in modes]
+            pipe.send([sorted(item.key for item in each if item.score) for each in found])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_another_process_forgets_too(tmp_path: Path) -> None:
+    """A process that has searched before finds nothing afterwards, and finds what is new."""
+    path = tmp_path / "x.db"
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "perdure.stores", "tests.store_backends"])
+    ours, theirs = context.Pipe()
+    child = context.Process(target=searcher, args=(path, theirs), daemon=True)
+    with SQLiteStore.open(path, **of_words()) as store:
+        store.batch([PutOp(ALICE, f"k{n}", {"text": "zorbax"}) for n in range(3)])
+        store.put(BOB, "other", {"text": "milk"})
+        child.start()
+
+        def asked(query: str) -> Any:
+            ours.send(query)
+            assert ours.poll(PATIENCE_S)
+            return ours.recv()
+
+        before = asked("zorbax")
+        receipt = store.forget(query="zorbax")
+        after = asked("zorbax")
+        store.put(BOB, "new", {"text": "zorbax"})
+        new, other = asked("zorbax"), asked("milk")
+        ours.send(None)
+        child.join(PATIENCE_S)
+
+    assert before == [["k0", "k1", "k2"]] * 3
+    assert (receipt.items, after, new) == (3, [[]] * 3, [["new"]] * 3)
+    assert other == [["other"]] * 3

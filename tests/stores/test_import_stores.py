@@ -1,0 +1,178 @@
+"""Taking over other stores: langgraph's SQLite file, its in-memory store, another of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.store.base import PutOp
+from langgraph.store.memory import InMemoryStore
+from langgraph.store.sqlite import AsyncSqliteStore, SqliteStore
+
+from perdure.errors import ConfigurationError, ImportFailed, NotADatabase
+from perdure.stores import SQLiteStore, TransferReport
+from perdure.stores.sources import _PAGE
+from tests.backends import KEY
+from tests.store_backends import Clock, keys, of_words
+from tests.stores.erasing import fill
+
+SPACES = [("a",), ("a", "b"), ("users", "ümit", "notes")]
+
+
+def write(store: Any) -> None:
+    """Items as langgraph's stores take them."""
+    for n, space in enumerate(SPACES):
+        store.put(space, "k", {"text": f"tea {n}", "n": n, "deep": {"list": [1, None, "é"]}})
+        store.put(space, "k", {"text": f"coffee {n}", "n": n})
+        store.put(space, "gone", {"text": "x"})
+        store.delete(space, "gone")
+
+
+def shapes(store: Any) -> list[Any]:
+    """The items of a store, with whole seconds: the file has no smaller parts."""
+    return sorted(
+        (tuple(i.namespace), i.key, json.dumps(i.value), i.created_at.timestamp() // 1)
+        for i in store.search((), limit=999)
+    )
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("door", ["sync", "async"])
+def test_a_file_of_langgraphs(door: str, timed: bool, tmp_path: Path, plain: SQLiteStore) -> None:
+    """Its items come with their times and what is left of their lives; again, nothing does."""
+    path = str(tmp_path / "theirs.db")
+
+    async def awrite() -> None:
+        async with AsyncSqliteStore.from_conn_string(path) as store:
+            await store.setup()
+            await store.abatch([PutOp(s, "k", {"text": f"coffee {s}"}) for s in SPACES])
+            if timed:
+                await store.aput(("mortal",), "m", {"text": "milk"}, ttl=60)
+
+    if door == "async":
+        asyncio.run(awrite())
+    else:
+        with SqliteStore.from_conn_string(path) as store:
+            store.setup()
+            write(store)
+            if timed:
+                store.put(("mortal",), "m", {"text": "milk"}, ttl=60)
+    before = Path(path).read_bytes()
+    with SQLiteStore.open(tmp_path / "ours.db", **of_words()) as target:
+        progress = list[int]()
+        report = target.import_from(path, progress=progress.append)
+        again = target.import_from(path)
+        with SqliteStore.from_conn_string(path) as store:
+            theirs = shapes(store)
+        ours = shapes(target)
+        found = keys(target.search(("users",), query="coffee"))
+        mortal = target.get(("mortal",), "m", refresh_ttl=False)
+
+    count = len(SPACES) + timed
+    assert (TransferReport(count), TransferReport(skipped=count)) == (report, again)
+    assert (theirs, [count], ["k"]) == (ours, progress, found)
+    assert before == Path(path).read_bytes()
+    assert (mortal is not None) is timed
+    if mortal is not None:
+        assert mortal.expires_at is not None
+        assert mortal.expires_at - mortal.updated_at >= timedelta(minutes=59)
+
+
+def test_langgraphs_memory(plain: SQLiteStore) -> None:
+    """Its items come with both times; changed, as a new version."""
+    source = InMemoryStore()
+    write(source)
+    report = plain.import_from(source)
+    again = plain.import_from(source)
+    times = {tuple(i.namespace): (i.created_at, i.updated_at) for i in source.search((), limit=99)}
+    ours = {i.namespace: (i.created_at, i.updated_at) for i in plain.search((), limit=99)}
+    source.put(("a",), "k", {"text": "changed"})
+    changed = asyncio.run(plain.aimport_from(source))
+
+    assert (TransferReport(3), TransferReport(skipped=3)) == (report, again)
+    assert times == ours
+    assert TransferReport(1, 0, 2) == changed
+    assert [item.version for item in plain.history(("a",), "k")] == [1, 2]
+
+
+def test_labels_of_any_store(plain: SQLiteStore) -> None:
+    """Labels that langgraph's own doors refuse, though its batches take them, come too."""
+    source = InMemoryStore()
+    source.batch([PutOp(("a.b", "*"), "k", {"text": "dots"}), PutOp(("a",), "k", {"n": 1})])
+
+    assert TransferReport(2) == plain.import_from(source)
+    assert plain.list_namespaces() == [("a",), ("a.b", "*")]
+
+
+def test_more_than_a_page(plain: SQLiteStore) -> None:
+    """Nested and large namespaces beyond a page come whole."""
+    source = InMemoryStore()
+    many = [PutOp(("a", f"n{n}"), "k", {"n": n}) for n in range(_PAGE + 3)]
+    source.batch([*many, *(PutOp(("a",), f"k{n}", {"n": n}) for n in range(_PAGE + 3))])
+    report = plain.import_from(source)
+
+    assert TransferReport(2 * (_PAGE + 3)) == report
+    assert len(plain.list_namespaces(limit=9999)) == _PAGE + 4
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_another_of_ours(key: bytes | None, tmp_path: Path, clock: Clock) -> None:
+    """Versions, times, provenance, lives and what is unsearched come; into a sealed file too."""
+    with (
+        SQLiteStore.open(tmp_path / "one.db", clock=clock, **of_words()) as source,
+        SQLiteStore.open(tmp_path / "two.db", clock=clock, key=key, **of_words()) as target,
+    ):
+        fill(source, clock)
+        lines = list(source.export())
+        report, again = target.import_from(source), target.import_from(source)
+
+        assert lines == list(target.export())
+        assert TransferReport(8, 6) == report  # what has expired comes as closed
+        assert TransferReport(skipped=14) == again
+        modes: list[Any] = ["text", "semantic", "hybrid"]
+        for mode in modes:
+            ours, theirs = (
+                {
+                    (item.namespace, item.key): item.score
+                    for item in store.search((), query="a horse", mode=mode, limit=99)
+                }
+                for store in (target, source)
+            )
+            assert theirs == pytest.approx(ours)
+
+
+def test_what_is_no_source(tmp_path: Path, plain: SQLiteStore) -> None:
+    """No file, another database, another thing, a damaged value: told, and nothing is taken."""
+    (tmp_path / "text.db").write_text("no database, though long enough for one" * 99)
+    with closing(sqlite3.connect(tmp_path / "other.db")) as db:
+        db.execute("CREATE TABLE store (n)")
+        db.commit()
+    with SqliteStore.from_conn_string(str(tmp_path / "bad.db")) as store:
+        store.setup()
+        write(store)
+    with closing(sqlite3.connect(tmp_path / "bad.db")) as db:
+        db.execute("UPDATE store SET value = '{' WHERE prefix = 'a.b'")
+        db.commit()
+    wrong: list[tuple[Any, type[Exception]]] = [
+        (tmp_path / "none.db", ConfigurationError),
+        (tmp_path, ConfigurationError),
+        (5, ConfigurationError),
+        (None, ConfigurationError),
+        (tmp_path / "text.db", NotADatabase),
+        (tmp_path / "other.db", NotADatabase),
+    ]
+    for source, error in wrong:
+        with pytest.raises(error):
+            plain.import_from(source)
+    assert plain.list_namespaces() == []
+    with pytest.raises(ImportFailed, match=r"a\.b"):
+        plain.import_from(tmp_path / "bad.db")
+
+    assert plain.list_namespaces() == [("a",)]
+    assert not (tmp_path / "none.db").exists()

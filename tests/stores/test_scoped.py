@@ -1,0 +1,206 @@
+"""A scope sees and names nothing outside it, and is a store like any other within."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langgraph.store.base import GetOp, ListNamespacesOp, MatchCondition, Op, PutOp, SearchOp
+from langgraph.store.memory import InMemoryStore
+
+from perdure.errors import InvalidNamespace
+from perdure.stores import ScopedStore, SQLiteStore
+from tests.store_backends import BACKENDS, FEWER, Clock, of_words
+
+LABELS = ["a", "ab", "b", "*", ".", "a.b", "%", "_", "A", "é", "e\u0301", "ab\U0001f600", "\uffff"]
+labels = st.sampled_from(LABELS)
+spaces = st.lists(labels, min_size=1, max_size=3).map(tuple)
+roots = st.lists(labels, min_size=1, max_size=2).map(tuple)
+Space = tuple[str, ...]
+MODES: list[Any] = ["hybrid", "text", "semantic"]
+
+
+@contextmanager
+def memory(**options: Any) -> Iterator[SQLiteStore]:
+    with SQLiteStore.open(":memory:", **of_words(index=None, **options)) as store:
+        yield store
+
+
+def fill(store: Any, namespaces: list[Space]) -> None:
+    """An item in each namespace that tells of it."""
+    store.batch([PutOp(space, "k", {"text": "tea", "space": list(space)}) for space in namespaces])
+
+
+def seen(scope: ScopedStore, namespaces: list[Space], root: Space) -> set[Space]:
+    """The whole namespaces that any way of looking tells of."""
+    names = {tuple(namespaces[0]), *namespaces, (), root}
+    names |= {space[len(root) :] for space in namespaces}
+    found: list[Any] = [*scope.search((), limit=999), *scope.search((), query="tea", limit=999)]
+    found += [item for name in names for item in scope.search(name, filter={"text": "tea"})]
+    found += [item for name in names for item in [scope.get(name, "k")] if item]
+    found += [item for name in names for item in scope.history(name, "k")]
+    found += [item for name in names for item in scope.batch([GetOp(name, "k")]) if item]
+    for item in found:
+        assert (*root, *item.namespace) == tuple(item.value["space"])
+    for name in names:
+        told = scope.why_not(name, "k", query="tea")
+        assert (told.rank is not None) is ((*root, *name) in namespaces)
+    return {tuple(item.value["space"]) for item in found} | {
+        (*root, *space) for space in scope.list_namespaces(limit=999)
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@given(namespaces=st.lists(spaces, min_size=1, max_size=12, unique=True), root=roots)
+def test_nothing_outside_is_seen(namespaces: list[Space], root: Space) -> None:
+    """Whatever the labels, only what is under the scope's prefix comes out by any method."""
+    with memory() as store:
+        fill(store, namespaces)
+        scope = store.scoped(root)
+        nested = store.scoped(root[:1]).scoped(root[1:]) if len(root) > 1 else scope.scoped(())
+        expected = {space for space in namespaces if space[: len(root)] == root}
+
+        assert expected == seen(scope, namespaces, root)
+        assert expected == seen(nested, namespaces, root)
+
+
+@settings(max_examples=40, deadline=None)
+@given(namespaces=st.lists(spaces, min_size=1, max_size=8, unique=True), root=roots)
+def test_nothing_outside_is_changed(namespaces: list[Space], root: Space) -> None:
+    """Puts, deletes, batches and forgetting through a scope leave all else as it was."""
+    with memory() as store:
+        fill(store, namespaces)
+        scope = store.scoped(root)
+        outside = [space for space in namespaces if space[: len(root)] != root]
+
+        def state() -> list[Any]:
+            return [line for line in store.export() if line["namespace"][: len(root)] != list(root)]
+
+        before = state()
+        for space in namespaces:
+            scope.put(space, "k", {"text": "mine"})
+            scope.batch([PutOp(space, "j", {"n": 1}), PutOp(space, "k", None)])
+            scope.delete(space, "k")
+        fresh = set(store.list_namespaces(limit=999))
+        scope.forget(())
+
+        assert before == state()
+        assert fresh >= {(*root, *space) for space in namespaces}
+        assert sorted(outside) == sorted(
+            space for space in store.list_namespaces(limit=999) if space in namespaces
+        )
+        assert scope.list_namespaces() == []
+
+
+conditions = st.none() | st.lists(labels, min_size=1, max_size=2).map(tuple)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    namespaces=st.lists(spaces, min_size=1, max_size=12, unique=True),
+    root=roots,
+    prefix=conditions,
+    suffix=conditions,
+    max_depth=st.none() | st.integers(1, 3),
+    page=st.sampled_from([(100, 0), (2, 0), (2, 1), (1, 3)]),
+)
+def test_listing_as_of_a_whole_store(
+    namespaces: list[Space],
+    root: Space,
+    prefix: Space | None,
+    suffix: Space | None,
+    max_depth: int | None,
+    page: tuple[int, int],
+) -> None:
+    """Listing with prefix, suffix, wildcards and depth is that of a store of these items alone."""
+    alone = InMemoryStore()
+    with memory() as store:
+        for space in namespaces:
+            store.put((*root, *space), "k", {"text": "tea"})
+            alone.batch([PutOp(space, "k", {"text": "tea"})])
+        fill(store, [(*root[:-1], root[-1] + "x", *space) for space in namespaces])
+        fill(store, [("zz", *space) for space in namespaces])
+        given: list[tuple[Any, Any]] = [("prefix", prefix), ("suffix", suffix)]
+        asked = tuple(MatchCondition(kind, path) for kind, path in given if path)
+        ops: list[Op] = [ListNamespacesOp(asked, max_depth, *page)]
+
+        assert alone.batch(ops) == store.scoped(root).batch(ops)
+
+
+@FEWER
+def test_a_scope_is_a_store(store: SQLiteStore, clock: Clock) -> None:
+    """Each method answers as that of a store of the scope's items, root label `*` or not."""
+    for root in (("*",), ("u", "alice")):
+        scope = store.scoped(root)
+        scope.put((), "top", {"text": "at the root"})
+        scope.put(("m",), "k", {"text": "my car", "n": 1}, ttl=5, if_version=0)
+        past = clock.at()
+        clock.forward()
+        scope.put(("m",), "k", {"text": "my boat", "n": 2}, if_version=1)
+        scope.put(("m", "deep"), "j", {"text": "tea"})
+        clock.forward()
+        store.put((*root[:-1], "other"), "k", {"text": "automobile boat", "n": 2})
+        histories = scope.history(("m",), "k"), store.history((*root, "m"), "k")
+        past_item = scope.get(("m",), "k", as_of=past)
+
+        assert scope.list_namespaces() == [(), ("m",), ("m", "deep")]
+        assert scope.list_namespaces(max_depth=1) == [(), ("m",)]
+        assert scope.list_namespaces(as_of=past) == [(), ("m",)]
+        assert scope.list_namespaces(prefix=("*",)) == [("m",), ("m", "deep")]
+        assert past_item is not None
+        assert (past_item.value, past_item.namespace) == ({"text": "my car", "n": 1}, ("m",))
+        for mine, whole in zip(*histories, strict=True):
+            assert ((*root, *mine.namespace), mine.value) == (whole.namespace, whole.value)
+        for mode, filter in product(MODES, (None, {"n": 2})):
+            found = scope.search((), query="boat", mode=mode, filter=filter)
+            assert (found[0].namespace, found[0].key) == (("m",), "k")
+            assert {(), ("m",), ("m", "deep")} >= {item.namespace for item in found}
+        listed: Any = scope.batch([ListNamespacesOp(), SearchOp((), query="tea")])
+        assert (listed[0], listed[1][0].namespace) == ([(), ("m",), ("m", "deep")], ("m", "deep"))
+        assert scope.pending_embeddings() == []
+        assert scope.embed_pending() == 0
+
+
+def test_what_waits_in_a_scope(tmp_path: Path) -> None:
+    """Pending items are told, and embedded, of the scope alone, under its names."""
+    options = of_words()
+    with BACKENDS["file"](tmp_path, **options) as store:
+        options["index"]["embed"].failing = True
+        for root in ("a", "ab", "*"):
+            store.put((root, "m"), root, {"text": "tea"})
+        scope = store.scoped(("a",))
+        waiting = [(each.namespace, each.key) for each in scope.pending_embeddings()]
+        options["index"]["embed"].failing = False
+        done = scope.embed_pending()
+        left = {each.namespace for each in store.pending_embeddings()}
+
+    assert waiting == [(("m",), "a")]
+    assert (1, {("ab", "m"), ("*", "m")}) == (done, left)
+
+
+def test_bad_prefixes(plain: SQLiteStore) -> None:
+    """A scope has a prefix of sound labels, and langgraph's own root stays closed through it."""
+    for prefix in ((), "alice", None, 5, ("",), ("a", 1), ("a\0b",), ("\ud800",)):
+        with pytest.raises(InvalidNamespace):
+            plain.scoped(prefix)  # type: ignore[arg-type]  # what is tested
+    for prefix in ("m", None, ("",), ("\ud800",)):
+        with pytest.raises(InvalidNamespace):
+            plain.scoped(("a",)).scoped(prefix)  # type: ignore[arg-type]  # what is tested
+    with pytest.raises(InvalidNamespace, match="langgraph"):
+        plain.scoped(("langgraph",)).put((), "k", {})
+    plain.scoped(("a",)).put(("langgraph",), "k", {"text": "tea"})
+
+    assert plain.list_namespaces() == [("a", "langgraph")]
+
+
+def test_nothing_of_the_whole_file() -> None:
+    """What a scope cannot do it has no method for: nothing of the file as a whole."""
+    of_the_file = {"stats", "create_index", "reembed", "retain", "export", "import_from", "close"}
+
+    assert set() == {name for name in of_the_file if hasattr(ScopedStore, name)}

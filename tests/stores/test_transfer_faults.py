@@ -1,0 +1,143 @@
+"""Lines that are wrong: told by number, with what came before kept and nothing after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from perdure.errors import ImportFailed
+from perdure.stores import SQLiteStore, transfer
+from tests.store_backends import keys
+
+A = ("a",)
+GOOD = {"namespace": ["a"], "key": "k", "value": {"text": "tea"}}
+
+
+def line(**changes: Any) -> str:
+    """A good line with something else in it."""
+    return json.dumps({**GOOD, "key": "bad", **changes})
+
+
+def without(name: str) -> str:
+    return json.dumps({key: value for key, value in GOOD.items() if key != name})
+
+
+DEEP = '{"namespace": ["a"], "key": "bad", "value": ' + '{"a": [' * 3000
+BAD: dict[str, Any] = {
+    "no JSON": "nonsense",
+    "cut off": '{"namespace": ["a"], "key": "bad"',
+    "two objects": line() + line(),
+    "list": "[1]",
+    "text": '"text"',
+    "number": "5",
+    "null": "null",
+    "no value": without("value"),
+    "value null": line(value=None),
+    "value list": line(value=[1]),
+    "value text": line(value="tea"),
+    "value NaN": '{"namespace": ["a"], "key": "bad", "value": {"n": NaN}}',
+    "value NaN, long": '{"namespace": ["a"], "key": "bad", "value": {"n": NaN, "m": 1'
+    + "0" * 30
+    + "}}",
+    "value surrogate": '{"namespace": ["a"], "key": "bad", "value": {"t": "\\ud800"}}',
+    "value number of 5,000 digits": line(value={"n": 0}).replace("0", "9" * 5000),
+    "value too deep": DEEP + "1" + "]}" * 3000 + "}",
+    "value too deep, long": DEEP + "1" * 20 + "]}" * 3000 + "}",
+    "namespace text": line(namespace="a"),
+    "namespace empty": line(namespace=[]),
+    "namespace label empty": line(namespace=["a", ""]),
+    "namespace label null": line(namespace=["a", None]),
+    "namespace null": line(namespace=None),
+    "namespace number": line(namespace=5),
+    "namespace reserved": line(namespace=["langgraph"]),
+    "key empty": line(key=""),
+    "key list": line(key=["k"]),
+    "key true": line(key=True),
+    "key NUL": line(key="a\0b"),
+    "version zero": line(version=0),
+    "version negative": line(version=-1),
+    "version part": line(version=1.5),
+    "version text": line(version="1"),
+    "version true": line(version=True),
+    "version huge": line(version=1 << 70),
+    "version large": line(version=1 << 62),
+    "time no time": line(created_at="yesterday"),
+    "time number": line(valid_from=5),
+    "time null": line(valid_to=None),
+    "time naive": line(expires_at="2024-01-01T00:00:00"),
+    "ttl negative": line(ttl=-1),
+    "ttl text": line(ttl="5"),
+    "ttl true": line(ttl=True),
+    "index true": line(index=True),
+    "index text": line(index="text"),
+    "index numbers": line(index=[1]),
+    "provenance list": line(provenance=[1]),
+    "provenance text": line(provenance="Bob"),
+    "provenance number": line(provenance=5),
+    "provenance thread": line(provenance={"thread_id": 5}),
+    "provenance messages": line(provenance={"message_ids": 5}),
+    "provenance messages text": line(provenance={"message_ids": "abc"}),
+    "provenance position": line(provenance={"position": "x"}),
+    "provenance time": line(provenance={"at": "yesterday"}),
+    "provenance time number": line(provenance={"at": 5}),
+    "bytes": line().encode(),
+    "bytes, long": line(value={"n": 10**25}).encode(),
+    "no text": 5,
+    "none": None,
+    "object": json.loads(line()),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_line(kind: str, plain: SQLiteStore) -> None:
+    """The third of four lines is wrong: it is named, two are kept, the fourth is not read."""
+    before = [json.dumps({**GOOD, "key": f"k{n}"}) for n in range(2)]
+    with pytest.raises(ImportFailed, match=r"^line 4: "):
+        plain.import_lines([before[0], "", before[1], BAD[kind], json.dumps(GOOD)])
+    kept = sorted(keys(plain.search(())))
+    searched = sorted(keys(plain.search((), query="tea")))
+
+    assert ["k0", "k1"] == kept == searched
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_wherever_it_is(at: int, plain: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whichever place of a batch the bad line is, all before it are kept; mended, it goes on."""
+    monkeypatch.setattr(transfer, "_PAGE", 2)
+    lines = [json.dumps({**GOOD, "key": f"k{n}"}) for n in range(6)]
+    with pytest.raises(ImportFailed, match=rf"^line {at + 1}: "):
+        plain.import_lines([*lines[:at], "{", *lines[at + 1 :]])
+    kept = sorted(keys(plain.search(A)))
+    report = plain.import_lines(lines)
+
+    assert [f"k{n}" for n in range(at)] == kept
+    assert (6 - at, at) == (report.items, report.skipped)
+
+
+def test_lines_that_fail(plain: SQLiteStore) -> None:
+    """An error of the one who gives the lines is theirs, and nothing is half done."""
+
+    def given() -> Iterator[str]:
+        yield json.dumps(GOOD)
+        raise OSError("the pipe broke")
+
+    with pytest.raises(OSError, match="the pipe broke"):
+        plain.import_lines(given())
+    assert {"k"} >= set(keys(plain.search(A)))
+
+
+def test_lines_stream(plain: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more lines than a batch are read ahead of what is written."""
+    monkeypatch.setattr(transfer, "_PAGE", 3)
+    ahead = []
+
+    def given() -> Iterator[str]:
+        for n in range(10):
+            ahead.append(n - plain.stats().items)
+            yield json.dumps({**GOOD, "key": f"k{n}"})
+
+    assert plain.import_lines(given()).items == 10
+    assert max(ahead) == 2

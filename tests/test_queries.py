@@ -1,0 +1,32 @@
+"""The named SQL statements: each is asked for somewhere, and each that is asked for is there."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from perdure.storage.queries import load
+
+
+@pytest.mark.parametrize("package", ["perdure.stores", "perdure.checkpointers"])
+def test_every_statement_is_used(package: str) -> None:
+    """A statement whose name stands nowhere in its package's code is a dead one."""
+    folder = Path(str(files(package).joinpath("")))
+    code = "\n".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    named = set(re.findall(r"""["'](\w+)["']""", code))
+
+    assert sorted(set(load(package, "sqlite.sql")) - named) == []
+
+
+@pytest.mark.parametrize("package", ["perdure.stores", "perdure.checkpointers"])
+def test_every_statement_used_is_there(package: str) -> None:
+    """A name that the code looks up stands in the file."""
+    folder = Path(str(files(package).joinpath("")))
+    code = "\n".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    wanted = set(re.findall(r"""\bsql\[["'](\w+)["']\]""", code))
+
+    assert wanted
+    assert sorted(wanted - set(load(package, "sqlite.sql"))) == []
