@@ -219,7 +219,8 @@ class Store(Transfer):
             How many items got new vectors.
 
         Raises:
-            EmbeddingFailed: The embedder failed; call again to go on.
+            EmbeddingFailed: The embedder fails for all; call again to go on. A text that it refuses
+                by itself is left in `pending_embeddings()`.
             ConfigurationError: The store has no embedder.
         """
         return self._driver.run(self._reembed(progress))
@@ -238,7 +239,7 @@ class Store(Transfer):
         done = since = 0
         while rows := (yield Read(self._to_embed(since, number))):
             since = rows[-1][0]
-            done += yield from self._give_vectors(rows)
+            done += yield from self._give_each(rows)
             if progress is not None:
                 progress(done, of)
         return done
