@@ -2,7 +2,7 @@
 
     python benchmarks/many_items.py --items 1000 10000 100000
 
-Items lie in `("org<i>", "user<j>")`, 1,000 namespaces of ten organisations. Nothing is embedded here.
+Items lie in 1,000 namespaces of ten organisations. Nothing is embedded here.
 """
 
 from __future__ import annotations
@@ -100,9 +100,11 @@ def main() -> None:
     sizes = parser.parse_args().items
     columns = []
     for size in sizes:
-        with tempfile.TemporaryDirectory() as folder:
-            with SQLiteStore.open(Path(folder) / "store.db", index=None) as store:
-                columns.append(measured(store, size))
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            SQLiteStore.open(Path(folder) / "store.db", index=None) as store,
+        ):
+            columns.append(measured(store, size))
     print(f"{'p50, ms':24}", *(f"{size:>10,}" for size in sizes))
     for name in columns[0]:
         print(f"{name:24}", *(f"{column[name]:10.2f}" for column in columns))
