@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
@@ -22,6 +22,7 @@ from perdure.checkpointers.reading import Reader
 from perdure.checkpointers.writing import Stale, Writer
 from perdure.errors import ConfigurationError
 from perdure.storage.cipher import Clear, Seal
+from perdure.storage.closing import Closing
 from perdure.storage.flow import Flow
 from perdure.storage.sqlite import Database
 
@@ -30,7 +31,7 @@ T = TypeVar("T")
 OFF_LOOP_ITEMS = 512  # longer lists are compared in a thread, not on the event loop
 
 
-class Engine:
+class Engine(Closing):
     """An open database, and the parts that read and write threads in it."""
 
     database: Database
@@ -62,18 +63,6 @@ class Engine:
 
     # -- opening and closing
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
-
     def close(self) -> None:
         """Close the database, once everything handed to it is written."""
         try:
@@ -81,10 +70,6 @@ class Engine:
         except IndexError:  # it is closed already, perhaps by another thread
             return
         database.close()
-
-    async def aclose(self) -> None:
-        """See `close`."""
-        await asyncio.to_thread(self.close)
 
     # -- running work in either colour
 

@@ -15,7 +15,7 @@ from perdure.storage.scrubbing import scrub_wanted
 from perdure.stores.base import Namespace, Receipt
 from perdure.stores.filters import Filter, parse
 from perdure.stores.namespaces import labels, span
-from perdure.stores.pending import Lacking
+from perdure.stores.operations import Operations
 from perdure.stores.records import moment
 from perdure.stores.text import query_tokens, tokens
 from perdure.stores.values import WHOLE, texts
@@ -61,7 +61,7 @@ class _Doomed:
         return tuple((labels(path[self.root :]), key) for path, key in sorted(found))
 
 
-class Forgetting(Lacking):
+class Forgetting(Operations):
     """The part of a store that erases."""
 
     def forget(

@@ -7,9 +7,10 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 from perdure.errors import ConfigurationError, PerdureError
+from perdure.storage.closing import Closing
 from perdure.storage.flow import Flow, Row, Statement, rows_of
 from perdure.stores.base import Namespace, QueryPlan, StoreStats, VersionRetention
 from perdure.stores.filter_paths import index_expression, index_path
@@ -28,25 +29,13 @@ _FAR = 1_000_000  # days or versions: enough to keep all
 Progress = Callable[[int, int], None]  # done, of how many
 
 
-class Store(Transfer):
+class Store(Closing, Transfer):
     """A langgraph store whose items keep their versions, and whose search needs no service."""
 
     _sweeper: threading.Thread | None = None
     _stop: threading.Event
 
     # -- closing
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
 
     _closed = False
 
@@ -56,10 +45,6 @@ class Store(Transfer):
             self._closed = True
             self.stop_ttl_sweeper()
             self.database.close()
-
-    async def aclose(self) -> None:
-        """See `close`."""
-        await asyncio.to_thread(self.close)
 
     def setup(self) -> None:
         """Nothing to do: `open` has done it. Here for code that calls it on langgraph's stores."""

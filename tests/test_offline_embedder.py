@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -124,7 +125,6 @@ def test_tokens_are_those_of_the_original(text: str, ids: list[int]) -> None:
 @given(TEXTS)
 def test_tokens_against_the_tokenizers_package(text: str) -> None:
     """Whatever the text, the ids are those of the package whose rules these are."""
-    tokenizers = pytest.importorskip("tokenizers")
     vocabulary = {token: at for at, token in enumerate(VOCABULARY.read_text("utf-8").split("\n"))}
     reference = tokenizers.Tokenizer(
         tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)

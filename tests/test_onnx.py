@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+import tokenizers
 
 from perdure.errors import ConfigurationError, MissingDependency
 from perdure.stores.embedding import embedder_from
@@ -25,8 +27,6 @@ ROWS = np.array(
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A model whose states are rows of a table, and its tokeniser."""
-    onnx, tokenizers = pytest.importorskip("onnx"), pytest.importorskip("tokenizers")
-    pytest.importorskip("onnxruntime")
     helper, kinds = onnx.helper, onnx.TensorProto
     graph = helper.make_graph(
         [helper.make_node("Gather", ["table", "input_ids"], ["last_hidden_state"])],

@@ -143,7 +143,8 @@ def test_an_erasure_that_was_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "x.db"
     with Saver.open(path, factory=NoVacuum) as saver:
         put(saver, {"messages": [doomed, human("b")]})
-        saver.database._housekeeper.checkpoint(saver.database._writer, 1.0)  # type: ignore[arg-type]
+        database = saver.database
+        database._housekeeper.checkpoint(database._writer_or_raise().connection, 1.0)
         with pytest.raises(StorageError, match="no such luck"):
             saver.erase("t", ["a"])
         assert {"messages": [human("b")]} == values_at(saver, at())

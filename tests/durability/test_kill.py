@@ -9,12 +9,9 @@ from __future__ import annotations
 import asyncio
 import operator
 import random
-import signal
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -27,11 +24,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph, add_messages
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.storage.flow import Flow, Row, Statement
+from tests.durability.processes import integrity, killed
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 
-WARM = ["pytest", "perdure.checkpointers", "langgraph.graph", "langgraph.checkpoint.memory"]
 CONFIG: RunnableConfig = {"configurable": {"thread_id": "t"}}
 FILES_PER_SEED = 5
 KILLS_PER_FILE = 5
@@ -152,47 +148,11 @@ async def atalk(path: Path, acks: Connection) -> None:
 
 
 def victim(path: Path, acks: Connection, door: str) -> None:
-    acks.send(("ready",))
+    acks.send("ready")
     if door == "async":
         asyncio.run(atalk(path, acks))
     else:
         talk(path, acks)
-
-
-def received(acks: Connection, timeout_s: float | None) -> Iterator[Any]:
-    """What comes within a time, or until the sender is dead."""
-    end = None if timeout_s is None else time.monotonic() + timeout_s
-    while end is None or acks.poll(max(0.0, end - time.monotonic())):
-        try:
-            yield acks.recv()
-        except (EOFError, OSError):  # it died between two acknowledgements, or within one
-            return
-
-
-def killed(path: Path, door: str, chance: random.Random) -> list[Any]:
-    """Run a victim, kill it somewhere, and return what it had acknowledged."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(WARM)
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=victim, args=(path, theirs, door), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        assert ours.recv() == ("ready",)
-        if chance.random() < 0.4:  # early: while the file is made, recovered, or first written to
-            acks = list(received(ours, chance.uniform(0, 0.08)))
-        else:
-            wanted = chance.randint(1, 25)
-            acks = [ack for _, ack in zip(range(wanted), received(ours, None), strict=False)]
-            time.sleep(chance.uniform(0, 0.004))
-    finally:
-        process.kill()
-        process.join()
-    acks += received(ours, None)
-    ours.close()
-    assert process.exitcode == -signal.SIGKILL
-    process.close()
-    return acks
 
 
 def check(saver: SQLiteCheckpointer, acks: list[Any]) -> None:
@@ -215,10 +175,6 @@ def check(saver: SQLiteCheckpointer, acks: list[Any]) -> None:
             assert writes == [(channel, v) for task, channel, v in pending if task == task_id]
 
 
-def integrity() -> Flow[list[Row]]:
-    return (yield Statement("PRAGMA integrity_check"))
-
-
 @pytest.fixture(scope="module")
 def uncrashed() -> list[dict[str, Any]]:
     """The state after each turn of a run that nobody kills."""
@@ -237,7 +193,7 @@ def test_kill_loses_nothing_acknowledged(
         path = tmp_path / f"{file}.db"
         everything: list[Any] = []
         for _ in range(KILLS_PER_FILE):
-            acks = killed(path, door, chance)
+            acks = killed(victim, (path, door), chance, early=0.4, most=25)
             everything += acks
             with SQLiteCheckpointer.open(path) as saver:
                 check(saver, acks)

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConcurrentUpdate
-from perdure.storage.flow import Flow, Row, Statement
+from tests.durability.processes import in_processes, integrity
 
-WARM = ["pytest", "perdure.checkpointers", "langgraph.graph", "langgraph.checkpoint.memory"]
 RUNS = 8
 PATIENCE_S = 30.0  # a deadlock fails the test instead of stopping it
 needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
@@ -167,33 +165,6 @@ def first_words(path: Path, go: Connection, number: int) -> None:
     with SQLiteCheckpointer.open(path) as saver:
         saver.put(config_of(f"t{number}"), empty_checkpoint(), {"source": "input"}, {})
     go.send("done")
-
-
-def in_processes(count: int, work: Callable[[Path, Connection, int], None], path: Path) -> None:
-    """The work in processes that begin together."""
-    context = get_context("forkserver")  # warm: 40 fresh interpreters would import for a minute
-    context.set_forkserver_preload(WARM)
-    children = []
-    for number in range(count):
-        ours, theirs = context.Pipe()
-        child = context.Process(target=work, args=(path, theirs, number), daemon=True)
-        child.start()
-        theirs.close()
-        children.append((child, ours))
-    said = [pipe.recv() for _, pipe in children]
-    for _, pipe in children:
-        pipe.send("go")
-    for child, pipe in children:
-        child.join()
-        said += [pipe.recv()] if pipe.poll() else []
-        pipe.close()
-
-    assert ["ready"] * count + ["done"] * count == said
-    assert [0] * count == [child.exitcode for child, _ in children]
-
-
-def integrity() -> Flow[list[Row]]:
-    return (yield Statement("PRAGMA integrity_check"))
 
 
 @needs_fork

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
 import sys
-import time
 from collections.abc import Iterator
 from itertools import count
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,13 +14,12 @@ from typing import Any
 import pytest
 from langgraph.store.base import PutOp
 
-from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores import SQLiteStore
+from tests.durability.processes import integrity, killed
 from tests.store_backends import of_words
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 
-WARM = ["pytest", "perdure.stores", "tests.store_backends"]
 A = ("a",)
 KEYS = 12
 FILES, KILLS = 4, 7
@@ -61,46 +57,6 @@ def victim(path: Path, acks: Connection, door: str, begin: int) -> None:
             acks.send(("done",))
 
 
-def received(acks: Connection, timeout_s: float | None) -> Iterator[Any]:
-    """What comes within a time, or until the sender is dead."""
-    end = None if timeout_s is None else time.monotonic() + timeout_s
-    while end is None or acks.poll(max(0.0, end - time.monotonic())):
-        try:
-            yield acks.recv()
-        except (EOFError, OSError):
-            return
-
-
-def killed(path: Path, door: str, begin: int, chance: random.Random) -> list[Any]:
-    """Run a victim, kill it somewhere, and return what it told."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(WARM)
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=victim, args=(path, theirs, door, begin), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        assert ours.recv() == "ready"
-        if chance.random() < 0.3:  # early: while the file is made, recovered, or first written to
-            told = list(received(ours, chance.uniform(0, 0.08)))
-        else:
-            wanted = chance.randint(1, 40)
-            told = [each for _, each in zip(range(wanted), received(ours, None), strict=False)]
-            time.sleep(chance.uniform(0, 0.004))
-    finally:
-        process.kill()
-        process.join()
-    told += received(ours, None)
-    ours.close()
-    assert process.exitcode == -signal.SIGKILL
-    process.close()
-    return told
-
-
-def integrity() -> Flow[list[Row]]:
-    return (yield Statement("PRAGMA integrity_check"))
-
-
 def applied(state: dict[str, Any], ops: list[tuple[str, Any]]) -> dict[str, Any]:
     """The state after a batch; of several operations on a key the last counts."""
     after = {**state, **dict(ops)}
@@ -116,7 +72,7 @@ def test_kill_loses_nothing_acknowledged(door: str, tmp_path: Path) -> None:
         path = tmp_path / f"{file}.db"
         state: dict[str, Any] = {}
         for kill in range(KILLS):
-            told = killed(path, door, 1000 * kill, chance)
+            told = killed(victim, (path, door, 1000 * kill), chance, early=0.3, most=40)
             begun = [each[1] for each in told if each[0] == "begun"]
             done = sum(each[0] == "done" for each in told)
             for ops in begun[:done]:

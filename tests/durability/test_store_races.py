@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,11 @@ from langgraph.store.base import PutOp
 
 from perdure.errors import VersionConflict
 from perdure.stores import SQLiteStore, VersionRetention
-from tests.durability.test_store_kill import integrity
+from tests.durability.processes import PATIENCE_S, in_processes, integrity, warm
 from tests.store_backends import BACKENDS, Clock, keys, of_words
 
 A = ("a",)
 PROCESSES, TURNS = 8, 12
-PATIENCE_S = 120.0
-WARM = ["pytest", "perdure.stores", "tests.store_backends"]
 needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 
@@ -66,29 +63,13 @@ def work(path: Path, pipe: Connection, number: int) -> None:
 def test_processes_share_a_file(tmp_path: Path) -> None:
     """Eight processes on one new file: no error, nothing lost, each finds what it just put."""
     path = tmp_path / "x.db"
-    context = get_context("forkserver")
-    context.set_forkserver_preload(WARM)
-    children = []
-    for number in range(PROCESSES):
-        ours, theirs = context.Pipe()
-        child = context.Process(target=work, args=(path, theirs, number), daemon=True)
-        child.start()
-        theirs.close()
-        children.append((child, ours))
-    said = [pipe.recv() for _, pipe in children]
-    for _, pipe in children:
-        pipe.send("go")
-    for child, pipe in children:
-        child.join(PATIENCE_S)
-        said += [pipe.recv()] if pipe.poll() else []
-        pipe.close()
+    in_processes(PROCESSES, work, path)
     with SQLiteStore.open(path, **of_words()) as store:
         counter = store.get(A, "counter")
         found = {space: len(store.search(space, limit=100)) for space in store.list_namespaces()}
         by_words = len(store.search((), query="tea", mode="text", limit=1000))
         sound = store.database.read(integrity())
 
-    assert said == ["ready"] * PROCESSES + ["done"] * PROCESSES
     assert counter is not None
     assert (counter.value["n"], counter.version) == (PROCESSES * TURNS,) * 2
     assert {A: 1, **{(f"p{n}",): TURNS for n in range(PROCESSES)}} == found
@@ -108,8 +89,7 @@ def other(path: Path, pipe: Connection) -> None:
 def test_what_another_process_writes_is_seen(tmp_path: Path) -> None:
     """Puts, updates, deletes, dropped versions of another process are seen by the next search."""
     path = tmp_path / "x.db"
-    context = get_context("forkserver")
-    context.set_forkserver_preload(WARM)
+    context = warm()
     ours, theirs = context.Pipe()
     with SQLiteStore.open(path, **of_words()) as store:
         child = context.Process(target=other, args=(path, theirs), daemon=True)

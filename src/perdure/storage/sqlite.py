@@ -18,13 +18,14 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
+from perdure.storage.committing import Committer
 from perdure.storage.connecting import MEMORY, Connector, Synchronous
-from perdure.storage.flow import Flow, Statement, execute, rows_of, run
+from perdure.storage.flow import Flow, Statement, rows_of
 from perdure.storage.housekeeping import Housekeeper
 from perdure.storage.migrations import Migration
 from perdure.storage.readers import Readers
 from perdure.storage.sqlite_errors import check_path, mapped
-from perdure.storage.workers import Job, Promise, Workers, settle
+from perdure.storage.workers import Job, Promise, Workers
 
 T = TypeVar("T")
 
@@ -66,21 +67,21 @@ class Database:
         self._users = 1
         self._pid = os.getpid()
         self._closed = False
-        self._broken = False  # the writing connection had to be given up
         self._pending: SimpleQueue[Job[Any] | None] = SimpleQueue()  # None: no more will come
         self._gate = threading.Lock()  # between handing work in and closing
         self._readers = Readers(self._connector.reader, path)
         self._workers = Workers(4, "perdure-read")
         self._write_lock = threading.Lock()  # held while the writing connection is in use
         self._housekeeper = Housekeeper(path, self._connector.file_lock, timeout_s)
-        self._writer: sqlite3.Connection | None = None
+        self._writer: Committer | None = None
         self._thread: threading.Thread | None = None
         check_path(path, read_only)
         with mapped(path):
             if read_only:
                 self._connector.check_readable(migration)
             else:
-                self._writer = self._connector.first_writer(migration)
+                first = self._connector.first_writer(migration)
+                self._writer = Committer(self._connector, path, first)
                 self._thread = threading.Thread(
                     target=self._write_loop, name="perdure-write", daemon=True
                 )
@@ -108,7 +109,7 @@ class Database:
                         f"{shared.synchronous!r}; open it with the same, not {wanted!r}"
                     )
                 with shared._write_lock, mapped(text):
-                    shared._connector.migrate(shared._writer_or_raise(), migration)
+                    shared._connector.migrate(shared._writer_or_raise().connection, migration)
                 shared._users += 1
                 return shared
             database = cls(text, migration, **options)
@@ -179,7 +180,7 @@ class Database:
                 + ("" if self._closed else " in this forked process: open it again here")
             )
 
-    def _writer_or_raise(self) -> sqlite3.Connection:
+    def _writer_or_raise(self) -> Committer:
         self._open_or_raise()
         if self._writer is None:
             raise StorageError(f"{self.path!r} was opened read-only; open it without read_only")
@@ -195,73 +196,11 @@ class Database:
             ready = [j for j in batch if j.promise.claim()]
             if ready:
                 with self._write_lock:
-                    self._commit(ready)
                     assert self._writer is not None
-                    self._housekeeper.after_commit(self._writer)
+                    self._writer.commit(ready)
+                    self._housekeeper.after_commit(self._writer.connection)
             if job is not None:
                 job = self._pending.get()
-
-    def _commit(self, batch: list[Job[Any]]) -> None:
-        done: list[Job[Any]] = []
-        failed: dict[Job[Any], BaseException] = {}
-        try:
-            with mapped(self.path):
-                conn = self._sound_writer()
-                conn.execute("BEGIN IMMEDIATE")
-                for job in batch:
-                    try:
-                        job.result = self._step(conn, job, alone=len(batch) == 1)
-                        done.append(job)
-                    except BaseException as exc:
-                        failed[job] = exc
-                        if len(batch) == 1 or not conn.in_transaction:
-                            raise  # a full disk, say, undoes all of it at once
-                conn.execute("COMMIT")
-        except BaseException as exc:
-            self._undo()
-            failed = {job: failed.get(job, exc) for job in batch}
-            done = []
-        try:
-            for job, error in failed.items():
-                job.fail(error)
-            for job in done:
-                job.succeed()
-        finally:
-            settle(job.promise for job in batch)
-
-    def _step(self, conn: sqlite3.Connection, job: Job[T], *, alone: bool) -> T:
-        """Run a job; one of several within a savepoint, so that it can be undone by itself."""
-        if not alone:
-            conn.execute("SAVEPOINT job")
-        try:
-            with mapped(self.path):
-                result = run(job.flow, lambda statement: execute(conn, statement))
-        except BaseException:
-            if not alone and conn.in_transaction:
-                conn.execute("ROLLBACK TO job")
-                conn.execute("RELEASE job")
-            raise
-        if not alone:
-            conn.execute("RELEASE job")
-        return result
-
-    def _undo(self) -> None:
-        """Roll back; a connection that cannot is given up, lest it commits half a job later."""
-        conn = self._writer
-        assert conn is not None
-        try:
-            if conn.in_transaction:
-                conn.execute("ROLLBACK")
-        except sqlite3.Error:
-            conn.close()
-            self._broken = True
-
-    def _sound_writer(self) -> sqlite3.Connection:
-        if self._broken:
-            self._writer = self._connector.another_writer()
-            self._broken = False
-        assert self._writer is not None
-        return self._writer
 
     def shrink(self) -> None:
         """Give the space of deleted rows back to the file system, in small steps."""
@@ -270,7 +209,7 @@ class Database:
             self.write(rows_of("SELECT 1"))
         with self._write_lock, mapped(self.path):
             if self._writer is not None:
-                self._housekeeper.checkpoint(self._writer, wait_s=1.0)
+                self._housekeeper.checkpoint(self._writer.connection, wait_s=1.0)
 
     def scrub(self) -> bool:
         """Overwrite what was deleted with `scrub_wanted`; writers wait meanwhile.
@@ -286,11 +225,11 @@ class Database:
             StorageError: The file could not be rewritten; it is as it was.
         """
         with self._write_lock, mapped(self.path):
-            self._writer_or_raise()
+            writer = self._writer_or_raise()
             try:
-                return self._housekeeper.scrub(self._sound_writer())
+                return self._housekeeper.scrub(writer.sound())
             except BaseException:
-                self._undo()
+                writer.undo()
                 raise
 
     # -- reading
@@ -348,7 +287,7 @@ class Database:
         if self._writer is not None:
             # closing the last connection checkpoints too, hence under the lock
             with contextlib.suppress(StorageUnavailable), self._connector.between_processes():
-                self._writer.close()
+                self._writer.connection.close()
                 self._writer = None
 
     def stats(self) -> dict[str, Any]:
