@@ -11,7 +11,7 @@ from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import TransferReport
 from perdure.stores.models import Model
 from perdure.stores.namespaces import labels
-from perdure.stores.writing import Changes, Put, Times, Writer
+from perdure.stores.writing import Changes, New, Put, Times, Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,13 @@ def restore(
 
 
 def _add(writer: Writer, one: Restored, now: int, changes: Changes) -> Flow[None]:
-    ns, row, version, created, valid_from, _, size, closed, _ = yield from writer.locate(one.put)
+    [(ns, row, version, created, valid_from, _, size, closed, _)] = yield from writer.locate(
+        [one.put]
+    )
     since = now if one.since is None else one.since
     if row is not None:
         since = max(since, valid_from + 1)
-        yield from writer.close(row, since)
+        yield from writer.close([(since, row)])
         changes.grown.append((-1, -size, ns))
     number = one.version or (version or closed or 0) + 1
     first = one.created if one.created is not None else created if row is not None else since
@@ -82,10 +84,10 @@ def _add(writer: Writer, one: Restored, now: int, changes: Changes) -> Flow[None
     if expires is None and one.put.ttl is not None and one.until is None:
         expires = max(since, now) + one.put.ttl
     times = Times(first, since, expires)
-    added = yield from writer.add(put, ns, number, times, changes)
+    [added] = yield from writer.add([New(put, ns, number, times)], changes)
     if one.until is not None:
-        ns, _, _, _, _, _, size, *_ = yield from writer.locate(put)
-        yield from writer.close(added, max(one.until, since + 1))
+        [(ns, _, _, _, _, _, size, *_)] = yield from writer.locate([put])
+        yield from writer.close([(max(one.until, since + 1), added)])
         changes.grown.append((-1, -size, ns))
 
 

@@ -54,14 +54,15 @@ FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
 WHERE n.path = ?1 AND v.key = ?2
 ORDER BY 6;
 
--- locate: what a put or delete replaces, or else the last closed version of its key
-SELECT n.ns, i.id, i.version, i.created_at, i.valid_from, i.expires_at, i.size,
+-- locate: what puts and deletes replace, or else the last closed version of their keys
+WITH asked (number, path, key) AS (VALUES {asked})
+SELECT a.number, n.ns, i.id, i.version, i.created_at, i.valid_from, i.expires_at, i.size,
        CASE WHEN i.id IS NULL THEN (SELECT v.version FROM store_versions v
-           WHERE v.ns = n.ns AND v.key = ?2 ORDER BY v.version DESC LIMIT 1) END,
+           WHERE v.ns = n.ns AND v.key = a.key ORDER BY v.version DESC LIMIT 1) END,
        CASE WHEN i.id IS NULL THEN (SELECT v.valid_to FROM store_versions v
-           WHERE v.ns = n.ns AND v.key = ?2 ORDER BY v.version DESC LIMIT 1) END
-FROM store_namespaces n LEFT JOIN store_items i ON i.ns = n.ns AND i.key = ?2
-WHERE n.path = ?1;
+           WHERE v.ns = n.ns AND v.key = a.key ORDER BY v.version DESC LIMIT 1) END
+FROM asked a CROSS JOIN store_namespaces n ON n.path = a.path
+LEFT JOIN store_items i ON i.ns = n.ns AND i.key = a.key;
 
 -- close: keep a version that is about to be replaced
 INSERT INTO store_versions
@@ -72,10 +73,13 @@ FROM store_items WHERE id = ?;
 -- drop_item: take a version from among the present
 DELETE FROM store_items WHERE id = ?;
 
+-- last_id: the newest id there ever was; nothing before the first
+SELECT seq FROM sqlite_sequence WHERE name = 'store_items';
+
 -- add_item: a new present version
 INSERT INTO store_items
-    (ns, key, version, created_at, valid_from, expires_at, ttl, size, value, provenance)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id;
+    (id, ns, key, version, created_at, valid_from, expires_at, ttl, size, value, provenance)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- add_index: what search needs of a version
 INSERT INTO store_index (id, vectors, model, fields) VALUES (?, ?, ?, ?);
@@ -268,3 +272,10 @@ SELECT (SELECT count(*) FROM store_namespaces WHERE items > 0),
        (SELECT coalesce(sum(items), 0) FROM store_namespaces),
        (SELECT coalesce(sum(bytes), 0) FROM store_namespaces),
        (SELECT count(*) FROM store_versions), (SELECT count(*) FROM store_pending);
+
+-- index_filled: what search needs of those present items, of a list of ids, that have vectors of a model
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at,
+       CASE WHEN x.tokens IS NULL THEN i.value END, i.provenance, x.tokens, x.vectors, x.fields
+FROM json_each(?2) AS lacking CROSS JOIN store_index x ON x.id = lacking.value
+CROSS JOIN store_items i ON i.id = x.id JOIN store_namespaces n ON n.ns = i.ns
+WHERE x.model = ?1 AND x.vectors IS NOT NULL;

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 from perdure.errors import LimitExceeded, VersionConflict
@@ -60,6 +61,7 @@ class Put:
 
 
 _NOWHERE: Row = (None,) * 9  # what `locate` finds of a key in a namespace that is not there
+_LOCATED = (64, 8, 1)  # how many keys a statement may ask for
 
 
 class Times(NamedTuple):
@@ -68,6 +70,15 @@ class Times(NamedTuple):
     created: int
     since: int
     expires: int | None
+
+
+class New(NamedTuple):
+    """A version to add: what it holds, its namespace (None: not there yet), number and times."""
+
+    put: Put
+    ns: int | None
+    version: int
+    times: Times
 
 
 @dataclass(slots=True)
@@ -112,8 +123,8 @@ class Writer:
             LimitExceeded: A limit would be passed.
         """
         changes = yield from self.begin(puts, model)
-        for put in puts:
-            yield from self._apply(put, now, changes)
+        for some in _rounds(puts):
+            yield from self._apply(some, now, changes)
         yield from self.finish(puts, changes, now)
 
     def begin(self, puts: Sequence[Put], model: Model | None) -> Flow[Changes]:
@@ -145,64 +156,85 @@ class Writer:
             )
             yield from self._check_limit(counted, now)
 
-    def _apply(self, put: Put, now: int, changes: Changes) -> Flow[None]:
-        ns, row, version, created, valid_from, expires, size, last, ended = yield from self.locate(
-            put
-        )
-        alive = row is not None and (expires is None or expires > now)
-        self._check_version(put, version if alive else 0)
-        since = now
-        if row is not None:
-            end = max(now if alive else expires, valid_from + 1)  # clocks step back
-            yield from self.close(row, end)
-            changes.grown.append((-1, -size, ns))
-            since = max(now, end)
-        elif ended is not None:
-            since = max(now, ended)
-        if put.text is None:
-            return
-        number = (version or last or 0) + 1
-        expires = None if put.ttl is None else since + put.ttl
-        times = Times(created if alive else since, since, expires)
-        yield from self.add(put, ns, number, times, changes)
+    def _apply(self, puts: Sequence[Put], now: int, changes: Changes) -> Flow[None]:
+        """Apply puts and deletes of different keys."""
+        closed: list[tuple[int, int]] = []
+        added: list[New] = []
+        for put, there in zip(puts, (yield from self.locate(puts)), strict=True):
+            ns, row, version, created, valid_from, expires, size, last, ended = there
+            alive = row is not None and (expires is None or expires > now)
+            self._check_version(put, version if alive else 0)
+            since = now
+            if row is not None:
+                end = max(now if alive else expires, valid_from + 1)  # clocks step back
+                closed.append((end, row))
+                changes.grown.append((-1, -size, ns))
+                since = max(now, end)
+            elif ended is not None:
+                since = max(now, ended)
+            if put.text is not None:
+                number = (version or last or 0) + 1
+                expires = None if put.ttl is None else since + put.ttl
+                times = Times(created if alive else since, since, expires)
+                added.append(New(put, ns, number, times))
+        if closed:
+            yield from self.close(closed)
+        if added:
+            yield from self.add(added, changes)
 
-    def locate(self, put: Put) -> Flow[Row]:
-        """What is there of a key, a column of `locate` each; None where nothing is."""
-        rows = yield Statement(self.sql["locate"], (put.path, put.key))
-        return rows[0] if rows else _NOWHERE
+    def locate(self, puts: Sequence[Put]) -> Flow[list[Row]]:
+        """What is there of each key, a column of `locate` each; None where nothing is."""
+        found: list[Row] = [_NOWHERE] * len(puts)
+        start = 0
+        for count in _LOCATED:  # a few sizes, so that the statements stay prepared
+            sql = _locating(self.sql["locate"], count)
+            while len(puts) - start >= count:
+                some = puts[start : start + count]
+                asked = [part for put in some for part in (put.path, put.key)]
+                for row in (yield Statement(sql, asked)):
+                    found[start + row[0]] = row[1:]
+                start += count
+        return found
 
-    def close(self, row: int, end: int) -> Flow[None]:
-        """Make a present version a closed one."""
-        yield Statement(self.sql["close"], (end, row))
-        yield Statement(self.sql["drop_item"], (row,))
-        yield Statement(self.sql["drop_pending"], (row,))
+    def close(self, ends: Sequence[tuple[int, int]]) -> Flow[None]:
+        """Make present versions closed ones, each given as its end and its row."""
+        yield Statement(self.sql["close"], ends, many=True)
+        rows = [(row,) for _, row in ends]
+        yield Statement(self.sql["drop_item"], rows, many=True)
+        yield Statement(self.sql["drop_pending"], rows, many=True)
 
-    def add(
-        self, put: Put, ns: int | None, version: int, times: Times, changes: Changes
-    ) -> Flow[int]:
-        """Add a present version of a key that has none. Returns its row."""
-        if ns is None:
-            ns = (yield Statement(self.sql["add_namespace"], (put.path,)))[0][0]
-        text = put.text
-        assert text is not None
-        size = len(text) if text.isascii() else len(text.encode())
-        value = self.records.shut(text, value_place(put.path, put.key, version))
+    def add(self, added: Sequence[New], changes: Changes) -> Flow[list[int]]:
+        """Add present versions of keys that have none. Returns their rows."""
+        numbers: dict[bytes, int] = {}
+        for put, ns, _, _ in added:
+            if ns is None and put.path not in numbers:
+                numbers[put.path] = (yield Statement(self.sql["add_namespace"], (put.path,)))[0][0]
+        last = yield Statement(self.sql["last_id"])
+        first = last[0][0] + 1 if last else 1
+        rows = []
+        for row, (put, ns, version, times) in enumerate(added, first):
+            text = put.text
+            assert text is not None
+            if ns is None:
+                ns = numbers[put.path]
+            size = len(text) if text.isascii() else len(text.encode())
+            value, provenance = self._shut(put, text, version)
+            rows.append((row, ns, put.key, version, *times, put.ttl, size, value, provenance))
+            if put.searched:
+                changes.indexed.append((put, row))
+            changes.grown.append((1, size, ns))
+        yield Statement(self.sql["add_item"], rows, many=True)
+        return list(range(first, first + len(rows)))
+
+    def _shut(self, put: Put, text: str, version: int) -> tuple[str | bytes, str | bytes | None]:
+        """The value and the provenance as they are stored."""
         provenance = None
         if put.provenance:
             provenance = self.records.shut(
                 json.dumps(put.provenance, ensure_ascii=False),
                 provenance_place(put.path, put.key, version),
             )
-        row = (
-            yield Statement(
-                self.sql["add_item"],
-                (ns, put.key, version, *times, put.ttl, size, value, provenance),
-            )
-        )[0][0]
-        if put.searched:
-            changes.indexed.append((put, row))
-        changes.grown.append((1, size, ns))
-        return int(row)
+        return self.records.shut(text, value_place(put.path, put.key, version)), provenance
 
     def _indexed(self, put: Put, row: int, model: int | None) -> tuple[Any, ...]:
         vectors = self.records.shut_vectors(put.vectors, row)
@@ -287,10 +319,30 @@ class Writer:
     def sweep(self, now: int, limit: int) -> Flow[int]:
         """Close items whose time is over. Returns how many; call again until none are."""
         rows = yield Statement(self.sql["expired"], (now, limit))
-        for row, ns, size, expires in rows:
-            yield from self.close(row, expires)
-            yield Statement(self.sql["grow_namespace"], (-1, -size, ns))
+        if rows:
+            yield from self.close([(expires, row) for row, _, _, expires in rows])
+            grown = [(-1, -size, ns) for _, ns, size, _ in rows]
+            yield Statement(self.sql["grow_namespace"], grown, many=True)
         return len(rows)
+
+
+def _rounds(puts: Sequence[Put]) -> Iterator[Sequence[Put]]:
+    """Puts in order, in rounds that have no key twice: what is put later must see the former."""
+    seen: set[tuple[bytes, str]] = set()
+    start = 0
+    for number, put in enumerate(puts):
+        key = (put.path, put.key)
+        if key in seen:
+            yield puts[start:number]
+            start = number
+            seen.clear()
+        seen.add(key)
+    yield puts[start:]
+
+
+@cache
+def _locating(sql: str, count: int) -> str:
+    return sql.format(asked=", ".join(f"({number}, ?, ?)" for number in range(count)))
 
 
 def _within(limit: Limit, items: int, size: int) -> bool:

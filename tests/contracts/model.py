@@ -40,6 +40,7 @@ class Put:
     put_at: float
     said: dict[str, list[str]]
     writes: dict[str, dict[int, tuple[str, Any]]] = field(default_factory=dict)
+    written: dict[tuple[str, int], list[tuple[str, str]]] = field(default_factory=dict)  # as items
 
 
 @dataclass
@@ -81,14 +82,22 @@ class Talk:
         writes = former.writes if former else {}
         line.puts[uid] = Put(checkpoint, dict(metadata), parent, order, now, said, writes)
 
+    def lane_of(self, channel: str, value: Any) -> str:
+        """The log a write goes to: text may be a message yet to be, unless the channel holds other."""
+        told = any(lane == channel for lane, _ in self.log)
+        return "#inputs" if isinstance(value, str) and not told else channel
+
     def put_writes(self, ns: str, uid: str, task: str, writes: list[tuple[str, Any]]) -> None:
         """What a task wrote; what is there stays, but for interrupts and errors."""
-        had = self.lines[ns].puts[uid].writes.setdefault(task, {})
+        put = self.lines[ns].puts[uid]
+        had = put.writes.setdefault(task, {})
         for i, (channel, value) in enumerate(writes):
-            self.log.update(items_of(channel, value))
+            items = items_of(self.lane_of(channel, value), value)
+            self.log.update(items)
             index = SPECIAL.get(channel, i)
             if index < 0 or index not in had:
                 had[index] = (channel, copy.deepcopy(value))
+                put.written[task, index] = items
 
     def keep(self, which: Callable[[Line], Iterable[str]], *, history: bool) -> None:
         """Only some checkpoints, and the head, of each line."""
@@ -131,8 +140,8 @@ class Talk:
             for channel, value in put.checkpoint["channel_values"].items():
                 out.update(items_of(channel, value))
             out.update((channel, item) for channel, said in put.said.items() for item in said)
-            for channel, value in (w for writes in put.writes.values() for w in writes.values()):
-                out.update(items_of(channel, value))
+            for items in put.written.values():
+                out.update(items)
         return out
 
 
