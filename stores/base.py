@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from langgraph.store.base import Item, SearchItem
 
 Mode = Literal["hybrid", "text", "semantic"]
 Namespace = tuple[str, ...]
+Progress = Callable[[int, int | None], None]  # how many are done, of how many if that is known
 
 
 @dataclass(frozen=True, slots=True)

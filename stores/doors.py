@@ -20,6 +20,8 @@ from perdure.stores.base import FoundItem, Mode, Namespace, Provenance, StoredIt
 from perdure.stores.forgetting import Forgetting
 from perdure.stores.namespaces import check_key
 from perdure.stores.preparing import Index, Request, is_brief
+from perdure.stores.reading import Wanted
+from perdure.stores.searching import Query
 from perdure.stores.steps import Read, Steps
 from perdure.stores.weighting import Weights
 
@@ -280,6 +282,8 @@ class Doors(Forgetting):
         prefix: Namespace | None = None,
         filter: Mapping[str, Any] | None = None,
         mode: Mode = "hybrid",
+        provenance: Mapping[str, Any] | None = None,
+        as_of: datetime | None = None,
         context: bool = True,
     ) -> WhyNot:
         """Where an item stands in the answers to a query under a prefix, and why.
@@ -291,9 +295,16 @@ class Doors(Forgetting):
             prefix: As given to `search`; None: the item's namespace.
             filter: As given to `search`.
             mode: As given to `search`.
+            provenance: As given to `search`.
+            as_of: As given to `search`.
             context: As given to `search`.
+
+        Raises:
+            ConfigurationError: There is no query; see also `search`.
         """
-        return self._driver.run(self._why(namespace, key, query, prefix, filter, mode, context))
+        wanted = self._wanted(namespace if prefix is None else prefix, filter, provenance, as_of)
+        asked = self._query(query, mode, context, True)
+        return self._driver.run(self._why(namespace, key, wanted, asked))
 
     async def awhy_not(
         self,
@@ -304,30 +315,24 @@ class Doors(Forgetting):
         prefix: Namespace | None = None,
         filter: Mapping[str, Any] | None = None,
         mode: Mode = "hybrid",
+        provenance: Mapping[str, Any] | None = None,
+        as_of: datetime | None = None,
         context: bool = True,
     ) -> WhyNot:
         """See `why_not`."""
-        steps = self._why(namespace, key, query, prefix, filter, mode, context)
-        return await self._driver.arun(steps)
+        wanted = self._wanted(namespace if prefix is None else prefix, filter, provenance, as_of)
+        asked = self._query(query, mode, context, True)
+        return await self._driver.arun(self._why(namespace, key, wanted, asked))
 
     def _why(
-        self,
-        namespace: Namespace,
-        key: str,
-        query: str,
-        prefix: Namespace | None,
-        filter: Mapping[str, Any] | None,
-        mode: Mode,
-        context: bool,
+        self, namespace: Namespace, key: str, wanted: Wanted, asked: Query | None
     ) -> Steps[WhyNot]:
         path, text = self._path(namespace), check_key(key)
-        wanted = self._wanted(namespace if prefix is None else prefix, filter)
-        asked = self._query(query, mode, context, True)
         if asked is None:
             raise ConfigurationError("why_not needs a query")
         if not path.startswith(wanted.prefix):
             return WhyNot("it is not under the prefix")
-        row = yield Read(self._reader.get(path, text, self._now(), None))
+        row = yield Read(self._reader.get(path, text, wanted.now, wanted.as_of))
         return (yield from self._searcher.why_not(wanted, asked, row))
 
     # -- arguments

@@ -77,7 +77,7 @@ def embedder_from(
         ConfigurationError: An argument is none of these, or `dims` is not the embedder's own.
         MissingDependency: A string was given, and langchain or the provider is not installed.
     """
-    _check_options(dims, batch_size, timeout_s, cache_bytes)
+    _check_options(dims, name, batch_size, timeout_s, cache_bytes)
     if isinstance(spec, CheckedEmbedder) and name in (None, spec.name):
         _check_dims(spec.dims, dims)
         return spec
@@ -182,14 +182,16 @@ def _check_dims(own: int | None, dims: int | None) -> None:
 
 
 def _check_options(
-    dims: int | None, batch_size: int, timeout_s: float | None, cache_bytes: int
+    dims: int | None, name: str | None, batch_size: int, timeout_s: float | None, cache_bytes: int
 ) -> None:
+    if name is not None and not isinstance(name, str):
+        raise ConfigurationError(f"name={name!r}: expected the model's name as text, or None")
     for option, value, least in (
         ("dims", dims, 1),
         ("batch_size", batch_size, 1),
         ("cache_bytes", cache_bytes, 0),
     ):
-        if value is not None and (not isinstance(value, int) or value < least):
+        if value is not None and (type(value) is not int or value < least):
             raise ConfigurationError(f"{option}={value!r}: expected a whole number from {least}")
     if timeout_s is not None and not timeout_s > 0:
         raise ConfigurationError(f"timeout_s={timeout_s!r}: expected seconds, more than 0, or None")

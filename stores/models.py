@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self, get_args
 
 from perdure.errors import EmbedderMismatch
+from perdure.stores.settings import recorded
 from perdure.stores.vectors import Kind, width
 
 
@@ -36,8 +37,12 @@ class Model:
 
     @classmethod
     def parsed(cls, text: str) -> Self:
-        """A model from its setting."""
-        return cls(**json.loads(text))
+        """A model from its setting.
+
+        Raises:
+            CorruptRecord: It was damaged.
+        """
+        return cls(**recorded("model", text, _is_model))
 
     def text(self) -> str:
         """The model as a setting."""
@@ -65,3 +70,13 @@ class Model:
             f"this embedder is {given.name!r} ({given.dims} dimensions, {given.kind}): open the "
             "store with that embedder, or call reembed() to make all vectors anew"
         )
+
+
+def _is_model(found: dict[str, Any]) -> bool:
+    """Whether a setting says all of a model, and nothing else."""
+    return (
+        found.keys() == {"name", "dims", "kind", "number"}
+        and isinstance(found["name"], str)
+        and found["kind"] in get_args(Kind)
+        and all(type(found[name]) is int and found[name] > 0 for name in ("dims", "number"))
+    )

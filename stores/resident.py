@@ -7,6 +7,7 @@ few times at most (the logarithmic method: Bentley and Saxe, 1980).
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
@@ -310,11 +311,12 @@ class Resident:
 
     def _fill(self) -> Flow[None]:
         """Take in the vectors of rows that had none."""
-        filled = []
-        for number in sorted(self._without):
-            rows = yield Statement(self._sql["index_row"], (self._number, number))
-            if rows and rows[0][11] is not None:
-                filled.append(self._loaded(rows[0]))
+        lacking = sorted(self._without)
+        filled: list[Entry] = []
+        for begin in range(0, len(lacking), _READ):
+            page = json.dumps(lacking[begin : begin + _READ])
+            rows = yield Statement(self._sql["index_filled"], (self._number, page))
+            filled += [self._loaded(row) for row in rows]
         if filled:
             self._kill([entry.id for entry in filled])
             self._add(filled)

@@ -29,10 +29,13 @@ class ScopedStore(Doors):
             raise InvalidNamespace("the prefix is empty; give at least one label")
         records = replace(parts.reader.records, root=len(prefix))
         reader = replace(parts.reader, records=records)
+        writer = replace(parts.writer, records=records)  # its messages leave the prefix out
         self._bind(
             replace(
                 parts,
                 reader=reader,
+                writer=writer,
+                driver=replace(parts.driver, writer=writer),
                 searcher=replace(parts.searcher, reader=reader),
                 preparer=replace(parts.preparer, root=prefix),
                 root=prefix,

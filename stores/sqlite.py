@@ -6,7 +6,7 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, Self
 
 from langgraph.store.base import IndexConfig, TTLConfig
 
@@ -19,6 +19,7 @@ from perdure.stores.core import Parts, forget_filters, system_clock
 from perdure.stores.embedding import CheckedEmbedder, embedder_from
 from perdure.stores.models import Model
 from perdure.stores.offline import StaticEmbedder
+from perdure.stores.options import TextIndex, check_options
 from perdure.stores.preparing import Preparer
 from perdure.stores.reading import Reader
 from perdure.stores.records import Records
@@ -33,7 +34,6 @@ from perdure.stores.words import agreed_fields
 from perdure.stores.writing import Writer
 
 Offline = Literal["offline"]
-TextIndex = Literal["sealed", "keyed"]
 _APPROXIMATE_ABOVE: Final = 200_000  # vectors; 384 dimensions of float32 are 300 MB then
 
 
@@ -94,7 +94,19 @@ class SQLiteStore(Store):
             WrongKey: The key does not open it, or it needs one.
             StorageError: The file cannot be opened.
         """
-        _check(vectors, text_index)
+        check_options(
+            path=path,
+            ttl=ttl,
+            key=key,
+            text_index=text_index,
+            vectors=vectors,
+            approximate_above=approximate_above,
+            max_value_bytes=max_value_bytes,
+            read_only=read_only,
+            timeout_s=timeout_s,
+            clock=clock,
+            factory=factory,
+        )
         embedder, model, given, in_process = _embedding(index, vectors)
         seal = seal_for(key)
         database = Database.open(
@@ -169,13 +181,6 @@ def _clear_caches(embedder: CheckedEmbedder | None) -> None:
         embedder.clear_cache()
 
 
-def _check(vectors: Any, text_index: Any) -> None:
-    if vectors not in get_args(Kind):
-        raise ConfigurationError(f"vectors is {vectors!r}; expected one of {get_args(Kind)}")
-    if text_index not in get_args(TextIndex):
-        raise ConfigurationError(f"text_index is {text_index!r}; expected 'sealed' or 'keyed'")
-
-
 def _embedding(
     index: Any, kind: Kind
 ) -> tuple[CheckedEmbedder | None, Model | None, list[str] | None, bool]:
@@ -189,12 +194,14 @@ def _embedding(
             "perhaps 'fields'"
         )
     embedder = embedder_from(config["embed"], config.get("dims"), config.get("name"))
-    fields = config.get("fields") or None
+    fields = config.get("fields")
     listed = isinstance(fields, list | tuple) or fields is None
     if not listed or not all(isinstance(path, str) and path for path in fields or ()):
-        raise ConfigurationError(f"index fields are {fields!r}; expected a list of paths")
+        raise ConfigurationError(
+            f"index fields are {fields!r}; expected a list of paths like ['text'], or None"
+        )
     in_process = getattr(config["embed"], "in_process", False) is True
-    return embedder, Model(embedder.name, embedder.dims or 0, kind), fields, in_process
+    return embedder, Model(embedder.name, embedder.dims or 0, kind), fields or None, in_process
 
 
 def _mask(key: bytes) -> Callable[[str], str]:

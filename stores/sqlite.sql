@@ -251,13 +251,6 @@ SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expir
 FROM store_items i JOIN store_namespaces n ON n.ns = i.ns JOIN store_index x ON x.id = i.id
 WHERE i.id > ?2 AND i.id <= ?3 ORDER BY i.id LIMIT ?4;
 
--- index_row: the same of one present item
-SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at,
-       CASE WHEN x.tokens IS NULL THEN i.value END, i.provenance,
-       x.tokens, CASE x.model WHEN ?1 THEN x.vectors END, x.fields
-FROM store_items i JOIN store_namespaces n ON n.ns = i.ns JOIN store_index x ON x.id = i.id
-WHERE i.id = ?2;
-
 -- index_of: what search needs of one version
 SELECT tokens, CASE model WHEN ?1 THEN vectors END, fields FROM store_index WHERE id = ?2;
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.storage.closing import Closing
 from perdure.storage.flow import Flow, Row, Statement, rows_of
-from perdure.stores.base import Namespace, QueryPlan, StoreStats, VersionRetention
+from perdure.stores.base import Namespace, Progress, QueryPlan, StoreStats, VersionRetention
 from perdure.stores.filter_paths import index_expression, index_path
 from perdure.stores.models import Model
 from perdure.stores.namespaces import check_prefix, span
@@ -25,8 +25,6 @@ from perdure.stores.transfer import Transfer
 _LOG = logging.getLogger("perdure")
 _SWEEP = 500  # items closed, or versions dropped, in one transaction
 _FAR = 1_000_000  # days or versions: enough to keep all
-
-Progress = Callable[[int, int], None]  # done, of how many
 
 
 class Store(Closing, Transfer):

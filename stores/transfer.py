@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -15,7 +15,7 @@ from langgraph.store.base import BaseStore
 
 from perdure.errors import ImportFailed, PerdureError
 from perdure.storage.flow import Flow, Row, Statement
-from perdure.stores.base import Namespace, TransferReport
+from perdure.stores.base import Namespace, Progress, TransferReport
 from perdure.stores.doors import Doors
 from perdure.stores.namespaces import labels, span
 from perdure.stores.preparing import Request
@@ -29,8 +29,6 @@ from perdure.stores.values import decode
 _PAGE = 500  # keys read, or lines written, at a time
 _MINUTE = 60_000_000
 _MOST = 1 << 60  # versions: SQLite counts in 64 bits
-
-Progress = Callable[[int], None]  # how many lines are done
 
 
 class Transfer(Doors):
@@ -126,7 +124,8 @@ class Transfer(Doors):
         Args:
             lines: JSON, an object a line; empty lines are passed over.
             namespace: Where items go that do not name their own.
-            progress: Called after each batch.
+            progress: Called after each batch with how many lines are done, and None: nobody knows
+                how many will come.
 
         Raises:
             ImportFailed: A line is malformed, or contradicts what is here. The lines before
@@ -161,7 +160,7 @@ class Transfer(Doors):
 
         Args:
             source: The path of the file, or an open store with blocking methods.
-            progress: Called after each batch with how many items are done.
+            progress: See `import_lines`.
 
         Raises:
             ConfigurationError: There is no such file.
@@ -195,7 +194,7 @@ class Transfer(Doors):
                 report += self._driver.run(self._restore(batch))
                 done += len(batch)
                 if progress is not None:
-                    progress(done)
+                    progress(done, None)
             elif failed is None:
                 return report
         raise failed

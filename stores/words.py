@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from perdure.errors import ConfigurationError
 from perdure.storage.flow import Flow, Statement
+from perdure.stores.settings import recorded
 from perdure.stores.text import ANALYZER
 from perdure.stores.values import WHOLE
 
 _NAME = "words"
+_KEPT = ("clear", "sealed", "keyed")
 
 
 def agreed_fields(
@@ -29,9 +32,10 @@ def agreed_fields(
 
     Raises:
         ConfigurationError: The file keeps its words in another way.
+        CorruptRecord: What it records of them was damaged.
     """
     rows = yield Statement(sql["get_setting"], (_NAME,))
-    found = json.loads(rows[0][0]) if rows else None
+    found = recorded(_NAME, rows[0][0], _is_sound) if rows else None
     if found is not None and found["kept"] != kept:
         raise ConfigurationError(
             f"this file keeps words {found['kept']!r}, not {kept!r}: open it with "
@@ -45,3 +49,14 @@ def agreed_fields(
             yield Statement(sql["drop_words"])
             yield Statement(sql["bump_setting"], ("erasures",))
     return fields
+
+
+def _is_sound(found: dict[str, Any]) -> bool:
+    """Whether a setting says how words are kept, and of which paths."""
+    fields = found.get("fields")
+    return (
+        found.get("kept") in _KEPT
+        and isinstance(fields, list)
+        and bool(fields)
+        and all(isinstance(path, str) and path for path in fields)
+    )

@@ -102,7 +102,7 @@ class Writer:
 
     Args:
         sql: The statements, by name.
-        records: Seals rows.
+        records: Seals rows; leaves its root out of messages.
     """
 
     sql: dict[str, str]
@@ -253,7 +253,8 @@ class Writer:
         if put.if_version is not None and put.if_version != found:
             at = f"at version {found}" if found else "not there"
             raise VersionConflict(
-                f"{put.key!r} in {labels(put.path)!r} is {at}, if_version is {put.if_version}: "
+                f"{put.key!r} in {labels(put.path[self.records.root :])!r} is {at}, if_version is "
+                f"{put.if_version}: "
                 "get it again, apply your change to what it holds now, and put that"
             )
 
@@ -262,11 +263,16 @@ class Writer:
         if _within(limit, items, size):
             return
         gone, freed = (yield Statement(self.sql["held_expired"], (*span(limit.prefix), now)))[0]
-        if not _within(limit, items - gone, size - freed):
+        if _within(limit, items - gone, size - freed):
+            return
+        if len(limit.prefix) < self.records.root:  # what others hold there is not told
             raise LimitExceeded(
-                f"{labels(limit.prefix)!r} would hold {items - gone} items and {size - freed} "
-                f"bytes; it may hold {_shown(limit.items)} items and {_shown(limit.bytes)} bytes"
+                "a scope that this one is within would hold more than it may: delete items there"
             )
+        raise LimitExceeded(
+            f"the scope would hold {items - gone} items and {size - freed} bytes; it may hold "
+            f"{_shown(limit.items)} items and {_shown(limit.bytes)} bytes: delete items first"
+        )
 
     # -- vectors
 

@@ -14,7 +14,9 @@ import perdure.cli  # noqa: F401 - it adds the commands
 from perdure.cli.app import app
 
 PAGE = (Path(__file__).parent.parent / "docs" / "cli.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^## `perdure ([a-z ]*[a-z]).*?`\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
+SECTIONS = dict(
+    re.findall(r"^## `perdure ([a-z -]*[a-z]).*?`\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S)
+)
 
 
 def flat(commands: dict[str, Any], group: str = "") -> dict[str, Any]:

@@ -135,6 +135,26 @@ def test_search_explains(seat: str) -> None:
     assert read("index", "kind", "--drop") == []
 
 
+def test_why_not_tells(seat: str) -> None:
+    """Where an item stands in its namespace or a prefix, and by which parts; or what bars it."""
+    words = ("why-not", "users/bob", "hobby", "a window seat")
+    alone, under = rows(run(*words)), rows(run(*words, "--prefix", "users", "--mode", "text"))
+    whole = read(*words, "--prefix", "/")
+    first = read("history", AT, seat)[0]["valid_from"]
+
+    def reason(*options: str, of: tuple[str, ...] = words) -> str:
+        return str(read(*of, *options)["reason"])
+
+    assert alone[:2] == [["0 of 1 items score higher"], ["part", "score"]]
+    assert under[:3] == [["1 of 2 items score higher"], ["part", "score"], ["text", "0.000"]]
+    assert (whole["rank"], "text" in whole["parts"]) == (2, True)
+    assert "filter" in reason("--filter", '{"kind": "travel"}')
+    assert "filter" in reason("--provenance", '{"actor": "ann"}')
+    assert reason("--as-of", first) == "there is no such item"
+    assert reason("--no-context", "--prefix", AT) == "it is not under the prefix"
+    assert reason("--as-of", first, of=("why-not", AT, seat, "window")).startswith("0 of 1")
+
+
 # -- namespaces
 
 

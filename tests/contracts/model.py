@@ -83,7 +83,7 @@ class Talk:
         line.puts[uid] = Put(checkpoint, dict(metadata), parent, order, now, said, writes)
 
     def lane_of(self, channel: str, value: Any) -> str:
-        """The log a write goes to: text may be a message yet to be, unless the channel holds other."""
+        """The log a write goes to: text may be a message to be, if the channel holds nothing."""
         told = any(lane == channel for lane, _ in self.log)
         return "#inputs" if isinstance(value, str) and not told else channel
 

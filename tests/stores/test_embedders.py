@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from langgraph.store.base import PutOp
 
 from perdure.errors import ConfigurationError, EmbedderMismatch, EmbeddingFailed
 from perdure.stores import SQLiteStore
@@ -149,7 +151,7 @@ def test_another_model(backend: str, name: str, dims: int, tmp_path: Path) -> No
         with pytest.raises(EmbedderMismatch):
             store.put(A, "c", {"text": "new"})
         text = keys(store.search(A, query="car", mode="text"))
-        seen: list[tuple[int, int]] = []
+        seen: list[tuple[int, int | None]] = []
         done = store.reembed(lambda now, of: seen.append((now, of)))
         store.put(A, "c", {"text": "new"})
         found = keys(store.search(A, query="automobile", mode="semantic", limit=1))
@@ -174,7 +176,7 @@ def test_reembedding_goes_on_where_it_stopped(tmp_path: Path) -> None:
             store.put(A, f"k{n}", {"text": f"word{n} tea"})
     other = renamed("other")
 
-    def stop(done: int, of: int) -> None:
+    def stop(done: int, of: int | None) -> None:
         other.failing = True
 
     with BACKENDS["file"](tmp_path, index={"embed": other, "dims": DIMS}) as store:
@@ -183,7 +185,7 @@ def test_reembedding_goes_on_where_it_stopped(tmp_path: Path) -> None:
         meanwhile = len(store.search(A, query="tea", mode="text", limit=1000))
         other.failing = False
         half = len(other.calls)
-        seen: list[tuple[int, int]] = []
+        seen: list[tuple[int, int | None]] = []
         rest = asyncio.run(store.areembed(lambda done, of: seen.append((done, of))))
         found = store.search(A, query="word7", mode="semantic", limit=1)
 
@@ -202,7 +204,7 @@ def test_reembedding_while_others_write(tmp_path: Path) -> None:
     other = renamed("other")
     with BACKENDS["file"](tmp_path, index={"embed": other, "dims": DIMS}) as store:
 
-        def meddle(done: int, of: int) -> None:
+        def meddle(done: int, of: int | None) -> None:
             store.delete(A, "k599")
             store.put(A, "k598", {"text": "my car"})
             store.search(A, query="tea")
@@ -213,6 +215,38 @@ def test_reembedding_while_others_write(tmp_path: Path) -> None:
 
     assert keys(found) == ["k598"]
     assert sorted(f"k{n}" for n in range(599)) == sorted(every)
+
+
+class Counted(sqlite3.Connection):
+    """Counts the statements of all its kind."""
+
+    count = 0
+
+    def execute(self, *args: Any) -> sqlite3.Cursor:
+        type(self).count += 1
+        return super().execute(*args)
+
+
+def test_searching_while_others_embed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search takes in the vectors made meanwhile with a few statements, however many lack."""
+    monkeypatch.setattr("perdure.stores.resident._READ", 100)  # so that there are several pages
+    store, words = with_words("file", tmp_path)
+    with store:
+        write(store, A, first="milk")
+        words.failing = True
+        store.batch([PutOp(A, f"k{n}", {"text": f"word{n}"}) for n in range(800)])
+        options = of_words(read_only=True, factory=Counted)
+        with SQLiteStore.open(tmp_path / "plain.db", **options) as other:
+            other.search(A, query="milk")
+            words.failing = False
+            done = store.embed_pending()
+            before = Counted.count
+            found = other.search(A, query="word7", mode="semantic", limit=1000)
+            used = Counted.count - before - len(found)  # each result is read by itself
+
+    assert done == 800
+    assert "k7" in keys(found[:3])  # some words share an axis
+    assert used <= 30
 
 
 def test_no_embedder_to_embed_with(tmp_path: Path) -> None:

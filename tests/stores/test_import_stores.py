@@ -65,8 +65,8 @@ def test_a_file_of_langgraphs(door: str, timed: bool, tmp_path: Path, plain: SQL
                 store.put(("mortal",), "m", {"text": "milk"}, ttl=60)
     before = Path(path).read_bytes()
     with SQLiteStore.open(tmp_path / "ours.db", **of_words()) as target:
-        progress = list[int]()
-        report = target.import_from(path, progress=progress.append)
+        progress = list[tuple[int, int | None]]()
+        report = target.import_from(path, progress=lambda done, of: progress.append((done, of)))
         again = target.import_from(path)
         with SqliteStore.from_conn_string(path) as store:
             theirs = shapes(store)
@@ -76,7 +76,7 @@ def test_a_file_of_langgraphs(door: str, timed: bool, tmp_path: Path, plain: SQL
 
     count = len(SPACES) + timed
     assert (TransferReport(count), TransferReport(skipped=count)) == (report, again)
-    assert (theirs, [count], ["k"]) == (ours, progress, found)
+    assert (theirs, [(count, None)], ["k"]) == (ours, progress, found)
     assert before == Path(path).read_bytes()
     assert (mortal is not None) is timed
     if mortal is not None:

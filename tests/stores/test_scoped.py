@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from langgraph.store.base import GetOp, ListNamespacesOp, MatchCondition, Op, PutOp, SearchOp
 from langgraph.store.memory import InMemoryStore
 
-from perdure.errors import InvalidNamespace
+from perdure.errors import InvalidNamespace, LimitExceeded, VersionConflict
 from perdure.stores import ScopedStore, SQLiteStore
 from tests.store_backends import BACKENDS, FEWER, Clock, of_words
 
@@ -199,8 +200,37 @@ def test_bad_prefixes(plain: SQLiteStore) -> None:
     assert plain.list_namespaces() == [("a", "langgraph")]
 
 
+@FEWER
+def test_messages_do_not_tell_the_prefix(store: SQLiteStore) -> None:
+    """A refusal names things as the scope does, and tells nothing of what is around it."""
+    store.scoped(("secret", "other")).put((), "k", {"text": "theirs"})
+    outer = store.scoped(("secret",), max_items=3)
+    scope = outer.scoped(("tenant",), max_bytes=50)
+    scope.put(("m",), "k", {"n": 1})
+    told = []
+    for namespace, key, size, if_version in (
+        (("m",), "k", 1, 7),
+        ((), "k", 1, 7),
+        (("m",), "large", 90, None),
+    ):
+        with pytest.raises((VersionConflict, LimitExceeded)) as caught:
+            scope.put(namespace, key, {"t": "x" * size}, if_version=if_version)
+        told.append(str(caught.value))
+    scope.put((), "third", {})
+    with pytest.raises(LimitExceeded) as caught:
+        scope.batch([PutOp((), "fourth", {})])
+    told.append(str(caught.value))
+
+    assert not [text for text in told if "secret" in text or "tenant" in text]
+    assert told[0].startswith("'k' in ('m',) is at version 1")
+    assert told[1].startswith("'k' in () is not there")
+    assert "the scope would hold 2 items" in told[2]
+    assert re.search(r"\d", told[3]) is None  # nor how much others hold
+
+
 def test_nothing_of_the_whole_file() -> None:
     """What a scope cannot do it has no method for: nothing of the file as a whole."""
-    of_the_file = {"stats", "create_index", "reembed", "retain", "export", "import_from", "close"}
+    of_the_file = {"stats", "retain", "export", "import_lines", "import_from", "reembed", "close"}
+    of_the_file |= {"create_index", "drop_index", "indexes", "explain_query", "sweep_ttl", "model"}
 
     assert set() == {name for name in of_the_file if hasattr(ScopedStore, name)}

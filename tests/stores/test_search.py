@@ -10,7 +10,7 @@ import pytest
 from langgraph.store.base import PutOp
 
 from perdure.errors import ConfigurationError, InvalidFilter
-from perdure.stores import SQLiteStore
+from perdure.stores import Provenance, SQLiteStore
 from tests.store_backends import BACKENDS, FEWER, Clock, keys, of_words, write
 
 A = ("a",)
@@ -210,8 +210,32 @@ def test_why_not(store: SQLiteStore) -> None:
     assert "index=False" in store.why_not(A, "hidden", query="tea").reason
     assert "filter" in store.why_not(A, "a", query="tea", filter={"text": "x"}).reason
     assert "prefix" in store.why_not(A, "a", query="tea", prefix=("b",)).reason
+    assert "filter" in store.why_not(A, "a", query="tea", provenance={"actor": "Bo"}).reason
     with pytest.raises(ConfigurationError, match="query"):
         store.why_not(A, "a", query="")
+
+
+def test_why_not_in_the_past(store: SQLiteStore, clock: Clock) -> None:
+    """An item stands where a search of that moment had it, by what it and the others were then."""
+    ann, bo = Provenance(actor="Ann"), Provenance(actor="Bo")
+    store.put(A, "a", {"text": "tea tea"}, provenance=ann)
+    store.put(A, "b", {"text": "tea and much more of other things"}, provenance=ann)
+    past = clock.at()
+    clock.forward()
+    store.put(A, "a", {"text": "milk"}, provenance=bo)
+    store.put(A, "new", {"text": "tea tea tea"}, provenance=bo)
+    store.delete(A, "b")
+
+    def then(key: str, **options: Any) -> Any:
+        return store.why_not(A, key, query="tea", mode="text", as_of=past, **options)
+
+    assert [then("a").rank, then("b").rank] == [1, 2]
+    assert then("b").reason == "1 of 2 items score higher"
+    assert then("new").reason == "there is no such item"
+    assert then("a", provenance={"actor": "Ann"}).rank == 1
+    assert "filter" in then("a", provenance={"actor": "Bo"}).reason
+    assert store.why_not(A, "a", query="tea", mode="text").rank == 2
+    assert store.why_not(A, "a", query="tea", provenance={"actor": "Ann"}).rank is None
 
 
 def test_equal_scores_come_in_one_order(store: SQLiteStore) -> None:

@@ -145,7 +145,7 @@ def present(store: SQLiteStore) -> dict[Any, Any]:
 
 def test_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many pages out and many batches in are as one; progress tells of each batch."""
-    clock, told_of = Clock(NOW), list[int]()
+    clock, told_of = Clock(NOW), list[tuple[int, int | None]]()
     with memory(clock) as source, memory(clock) as target:
         for n in range(7):
             for turn in range(3):
@@ -156,13 +156,13 @@ def test_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         whole = told(source)
         monkeypatch.setattr(transfer, "_PAGE", 2)
         pages = told(source)
-        report = target.import_lines(pages, progress=told_of.append)
+        report = target.import_lines(pages, progress=lambda done, of: told_of.append((done, of)))
         part = [line["key"] for line in source.export(("s", "1"), versions=False)]
         no_versions = [line["key"] for line in source.export(("s",), versions=False)]
 
         assert whole == pages == told(target)
         assert TransferReport(items=7, versions=15) == report
-        assert [*range(2, 23, 2)] == told_of
+        assert [(done, None) for done in range(2, 23, 2)] == told_of
         assert part == ["k1", "k3", "k5"]
         assert ["k0", "k2", "k6", *part] == no_versions
 

@@ -10,6 +10,7 @@ from perdure.cli import (  # noqa: F401 - they add their commands
     store_removing,
     store_transfer,
     store_upkeep,
+    store_why,
     surgery,
     threads,
     transfer,

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 Limit = Annotated[int, typer.Option(help="At most so many.")]
 Offset = Annotated[int, typer.Option(help="Leave out so many of the first.")]
+Mode = Annotated[str, typer.Option(help="How: hybrid, text or semantic.")]
+NoContext = Annotated[
+    bool, typer.Option("--no-context", help="Neighbours in a thread lend no score.")
+]
 
 
 @store_app.command()
@@ -171,11 +175,9 @@ def search(
     provenance: FromWhere = None,
     limit: Limit = 10,
     offset: Offset = 0,
-    mode: Annotated[str, typer.Option(help="How: hybrid, text or semantic.")] = "hybrid",
+    mode: Mode = "hybrid",
     as_of: AsOf = None,
-    no_context: Annotated[
-        bool, typer.Option("--no-context", help="Neighbours in a thread lend no score.")
-    ] = False,
+    no_context: NoContext = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Tell the parts of scores, and the indexes used.")
     ] = False,

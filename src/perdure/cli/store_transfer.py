@@ -64,7 +64,7 @@ def _import(path: Path, called: Path, into: tuple[str, ...] | None, db: str | No
     kept = 0
     with _opened(path, called) as lines, progress_bar(f"importing {called.name}", "line") as show:
 
-        def advance(done: int) -> None:
+        def advance(done: int, _: int | None) -> None:
             nonlocal kept
             kept = done
             show(lines.share, done)
@@ -79,7 +79,7 @@ def _import(path: Path, called: Path, into: tuple[str, ...] | None, db: str | No
 
 def _take_over(path: Path, called: Path, db: str | None) -> Report:
     with open_store(db, create=True) as store, progress_bar(str(called), "item") as show:
-        return store.import_from(path, progress=lambda done: show(None, done))
+        return store.import_from(path, progress=lambda done, _: show(None, done))
 
 
 class _Lines:

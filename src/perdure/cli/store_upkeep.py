@@ -51,7 +51,11 @@ def reembed(
     It may be cut off and repeated; what is done stays done.
     """
     with open_store(db) as store, progress_bar("embedding", "item") as show:
-        done = store.embed_pending() if pending else store.reembed(lambda n, of: show(n / of, n))
+
+        def advance(done: int, of: int | None) -> None:
+            show(done / of if of else None, done)
+
+        done = store.embed_pending() if pending else store.reembed(advance)
     if json:
         as_json({"items": done})
     else:

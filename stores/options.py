@@ -1,0 +1,92 @@
+"""What a store may be opened with: each option is checked before any file is touched."""
+
+from __future__ import annotations
+
+import math
+import os
+import sqlite3
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, get_args
+
+from perdure.errors import ConfigurationError
+from perdure.stores.vectors import Kind
+
+TextIndex = Literal["sealed", "keyed"]
+_MOST_S: Final = 2_000_000  # seconds: SQLite counts milliseconds in 32 bits
+
+
+def check_options(**given: Any) -> None:
+    """Refuse what an option cannot be.
+
+    Args:
+        given: Options of `SQLiteStore.open`, by name; those that others check are left to them.
+
+    Raises:
+        ConfigurationError: One has a wrong type, or a value that it cannot have.
+    """
+    for name, value in given.items():
+        is_right, expected = _OPTIONS[name]
+        if not is_right(value):
+            shown = f"of type {type(value).__name__}" if name == "key" else repr(value)
+            raise ConfigurationError(f"{name} is {shown}; expected {expected}")
+    for name, value in (given.get("ttl") or {}).items():
+        is_right, expected = _TTL.get(name, _ANYTHING)
+        if not is_right(value):
+            raise ConfigurationError(f"ttl[{name!r}] is {value!r}; expected {expected}")
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_minutes(value: Any) -> bool:
+    return value is None or (_is_number(value) and 0 < value < math.inf)
+
+
+def _is_path(value: Any) -> bool:
+    try:
+        return b"\0" not in os.fsencode(value)
+    except (TypeError, UnicodeEncodeError):
+        return False
+
+
+def _is_connection(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, sqlite3.Connection)
+
+
+_Rule = tuple[Callable[[Any], bool], str]
+_ANYTHING: Final[_Rule] = (lambda value: True, "")
+_OPTIONS: Final[dict[str, _Rule]] = {
+    "path": (_is_path, "the path of a file, without NUL, or ':memory:'"),
+    "ttl": (
+        lambda value: value is None or isinstance(value, Mapping),
+        "a dict like {'default_ttl': 60}, in minutes, or None",
+    ),
+    "key": (
+        lambda value: value is None or isinstance(value, bytes | str),
+        "16, 24 or 32 bytes, as many in hexadecimal, or None",
+    ),
+    "text_index": (lambda value: value in get_args(TextIndex), "'sealed' or 'keyed'"),
+    "vectors": (lambda value: value in get_args(Kind), f"one of {get_args(Kind)}"),
+    "approximate_above": (
+        lambda value: _is_whole(value, 0),
+        "a whole number of vectors, zero or more",
+    ),
+    "max_value_bytes": (lambda value: _is_whole(value, 1), "a whole number of bytes, 1 or more"),
+    "read_only": (lambda value: isinstance(value, bool), "True or False"),
+    "timeout_s": (
+        lambda value: _is_number(value) and 0 <= value <= _MOST_S,
+        f"seconds, 0 to {_MOST_S:,}",
+    ),
+    "clock": (callable, "a function that tells the seconds since 1970, like time.time"),
+    "factory": (_is_connection, "sqlite3.Connection, or a class that descends from it"),
+}
+_TTL: Final[dict[str, _Rule]] = {
+    "default_ttl": (_is_minutes, "minutes, more than zero, or None"),
+    "refresh_on_read": (lambda value: isinstance(value, bool), "True or False"),
+    "sweep_interval_minutes": (_is_minutes, "minutes, more than zero, or None"),
+}
