@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ Progress = Callable[[int, int | None], None]  # how many are done, of how many i
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a memory comes from. Every field may be filtered by; none is required.
+    """Where a memory comes from. Every field may be filtered by, and no other; none is required.
 
     Attributes:
         thread_id: The conversation it was said or formed in.
@@ -35,6 +35,10 @@ class Provenance:
     trust: str | None = None
     position: int | None = None
     at: datetime | None = None
+
+
+PROVENANCE = tuple(each.name for each in fields(Provenance))
+"""The fields of provenance."""
 
 
 class StoredItem(Item):
@@ -201,7 +205,8 @@ class StoreStats:
         namespaces: How many namespaces hold something.
         items: Present items, including expired ones that were not yet swept.
         versions: Closed versions.
-        pending: Items that wait for their vectors.
+        pending: Items without vectors of the file's model: those of `pending_embeddings()`, and
+            those of another model, to which `reembed()` has not come.
         value_bytes: JSON of the present items.
         indexes: Paths with an index.
         database: Sizes of the file and SQLite's version.
@@ -218,15 +223,25 @@ class StoreStats:
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """What an import took over; `skipped` versions were here already, equal, or are older."""
+    """What an import took over.
+
+    Attributes:
+        items: Present items.
+        versions: Closed versions.
+        skipped: Versions that were here already, equal, or are older.
+        unsuitable: Items that cannot be stored here, and were passed over for
+            `on_unsuitable="skip"`.
+    """
 
     items: int = 0
     versions: int = 0
     skipped: int = 0
+    unsuitable: int = 0
 
     def __add__(self, other: TransferReport) -> TransferReport:
         return TransferReport(
             self.items + other.items,
             self.versions + other.versions,
             self.skipped + other.skipped,
+            self.unsuitable + other.unsuitable,
         )

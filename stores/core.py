@@ -15,7 +15,7 @@ from langgraph.store.base import (
 
 from perdure.errors import ConfigurationError
 from perdure.storage.sqlite import Database
-from perdure.stores.base import Provenance
+from perdure.stores.base import PROVENANCE, Provenance
 from perdure.stores.filters import Filter, parse
 from perdure.stores.namespaces import check_prefix
 from perdure.stores.preparing import Index, Preparer, Request
@@ -55,7 +55,7 @@ class Parts:
     limits: tuple[Limit, ...] = ()
 
 
-_FILTERS: dict[bytes, Filter] = {}
+_FILTERS: dict[tuple[bytes, bool], Filter] = {}
 _MOST_FILTERS: Final = 256
 _MOST: Final = 1 << 60  # rows: SQLite counts in 64 bits
 
@@ -109,7 +109,9 @@ class Core(BaseStore):
             self._path(prefix),
             self._now(),
             None if filter is None or filter == {} else _parsed(filter),
-            None if provenance is None or provenance == {} else _parsed(provenance),
+            None
+            if provenance is None or provenance == {}
+            else _parsed(provenance, of_provenance=True),
             None if as_of is None else micros(as_of),
         )
 
@@ -136,17 +138,18 @@ class Core(BaseStore):
         return min(limit, _MOST), min(offset, _MOST)
 
 
-def _parsed(filter: Any) -> Filter:
+def _parsed(filter: Any, *, of_provenance: bool = False) -> Filter:
     """A filter, the same object for one of the same form: agents ask with few forms."""
+    fields = PROVENANCE if of_provenance else None
     try:
-        form = orjson.dumps(filter) if is_plain(filter) else None
+        form = (orjson.dumps(filter), of_provenance) if is_plain(filter) else None
     except TypeError:  # no Unicode text
         form = None
     if form is None:
-        return parse(filter)
+        return parse(filter, fields)
     found = _FILTERS.get(form)
     if found is None:
-        found = parse(filter)
+        found = parse(filter, fields)
         if len(_FILTERS) >= _MOST_FILTERS:
             _FILTERS.clear()
         _FILTERS[form] = found

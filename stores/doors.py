@@ -181,7 +181,8 @@ class Doors(Forgetting):
             weights: How much each part counts, say `Weights(recency=0.2)`; None: as measured best.
 
         Raises:
-            InvalidFilter: A filter has an unknown operator, or a wrong operand.
+            InvalidFilter: A filter has an unknown operator or a wrong operand, or names a field
+                that no provenance has.
             EmbeddingFailed: The query could not be embedded, with `mode="semantic"`; a hybrid
                 search then goes by words alone, and logs a warning.
             EmbedderMismatch: The store's vectors come from another model.

@@ -27,8 +27,7 @@ The rules, wherever a filter is used:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from perdure.errors import InvalidFilter
@@ -46,6 +45,7 @@ from perdure.stores.filter_nodes import (
 from perdure.stores.filter_operands import driving_paths
 from perdure.stores.filter_paths import ARRAYS, MAX_STEPS, steps_of
 from perdure.stores.filter_sql import Condition, condition_of
+from perdure.stores.unknown import meant
 
 MAX_DEPTH = 32
 """The most levels of nesting in a filter."""
@@ -99,17 +99,19 @@ class Filter:
         return list(self._driving)
 
 
-def parse(filter: Mapping[str, Any] | None) -> Filter:
+def parse(filter: Mapping[str, Any] | None, fields: Sequence[str] | None = None) -> Filter:
     """Check a filter and make it ready to be used.
 
     Args:
         filter: The filter; None and `{}` hold for every document. It is copied.
+        fields: All that a document may have at its top; None: anything.
 
     Raises:
-        InvalidFilter: An operator is unknown or has an operand of a wrong type, a part is no JSON,
-            or the filter is too deep or too large. The message names the part.
+        InvalidFilter: An operator is unknown or has an operand of a wrong type, a field is none of
+            `fields`, a part is no JSON, or the filter is too deep or too large. The message names
+            the part.
     """
-    parser = _Parser()
+    parser = _Parser(fields)
     if filter is None:
         return Filter(Every(()))
     if not isinstance(filter, Mapping):
@@ -120,7 +122,8 @@ def parse(filter: Mapping[str, Any] | None) -> Filter:
 class _Parser:
     """One parse: it counts the operands on the way."""
 
-    def __init__(self) -> None:
+    def __init__(self, fields: Sequence[str] | None) -> None:
+        self._fields = fields
         self._operands = 0
 
     def document(self, filter: Any, where: _Where) -> Node:
@@ -136,6 +139,10 @@ class _Parser:
             elif key.startswith("$"):
                 raise self._unknown(key, where)
             else:
+                if self._fields is not None and steps_of(key)[0] not in self._fields:
+                    raise InvalidFilter(
+                        f"{_named(where)}: unknown field {_shown(key)}; {meant(key, self._fields)}"
+                    )
                 parts.append(self._field(key, value, where))
         return parts[0] if len(parts) == 1 else Every(tuple(parts))
 
@@ -253,9 +260,8 @@ class _Parser:
         return InvalidFilter(f"{_named(where)}: expected {expected}, got {_shown(got)}{told}")
 
     def _unknown(self, name: str, where: _Where) -> InvalidFilter:
-        close = get_close_matches(name, OPERATORS, 1)
-        meant = f"did you mean {close[0]!r}?" if close else f"there are {' '.join(OPERATORS)}"
-        return InvalidFilter(f"{_named(where)}: unknown operator {_shown(name)}; {meant}")
+        told = meant(name, OPERATORS)
+        return InvalidFilter(f"{_named(where)}: unknown operator {_shown(name)}; {told}")
 
 
 def _named(where: _Where) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from perdure.errors import ConfigurationError
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.storage.scrubbing import scrub_wanted
-from perdure.stores.base import Namespace, Receipt
+from perdure.stores.base import PROVENANCE, Namespace, Receipt
 from perdure.stores.filters import Filter, parse
 from perdure.stores.namespaces import labels, span
 from perdure.stores.operations import Operations
@@ -91,6 +91,8 @@ class Forgetting(Operations):
             threads: Threads that it also deletes whole, say all of a user.
 
         Raises:
+            InvalidFilter: A filter has an unknown operator or a wrong operand, or names a field
+                that no provenance has.
             ConfigurationError: Nothing says what to forget, a query has no words, `threads` are
                 given without a checkpointer, or a checkpointer to a scoped store.
         """
@@ -114,7 +116,7 @@ class Forgetting(Operations):
         choice = _Choice(
             self._path(() if prefix is None else prefix),
             parse(filter) if filter else None,
-            parse(provenance) if provenance else None,
+            parse(provenance, PROVENANCE) if provenance else None,
             _words(query),
         )
         doomed = _Doomed() if nothing else self.database.read(self._doomed(choice))

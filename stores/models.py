@@ -64,7 +64,13 @@ class Model:
         return width(self.dims, self.kind)
 
     def mismatch(self, given: Model) -> EmbedderMismatch:
-        """The error for vectors of another model than the store's."""
+        """The error for vectors of another model than the store's, or stored in another way."""
+        if (self.name, self.dims) == (given.name, given.dims):
+            return EmbedderMismatch(
+                f"the store's vectors are stored as {self.kind}, and it was opened with "
+                f"vectors={given.kind!r}: open it with vectors={self.kind!r}, or call reembed() to "
+                "make all vectors anew"
+            )
         return EmbedderMismatch(
             f"the store's vectors come from {self.name!r} ({self.dims} dimensions, {self.kind}), "
             f"this embedder is {given.name!r} ({given.dims} dimensions, {given.kind}): open the "

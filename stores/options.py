@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, get_args
 
 from perdure.errors import ConfigurationError
+from perdure.stores.unknown import meant
 from perdure.stores.vectors import Kind
 
 TextIndex = Literal["sealed", "keyed"]
@@ -29,10 +30,25 @@ def check_options(**given: Any) -> None:
         if not is_right(value):
             shown = f"of type {type(value).__name__}" if name == "key" else repr(value)
             raise ConfigurationError(f"{name} is {shown}; expected {expected}")
-    for name, value in (given.get("ttl") or {}).items():
-        is_right, expected = _TTL.get(name, _ANYTHING)
+    ttl = given.get("ttl") or {}
+    check_names("ttl", ttl, _TTL)
+    for name, value in ttl.items():
+        is_right, expected = _TTL[name]
         if not is_right(value):
             raise ConfigurationError(f"ttl[{name!r}] is {value!r}; expected {expected}")
+
+
+def check_names(option: str, given: Iterable[Any], known: Iterable[str]) -> None:
+    """Refuse a setting that nothing reads.
+
+    Raises:
+        ConfigurationError: One of those given is not known.
+    """
+    for name in given:
+        if name not in known:
+            raise ConfigurationError(
+                f"{option} has the unknown setting {name!r}; {meant(name, known)}"
+            )
 
 
 def _is_whole(value: Any, least: int) -> bool:
@@ -59,7 +75,6 @@ def _is_connection(value: Any) -> bool:
 
 
 _Rule = tuple[Callable[[Any], bool], str]
-_ANYTHING: Final[_Rule] = (lambda value: True, "")
 _OPTIONS: Final[dict[str, _Rule]] = {
     "path": (_is_path, "the path of a file, without NUL, or ':memory:'"),
     "ttl": (
@@ -88,5 +103,7 @@ _OPTIONS: Final[dict[str, _Rule]] = {
 _TTL: Final[dict[str, _Rule]] = {
     "default_ttl": (_is_minutes, "minutes, more than zero, or None"),
     "refresh_on_read": (lambda value: isinstance(value, bool), "True or False"),
+    # langgraph's; what has expired is never returned here
+    "omit_expired": (lambda value: isinstance(value, bool), "True or False"),
     "sweep_interval_minutes": (_is_minutes, "minutes, more than zero, or None"),
 }

@@ -8,6 +8,7 @@ from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import Namespace, Pending
 from perdure.stores.core import Core
+from perdure.stores.models import Model
 from perdure.stores.namespaces import labels, span
 from perdure.stores.steps import EmbedAll, Read, Steps, Write
 from perdure.stores.values import texts
@@ -44,6 +45,15 @@ class Lacking(Core):
     ) -> Flow[list[Row]]:
         bound = (since, *span(prefix), attempts, limit)
         return (yield Statement(self._sql["pending"], bound))
+
+    def _lacking_vectors(self) -> Flow[int]:
+        """How many items should have vectors of the file's model, and do not."""
+        rows = yield Statement(self._sql["get_setting"], ("model",))
+        number = Model.parsed(rows[0][0]).number if rows else 0
+        # the first model replaced none, so that the index need not be read
+        lacking = "pending_count" if number < 2 else "lacking_count"
+        count: int = (yield Statement(self._sql[lacking], (number,) * (number > 1)))[0][0]
+        return count
 
     def embed_pending(self, namespace_prefix: Namespace = ()) -> int:
         """Make the vectors that are lacking; returns how many items got theirs.

@@ -61,7 +61,12 @@ class Resident:
         analyse: Makes the words of a value, given the paths it is searched by.
         keep: Is handed words that were made, so that they need not be made again.
         erased: Is called when something was erased, here or by another process.
+
+    Attributes:
+        told_lacking: Whether it was said that rows lack vectors.
     """
+
+    told_lacking = False
 
     def __init__(
         self,

@@ -77,7 +77,7 @@ class Searcher:
     ) -> Steps[list[FoundItem]]:
         """The best items, best first; ties by age, newest first."""
         scope, past = yield from self._scoped(wanted)
-        ranked = yield from self._ranked(scope, query, wanted.now)
+        ranked = yield from self._ranked(scope, query, wanted)
         if ranked is None:
             return []
         found: list[FoundItem] = yield Read(
@@ -95,7 +95,7 @@ class Searcher:
         place = np.flatnonzero(scope.ids == row[0])
         if not len(place):
             return WhyNot("it was put with index=False, or has no text to search")
-        ranked = yield from self._ranked(scope, query, wanted.now)
+        ranked = yield from self._ranked(scope, query, wanted)
         if ranked is None:
             return WhyNot("the query has no words and there is no embedder")
         score = ranked.scores[place[0]]
@@ -125,12 +125,14 @@ class Searcher:
 
     # -- their scores
 
-    def _ranked(self, scope: Scope, query: Query, now: int) -> Steps[Ranked | None]:
+    def _ranked(self, scope: Scope, query: Query, wanted: Wanted) -> Steps[Ranked | None]:
         words = query_tokens(query.text)
         named = self._named(scope, words)
         cosines = None
         if query.mode != "text" and len(scope):
             cosines = yield from self._cosines(scope, query, named)
+            if cosines is not None and wanted.as_of is None:
+                self._tell_lacking(cosines)
         terms = (
             []
             if query.mode == "semantic"
@@ -139,11 +141,11 @@ class Searcher:
         if not len(scope) or (cosines is None and not terms):
             return None
         arrangement = scope.arrangement() if query.context else None
-        cues = self._cues(scope, query, named, now)
+        cues = self._cues(scope, query, named, wanted.now)
         if cosines is not None and not terms and arrangement is None and cues.silent:
             scores = np.nan_to_num(cosines, nan=_NO_VECTOR)  # nothing to weigh it with
             return Ranked(scores, {"vector": scores})
-        return rank(
+        ranked = rank(
             len(scope),
             terms=terms,
             lengths=scope.lengths,
@@ -152,6 +154,20 @@ class Searcher:
             cues=cues,
             weights=query.weights,
         )
+        return ranked if cosines is None or terms else _with_vectors_first(ranked, cosines)
+
+    def _tell_lacking(self, cosines: Floats) -> None:
+        """Say once that a search by vectors cannot see all: nothing else would show it."""
+        lacking = 0 if self.resident.told_lacking else int(np.isnan(cosines).sum())
+        if lacking:
+            self.resident.told_lacking = True
+            _LOG.warning(
+                "%d of %d items are found by their words only, for they have no vectors of the "
+                "store's model: unless a reembed() is at work it was cut off, or their embedder "
+                "failed; call reembed() (in the shell: perdure store reembed) to go on",
+                lacking,
+                len(cosines),
+            )
 
     def _cosines(
         self, scope: Scope, query: Query, named: dict[int, frozenset[str]]
@@ -297,6 +313,13 @@ class Searcher:
 
 def _all(named: dict[int, frozenset[str]]) -> frozenset[str]:
     return frozenset(name for names in named.values() for name in names)
+
+
+def _with_vectors_first(ranked: Ranked, cosines: Floats) -> Ranked:
+    """The scores of a search by vectors alone, with rows that have none after all that have one."""
+    lowered = np.where(np.isnan(cosines), np.float32(_NO_VECTOR), np.float32(0))
+    parts = {**ranked.parts, "vector": ranked.parts["vector"] + lowered}
+    return Ranked(ranked.scores + lowered, parts)
 
 
 def _best(scores: Floats, scope: Scope, count: int) -> Any:

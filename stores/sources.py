@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,10 +17,12 @@ from perdure.errors import ConfigurationError, ImportFailed, NotADatabase
 
 _PAGE = 500  # items or namespaces asked for at a time
 
-Line = tuple[str, Mapping[str, Any]]
+Line = tuple[str, Mapping[str, Any] | ImportFailed]
+"""What an item is called in messages, and the item; or why it cannot be read."""
+Lines = Generator[Line, None, None]
 
 
-def of_store(store: BaseStore) -> Iterator[Line]:
+def of_store(store: BaseStore) -> Lines:
     """The present items of a store, namespace by namespace."""
     offset = 0
     while page := store.list_namespaces(limit=_PAGE, offset=offset):
@@ -29,7 +31,7 @@ def of_store(store: BaseStore) -> Iterator[Line]:
         offset += len(page)
 
 
-def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Iterator[Line]:
+def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
     offset = 0
     while found := _searched(store, namespace, offset):
         for item in found:
@@ -47,13 +49,12 @@ def _searched(store: BaseStore, namespace: tuple[str, ...], offset: int) -> list
     return cast(list[SearchItem], store.batch([op])[0])
 
 
-def of_langgraph_file(path: str | os.PathLike[str]) -> Iterator[Line]:
+def of_langgraph_file(path: str | os.PathLike[str]) -> Lines:
     """The items of a file that langgraph's SqliteStore wrote; it is only read.
 
     Raises:
         ConfigurationError: There is no such file.
         NotADatabase: It is no such database.
-        ImportFailed: A value in it cannot be read.
     """
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(f"{path!r} cannot be imported; expected a path or a store")
@@ -64,6 +65,11 @@ def of_langgraph_file(path: str | os.PathLike[str]) -> Iterator[Line]:
         with closing(sqlite3.connect(f"{Path(text).absolute().as_uri()}?mode=ro", uri=True)) as db:
             columns = {row[1] for row in db.execute("PRAGMA table_info(store)")}
             if not {"prefix", "key", "value"} <= columns:
+                if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'store_items'").fetchall():
+                    raise NotADatabase(
+                        f"{text!r} is a file of perdure's own: bring its items over with export() "
+                        "and import_lines(), or open it and give the open store"
+                    )
                 raise NotADatabase(f"{text!r} has no table of langgraph's SqliteStore")
             timed = {"expires_at", "ttl_minutes"} <= columns
             rows = db.execute(
@@ -91,7 +97,7 @@ def _of_row(path: str, row: tuple[Any, ...]) -> Line:
         if ttl is not None:
             line["ttl"] = ttl
     except (ValueError, TypeError) as exc:
-        raise ImportFailed(f"{where}: {exc}") from exc
+        return where, ImportFailed(f"{where}: {exc}")
     return where, line
 
 

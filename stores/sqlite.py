@@ -19,7 +19,7 @@ from perdure.stores.core import Parts, forget_filters, system_clock
 from perdure.stores.embedding import CheckedEmbedder, embedder_from
 from perdure.stores.models import Model
 from perdure.stores.offline import StaticEmbedder
-from perdure.stores.options import TextIndex, check_options
+from perdure.stores.options import TextIndex, check_names, check_options
 from perdure.stores.preparing import Preparer
 from perdure.stores.reading import Reader
 from perdure.stores.records import Records
@@ -34,6 +34,7 @@ from perdure.stores.words import agreed_fields
 from perdure.stores.writing import Writer
 
 Offline = Literal["offline"]
+_INDEX: Final = ("embed", "dims", "fields", "name")
 _APPROXIMATE_ABOVE: Final = 200_000  # vectors; 384 dimensions of float32 are 300 MB then
 
 
@@ -193,6 +194,7 @@ def _embedding(
             f"index is {index!r}; expected 'offline', None, or a dict with 'embed', 'dims' and "
             "perhaps 'fields'"
         )
+    check_names("index", config, _INDEX)
     embedder = embedder_from(config["embed"], config.get("dims"), config.get("name"))
     fields = config.get("fields")
     listed = isinstance(fields, list | tuple) or fields is None

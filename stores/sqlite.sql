@@ -260,11 +260,18 @@ SELECT id FROM store_versions WHERE seq > ?;
 -- present_ids: the ids of all present items
 SELECT id FROM store_items;
 
--- counts: namespaces, items, their bytes, versions, pending
+-- counts: namespaces, items, their bytes, versions
 SELECT (SELECT count(*) FROM store_namespaces WHERE items > 0),
        (SELECT coalesce(sum(items), 0) FROM store_namespaces),
        (SELECT coalesce(sum(bytes), 0) FROM store_namespaces),
-       (SELECT count(*) FROM store_versions), (SELECT count(*) FROM store_pending);
+       (SELECT count(*) FROM store_versions);
+
+-- pending_count: how many wait for their vectors
+SELECT count(*) FROM store_pending;
+
+-- lacking_count: how many wait for their vectors, or have those of another model
+SELECT count(*) FROM store_items i JOIN store_index x ON x.id = i.id LEFT JOIN store_pending p ON p.id = i.id
+WHERE x.model <> ? OR p.id IS NOT NULL;
 
 -- index_filled: what search needs of those present items, of a list of ids, that have vectors of a model
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at,

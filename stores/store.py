@@ -260,12 +260,12 @@ class Store(Closing, Transfer):
     def stats(self) -> StoreStats:
         """Counts and sizes."""
         counts = self.database.read(_row(self._sql["counts"]))
-        namespaces, items, size, versions, pending = counts
+        namespaces, items, size, versions = counts
         return StoreStats(
             namespaces,
             items,
             versions,
-            pending,
+            self.database.read(self._lacking_vectors()),
             size,
             tuple(self.indexes()),
             self.database.stats(),

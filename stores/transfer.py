@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
+import logging
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import closing
 from datetime import datetime
 from itertools import islice
-from typing import Any
+from typing import Any, Literal, get_args
 
 from langgraph.store.base import BaseStore
 
-from perdure.errors import ImportFailed, PerdureError
+from perdure.errors import ConfigurationError, ImportFailed, PerdureError
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import Namespace, Progress, TransferReport
 from perdure.stores.doors import Doors
+from perdure.stores.lines import TIMES, parsed
 from perdure.stores.namespaces import labels, span
 from perdure.stores.preparing import Request
 from perdure.stores.reading import ended
 from perdure.stores.records import micros, moment, provenance_of
 from perdure.stores.restoring import Restored, restore
-from perdure.stores.sources import of_langgraph_file, of_store
+from perdure.stores.sources import Lines, of_langgraph_file, of_store
 from perdure.stores.steps import Steps, Write
-from perdure.stores.values import decode
 
+OnUnsuitable = Literal["error", "skip"]
+_LOG = logging.getLogger("perdure")
 _PAGE = 500  # keys read, or lines written, at a time
 _MINUTE = 60_000_000
 _MOST = 1 << 60  # versions: SQLite counts in 64 bits
@@ -119,7 +122,7 @@ class Transfer(Doors):
         An exported version that is here already, equal, is passed over, and so is one that is
         older than what is here of its key. A line without `namespace`
         and `value` is a value by itself: it goes into `namespace`, under its `key` field or else a
-        key made of its content.
+        key made of its content. Any other line has nothing but what `export` writes.
 
         Args:
             lines: JSON, an object a line; empty lines are passed over.
@@ -128,10 +131,10 @@ class Transfer(Doors):
                 how many will come.
 
         Raises:
-            ImportFailed: A line is malformed, or contradicts what is here. The lines before
-                it are kept.
+            ImportFailed: A line is malformed, has a field that no item has, or contradicts what
+                is here. The lines before it are kept; the message says how many.
         """
-        return self._take(_parsed(lines, namespace), progress)
+        return self._take(parsed(lines, namespace), progress, "line")
 
     async def aimport_lines(
         self,
@@ -149,6 +152,7 @@ class Transfer(Doors):
         self,
         source: str | os.PathLike[str] | BaseStore,
         *,
+        on_unsuitable: OnUnsuitable = "error",
         progress: Progress | None = None,
     ) -> TransferReport:
         """Take over the items of a file that langgraph's SqliteStore wrote, or of any store.
@@ -160,56 +164,86 @@ class Transfer(Doors):
 
         Args:
             source: The path of the file, or an open store with blocking methods.
+            on_unsuitable: What becomes of an item that cannot be read or stored, say because its
+                value is no JSON: `"error"`, or `"skip"`: it is counted, named in the log, and
+                passed over.
             progress: See `import_lines`.
 
         Raises:
-            ConfigurationError: There is no such file.
+            ConfigurationError: There is no such file, or another argument is wrong.
             NotADatabase: It is not of langgraph's SqliteStore.
-            ImportFailed: An item cannot be read or stored. Those before it are kept.
+            ImportFailed: An item cannot be read or stored. Those before it are kept; the message
+                says how many.
         """
+        if on_unsuitable not in get_args(OnUnsuitable):
+            raise ConfigurationError(
+                f"on_unsuitable is {on_unsuitable!r}; expected one of {get_args(OnUnsuitable)}"
+            )
+        found: Lines
         if isinstance(source, Transfer):
-            return self._take(_exported(source), progress)
-        if isinstance(source, BaseStore):
-            return self._take(of_store(source), progress)
-        return self._take(of_langgraph_file(source), progress)
+            found = _exported(source)
+        elif isinstance(source, BaseStore):
+            found = of_store(source)
+        else:
+            found = of_langgraph_file(source)
+        return self._take(found, progress, "item", skips=on_unsuitable == "skip")
 
     async def aimport_from(
         self,
         source: str | os.PathLike[str] | BaseStore,
         *,
+        on_unsuitable: OnUnsuitable = "error",
         progress: Progress | None = None,
     ) -> TransferReport:
         """See `import_from`."""
-        return await asyncio.to_thread(lambda: self.import_from(source, progress=progress))
+        return await asyncio.to_thread(
+            lambda: self.import_from(source, on_unsuitable=on_unsuitable, progress=progress)
+        )
 
     def _take(
-        self, given: Iterable[tuple[str, Mapping[str, Any]]], progress: Progress | None = None
+        self, found: Lines, progress: Progress | None, noun: str, *, skips: bool = False
     ) -> TransferReport:
         report, done = TransferReport(), 0
-        found = iter(given)
         failed: ImportFailed | None = None
-        while failed is None:
-            batch, failed = self._batch_of(found)
-            if batch:
-                report += self._driver.run(self._restore(batch))
-                done += len(batch)
-                if progress is not None:
-                    progress(done, None)
-            elif failed is None:
-                return report
-        raise failed
+        with closing(found):
+            while failed is None:
+                batch, unsuitable, failed = self._batch_of(found, skips)
+                try:
+                    if batch:
+                        report += self._driver.run(self._restore(batch))
+                except ImportFailed as exc:  # it contradicts what is here
+                    failed = exc
+                    break
+                report += TransferReport(unsuitable=unsuitable)
+                done += len(batch) + unsuitable
+                if batch or unsuitable:
+                    if progress is not None:
+                        progress(done, None)
+                elif failed is None:
+                    return report
+        if not done:
+            raise failed
+        are = f"{noun} before that is" if done == 1 else f"{noun}s before that are"
+        raise ImportFailed(f"{failed}. {done} {are} kept") from failed
 
     def _batch_of(
-        self, found: Iterator[tuple[str, Mapping[str, Any]]]
-    ) -> tuple[list[tuple[Restored, list[str]]], ImportFailed | None]:
-        """What comes next, up to a line that is wrong, and the error for that."""
+        self, found: Lines, skips: bool
+    ) -> tuple[list[tuple[Restored, list[str]]], int, ImportFailed | None]:
+        """What comes next, how many were passed over, and the error of one that is wrong."""
         batch: list[tuple[Restored, list[str]]] = []
+        unsuitable = 0
         try:
             for where, line in islice(found, _PAGE):
-                batch.append(self._restored(where, line))
+                try:
+                    batch.append(self._restored(where, line))
+                except ImportFailed as exc:
+                    if not skips:
+                        raise
+                    unsuitable += 1
+                    _LOG.warning("passed over: %s", exc)
         except ImportFailed as exc:
-            return batch, exc
-        return batch, None
+            return batch, unsuitable, exc
+        return batch, unsuitable, None
 
     def _restore(self, given: list[tuple[Restored, list[str]]]) -> Steps[TransferReport]:
         puts, model = yield from self._preparer.embedded([(one.put, p) for one, p in given])
@@ -217,7 +251,11 @@ class Transfer(Doors):
         report: TransferReport = yield Write(restore(self._writer, ready, self._now(), model))
         return report
 
-    def _restored(self, where: str, line: Mapping[str, Any]) -> tuple[Restored, list[str]]:
+    def _restored(
+        self, where: str, line: Mapping[str, Any] | ImportFailed
+    ) -> tuple[Restored, list[str]]:
+        if isinstance(line, ImportFailed):  # its source could not read it
+            raise line
         try:
             said = line.get("provenance")
             if said and not isinstance(said.get("message_ids", []), list):
@@ -233,7 +271,7 @@ class Transfer(Doors):
                     limits=self._limits,
                 )
             )
-            times = {name: _time(line, name) for name in _TIMES}
+            times = {name: _time(line, name) for name in TIMES}
             return Restored(put, _version(line), *times.values()), pieces
         except PerdureError as exc:
             raise ImportFailed(f"{where}: {exc}") from exc
@@ -242,7 +280,6 @@ class Transfer(Doors):
 
 
 _NOTHING: Any = ()  # no mapping: the check of values says so
-_TIMES = ("created_at", "valid_from", "valid_to", "expires_at")
 
 
 def _time(line: Mapping[str, Any], name: str) -> int | None:
@@ -256,39 +293,6 @@ def _version(line: Mapping[str, Any]) -> int | None:
     return version
 
 
-def _exported(source: Transfer) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _exported(source: Transfer) -> Lines:
     for line in source.export():
         yield f"{line['key']!r} in {line['namespace']!r}", line
-
-
-def _parsed(
-    lines: Iterable[str], namespace: Namespace | None
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for number, text in enumerate(lines, 1):
-        where = f"line {number}"
-        if not isinstance(text, str):
-            raise ImportFailed(f"{where}: a {type(text).__name__}; expected text")
-        if not text.strip():
-            continue
-        try:
-            line = decode(text)
-        except (ValueError, RecursionError) as exc:
-            raise ImportFailed(f"{where}: no JSON ({exc}); expected an object a line") from exc
-        if not isinstance(line, dict):
-            raise ImportFailed(
-                f"{where}: {str(line)[:60]!r} is no object; expected an object a line"
-            )
-        yield where, _addressed(where, line, namespace)
-
-
-def _addressed(where: str, line: dict[str, Any], namespace: Namespace | None) -> Mapping[str, Any]:
-    if "value" not in line and "namespace" not in line:
-        line = {"value": line, "key": line.get("key")}
-    if "namespace" not in line:
-        if namespace is None:
-            raise ImportFailed(f"{where}: it names no namespace, and none was given")
-        line["namespace"] = namespace
-    if line.get("key") is None:
-        text = json.dumps(line.get("value"), sort_keys=True)
-        line["key"] = hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-    return line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,16 @@ def flat(commands: dict[str, Any], group: str = "") -> dict[str, Any]:
         inner = getattr(command, "commands", None)
         found |= {group + name: command} if inner is None else flat(inner, f"{group}{name} ")
     return found
+
+
+MOVING = (  # what is another each time: a moment, a hash, a size, the library, a folder
+    r"\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)",
+    r"\b[0-9a-f]{32}\b",
+    r"[\d.]+ [kM]B$",
+    r"(?<=sqlite_version ).*",
+    r"(?<=wal_reset_bug ).*",
+    r"\S*memory\.db",
+)
 
 
 # typer brings its own copy of click, whose types it does not export
@@ -63,6 +74,34 @@ def test_every_command_has_an_example(name: str) -> None:
     examples = re.findall(r"^```console\n(.*?)^```", SECTIONS[name], re.M | re.S)
 
     assert any(re.search(rf"^\$ .*perdure {name}\b.*\n[^$]", example, re.M) for example in examples)
+
+
+def typed(line: str) -> str:
+    """What a line of an example prints when it is typed: a command, or `echo … | command`."""
+    *said, command = line.rsplit(" | ", 1) if line.startswith("echo ") else [line]
+    given = shlex.split(said[0])[1] if said else "y"
+    result = CliRunner().invoke(app, shlex.split(command)[1:], input=f"{given}\n")
+    assert result.exception is None, result.output
+    return result.output
+
+
+def settled(text: str) -> list[str]:
+    """Its lines, without what is another each time and with one space for many."""
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    return [re.sub("|".join(MOVING), "…", line) for line in lines]
+
+
+def test_examples_of_the_store_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typed one after another in a fresh file, the commands print what the page says."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PERDURE_DB", "memory.db")
+    part = PAGE[PAGE.index("## Items across threads") :]
+    blocks = re.findall(r"^```console\n(.*?)^```", part, re.M | re.S)
+    examples = re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", "".join(blocks), re.M)
+    assert len(examples) > 20
+    for line, shown in examples:
+        if line != "perdure store pending":  # it shows what only an embedder that fails leaves
+            assert (line, settled(shown)) == (line, settled(typed(line)))
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

@@ -119,6 +119,10 @@ def test_search_finds(seat: str) -> None:
     assert read("search", "/", "--limit", "1", "--offset", "1") == read("search", "users/bob")
     assert read("search", "/", "aisle", "--mode", "text", "--no-context")[0]["key"] == seat
     assert read("search", "users/nobody", "aisle") == []
+    nobody, nothing = attempt("search", "users/nobody"), attempt("search", AT, "--offset", "9")
+    assert (nobody.stdout, nothing.stdout) == ("", "")
+    assert re.fullmatch(r"nothing is under users/nobody; .*\n", nobody.stderr)
+    assert nothing.stderr == f"nothing under {AT} meets all that was asked\n"
 
 
 def test_search_explains(seat: str) -> None:
@@ -216,6 +220,7 @@ def test_forget_takes_messages_too(told: str, db: Path) -> None:
 
     assert done == ["forgot 1 item, 0 former versions and 1 message of 1 thread"]
     assert [row[0] for row in receipt] == ["at", "threads", "hashes", "bytes gone from the file"]
+    assert re.fullmatch("1: [0-9a-f]{32}", receipt[2][1])
     assert receipt[3][1] == "yes"
     assert [item["key"] for item in read("search", AT)] == ["seat"]
     assert [item["type"] for item in read("trip", group="history")] == ["ai"]
@@ -232,6 +237,17 @@ def test_forget_by_what_is_given(told: str, db: Path) -> None:
     assert (none["items"], none["clean"]) == (0, True)
     assert (gone["items"], gone["threads"], gone["clean"]) == (2, ["trip"], True)
     assert read("namespaces") == read(group="threads") == []
+
+
+def test_the_receipt_of_much_is_short(db: Path) -> None:
+    """It counts the hashes and shows the first three; JSON has all."""
+    for n in range(5):
+        run("put", "a", f"k{n}", "--text", f"tea {n}")
+    hashes = read("forget", "a", "--dry-run")["hashes"]
+    shown = dict(row for row in rows(run("forget", "a", "--yes")) if len(row) == 2)
+
+    assert len(hashes) == 5
+    assert shown["hashes"] == f"5: {', '.join(hashes[:3])}, … (--json has all)"
 
 
 def test_former_versions_are_dropped(seat: str) -> None:
@@ -277,6 +293,33 @@ def test_vectors_of_another_model(db: Path) -> None:
     assert read("reembed", "--pending") == {"items": 0}
     assert read("pending") == []
     assert len(read("search", "a", "automobile", "--mode", "semantic")) == 2
+
+
+def test_a_reembedding_that_is_cut_off_is_seen(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C says what is done; what is left is counted, and named where items wait."""
+    words: Any = Words()
+    with SQLiteStore.open(db, index={"embed": words, "dims": words.dims}) as store:
+        for n in range(300):
+            store.put(("a",), f"k{n}", {"text": f"car {n}"})
+    whole = SQLiteStore.reembed
+
+    def cut(store: SQLiteStore, progress: Any) -> int:
+        def advance(done: int, of: int | None) -> None:
+            progress(done, of)
+            raise KeyboardInterrupt
+
+        return whole(store, advance)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SQLiteStore, "reembed", cut)
+        ended = attempt("reembed")
+
+    assert ended.exit_code == 130
+    assert ended.stderr == "cut off: 256 items got new vectors; run it again to go on\n"
+    assert read("stats")["pending"] == 44
+    assert attempt("pending").stderr.startswith("44 items more of the file have vectors of another")
+    assert run("reembed") == "44 items got new vectors\n"
+    assert (read("stats")["pending"], attempt("pending").stderr) == (0, "")
 
 
 def test_looking_needs_no_writing(seat: str, monkeypatch: pytest.MonkeyPatch) -> None:

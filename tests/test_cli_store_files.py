@@ -7,6 +7,7 @@ import json
 import re
 import sqlite3
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.exports import lines
 from tests.store_commands import AT, attempt, read, run, two_items
 
 VALUE = {"text": "likes tea"}
+NONE = {"items": 0, "versions": 0, "skipped": 0, "unsuitable": 0}
 MEMORY = {"namespace": ["users", "alice"], "key": "tea", "value": VALUE}
 
 
@@ -55,7 +57,7 @@ def test_a_store_survives_its_export(seat: str, tmp_path: Path, other: tuple[str
     first = read("import", file, *other)
     again = run("import", file, *other)
 
-    assert first == {"items": 2, "versions": 2, "skipped": 0}
+    assert first == {**NONE, "items": 2, "versions": 2}
     assert again == "0 items and 0 former versions imported, 4 already there\n"
     assert run("export", *other) == run("export") == Path(file).read_text(encoding="utf-8")
     assert read("history", AT, seat, *other) == read("history", AT, seat)
@@ -78,7 +80,7 @@ def test_values_by_themselves(db: Path, tmp_path: Path) -> None:
     first = read("import", str(file), "--namespace", "notes")
     again = run("import", "-", "--namespace", "notes", typed=text)
 
-    assert first == {"items": 2, "versions": 0, "skipped": 0}
+    assert first == {**NONE, "items": 2}
     assert again == "0 items and 0 former versions imported, 2 already there\n"
     assert "one" in [item["key"] for item in read("search", "notes", "tea")]
 
@@ -98,7 +100,41 @@ def test_an_import_ends_at_a_bad_line_and_is_resumed(
 
     assert re.search(r"x\.jsonl', line 601: no JSON .*\. 600 lines before that are kept$", said)
     assert kept == 600
-    assert read("import", str(file)) == {"items": 100, "versions": 0, "skipped": 600}
+    assert read("import", str(file)) == {**NONE, "items": 100, "skipped": 600}
+
+
+def test_an_import_that_is_cut_off_says_what_is_kept(
+    db: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends it with 130 and a line on how much is there; a second run goes on."""
+    file = lines(tmp_path / "x.jsonl", [{**MEMORY, "key": f"k{n}"} for n in range(700)])
+
+    take = SQLiteStore.import_lines
+    with monkeypatch.context() as patched:
+
+        def cut(store: SQLiteStore, given: Any, *, progress: Any, **options: Any) -> Any:
+            def advance(done: int, of: int | None) -> None:
+                progress(done, of)
+                raise KeyboardInterrupt
+
+            return take(store, given, progress=advance, **options)
+
+        patched.setattr(SQLiteStore, "import_lines", cut)
+        ended = attempt("import", str(file))
+
+    assert ended.exit_code == 130
+    assert ended.stderr == "cut off: 500 lines are kept; run it again to go on\n"
+    assert read("import", str(file)) == {**NONE, "items": 200, "skipped": 500}
+
+
+def test_nothing_to_export_makes_no_file(seat: str, tmp_path: Path) -> None:
+    """It is said, and a file of that name stays as it is."""
+    ended = attempt("export", "users/nobody", "-o", str(tmp_path / "none.jsonl"))
+
+    assert (ended.exit_code, ended.stdout) == (0, "")
+    assert ended.stderr.startswith("nothing is under users/nobody; ")
+    assert ended.stderr.endswith("; nothing was written\n")
+    assert not (tmp_path / "none.jsonl").exists()
 
 
 def test_a_file_of_langgraphs_store_is_taken_over(db: Path, tmp_path: Path) -> None:
@@ -107,9 +143,22 @@ def test_a_file_of_langgraphs_store_is_taken_over(db: Path, tmp_path: Path) -> N
         theirs.execute("CREATE TABLE store (prefix, key, value, created_at, updated_at)")
         row = ("users.alice", "tea", json.dumps(VALUE), "2026-01-01", "2026-01-02")
         theirs.execute("INSERT INTO store VALUES (?, ?, ?, ?, ?)", row)
+        bad = ("users.alice", "z", "[1]", "2026-01-01", "2026-01-02")
+        theirs.execute("INSERT INTO store VALUES (?, ?, ?, ?, ?)", bad)
+    theirs.close()
+    ended = str(attempt("import", str(tmp_path / "theirs.db")).exception)
+    run("delete", AT, "tea")
+    over = run("import", str(tmp_path / "theirs.db"), "--skip-unsuitable", "--db", f"{db}2")
+
+    assert re.search(
+        r"'z' in 'users\.alice'.* the value is a list.*1 item before that is kept$", ended
+    )
+    assert over == "1 item and 0 former versions imported, 0 already there, 1 passed over\n"
+    with sqlite3.connect(tmp_path / "theirs.db") as theirs:
+        theirs.execute("DELETE FROM store WHERE key = 'z'")
     theirs.close()
 
-    assert read("import", str(tmp_path / "theirs.db")) == {"items": 1, "versions": 0, "skipped": 0}
+    assert read("import", str(tmp_path / "theirs.db")) == {**NONE, "items": 1}
     assert read("get", AT, "tea")["value"] == VALUE
     assert read("get", AT, "tea")["created_at"] == "2026-01-01T00:00:00+00:00"
 
@@ -131,6 +180,31 @@ def test_a_bar_is_drawn_on_a_terminal(
     assert re.search(r"100%.*1,200 lines", drawn.getvalue())
 
 
+def test_a_search_that_takes_long_shows_that_it_is_at_work(
+    seat: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal, on stderr, once it has taken a while; what is quick says nothing."""
+    drawn = io.StringIO()
+    monkeypatch.setattr(progress, "notes", Console(file=drawn, force_terminal=True, width=120))
+    monkeypatch.setattr(progress, "on_terminal", lambda: True)
+    quick = run("search", "/", "aisle")
+    said = drawn.getvalue()
+    monkeypatch.setattr(progress, "_PATIENCE_S", 0.0)
+    find = SQLiteStore.search
+
+    def late(*args: Any, **options: Any) -> Any:
+        for _ in range(1000):
+            if drawn.getvalue():
+                return find(*args, **options)
+            time.sleep(0.01)
+        raise AssertionError("nothing was shown")
+
+    monkeypatch.setattr(SQLiteStore, "search", late)
+
+    assert (said, run("search", "/", "aisle")) == ("", quick)
+    assert "reading the search index" in drawn.getvalue()
+
+
 # -- errors
 
 
@@ -139,6 +213,7 @@ BAD = {
     "never": "history users/alice no|there never was a 'no'",
     "gone": "delete users/alice no|there is no 'no'",
     "version": "delete users/alice seat --if-version 7|is at version 2, --if-version is 7",
+    "slash": "put /users/x k {}|the namespace '/users/x' begins or ends with a slash",
     "none": "put a k|give the value as JSON",
     "both": "put a k {} --text x|give the value as JSON",
     "list": "put a k [1]|the value is '[1]'; expected a JSON object",
@@ -160,12 +235,16 @@ BAD = {
     "filter": "search a --filter {|--filter is '{', which is no JSON",
     "operator": 'search a --filter {"x":{"$y":1}}|unknown operator \'$y\'',
     "operand": 'forget --filter {"x":{"$in":1}}|expected a list',
+    "regex": 'search a --filter {"x":{"$regex":1}}|\'$regex\'; there are $eq, $ne, $gt',
+    "actor": "search a --provenance {\"actr\":1}|unknown field 'actr'; did you mean 'actor'?",
+    "keep": 'forget --provenance {"thread":{"$ne":"x"}}|did you mean \'thread_id\'?',
     "whence": "search a --provenance 3|--provenance is '3'; expected a JSON object",
     "what": "forget|nothing says what to forget",
     "thread": "forget --thread no|there is no thread 'no'; 'perdure threads' lists them",
     "rule": "retain|no rule is given; give --last or --days",
     "negative": "retain --last -1 --yes|--last is -1",
     "path": "index a;b|cannot index the path 'a;b'",
+    "no index": "index kind --drop|there is no index on 'kind'; 'perdure store index' lists them",
     "drop": "index --drop|--drop needs the path",
     "out": "export --out no/where|cannot be written",
     "missing": "import no.jsonl|'no.jsonl' cannot be read",
@@ -208,6 +287,8 @@ def test_bad_words_end_with_a_line(
 LINES: dict[str, tuple[bytes, str]] = {
     "array": (b"[1]", "begins with '['; expected JSON Lines"),
     "nowhere": (b'{"x": 1}', "line 1: it names no namespace; give --namespace"),
+    "field": (b'{"namespace": ["a"], "vale": {}}', "line 1: unknown field 'vale'; did you mean"),
+    "number": (b'{"namespace": ["a"], "key": 7, "value": {}}', "line 1: its key is 7; expected"),
     "list": (b'{"namespace": ["a"], "value": [1]}', "line 1: the value is a list"),
     "reserved": (b'{"namespace": ["langgraph"], "value": {}}', "line 1: the namespace ('langg"),
     "text": (b'{"namespace": "a", "value": {}}', "line 1: the namespace is 'a'"),
@@ -249,7 +330,14 @@ def test_other_models_and_databases_are_told(
     model = error(monkeypatch, capsys, "search", "a", "tea")
     database = error(monkeypatch, capsys, "import", str(db))
     named = error(monkeypatch, capsys, "import", str(db), "--namespace", "a")
+    (db.parent / "x.jsonl").write_text("{}", encoding="utf-8")
+    skipping = error(monkeypatch, capsys, "import", f"{db.parent}/x.jsonl", "--skip-unsuitable")
+    with SQLiteStore.open(db.parent / "small.db", vectors="int8") as store:
+        store.put(("a",), "k", {"text": "tea"})
+    small = error(monkeypatch, capsys, "search", "a", "tea", "--db", str(db.parent / "small.db"))
 
     assert "search with --mode text, or let 'perdure store reembed' make all" in model
-    assert "has no table of langgraph's SqliteStore" in database
+    assert "bring its items over with 'perdure store export' and 'perdure store import'" in database
     assert "--namespace is for JSON Lines" in named
+    assert "--skip-unsuitable is for a database" in skipping
+    assert "use it from Python with vectors='int8', search with --mode text, or let" in small

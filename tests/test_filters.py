@@ -165,7 +165,7 @@ def test_misses(filter: dict[str, Any]) -> None:
     [
         ({"a": {"$gte_": 1}}, "filter['a']", "did you mean '$gte'"),
         ({"a": {"$zzz": 1}}, "filter['a']", "there are $eq"),
-        ({"$regex": "x"}, "filter", "unknown operator '$regex'"),
+        ({"$regex": "x"}, "filter", "unknown operator '$regex'; there are $eq, $ne, "),
         ({"$gt": 3}, "filter['$gt']", '{"field": {"$gt": …}}'),
         ({"a": {"$in": "x"}}, "filter['a']['$in']", "expected a list of values, got 'x'"),
         ({"a": {"$nin": {"b": 1}}}, "filter['a']['$nin']", "a list of values"),

@@ -12,7 +12,7 @@ import pytest
 from langgraph.store.base import PutOp
 
 from perdure.errors import ConfigurationError, EmbedderMismatch, EmbeddingFailed
-from perdure.stores import SQLiteStore
+from perdure.stores import Provenance, SQLiteStore
 from tests.store_backends import BACKENDS, DIMS, Words, keys, of_words, write
 
 A = ("a",)
@@ -169,6 +169,17 @@ def test_another_model(backend: str, name: str, dims: int, tmp_path: Path) -> No
     assert again == 0
 
 
+def test_vectors_stored_in_another_way(tmp_path: Path) -> None:
+    """It is the option that differs, not the embedder, and the error says which."""
+    with BACKENDS["file"](tmp_path) as store:
+        write(store, A, a="my car")
+    with (
+        BACKENDS["file"](tmp_path, vectors="int8") as store,
+        pytest.raises(EmbedderMismatch, match=r"with vectors='int8': open it with vectors='float3"),
+    ):
+        store.search(A, query="automobile")
+
+
 def test_reembedding_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """Cut off by a failure, what is done stays done; meanwhile text search finds everything."""
     with BACKENDS["file"](tmp_path) as store:
@@ -194,6 +205,47 @@ def test_reembedding_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert seen[-1] == (rest, rest)
     assert len(other.calls) > half
     assert found[0].score is not None
+
+
+@pytest.mark.parametrize("backend", ["file", "sealed"])
+@pytest.mark.parametrize("threaded", [False, True])
+def test_what_reembedding_has_not_come_to(
+    backend: str, threaded: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Cut off, it leaves items that words alone find: counted, told once, and ranked last."""
+
+    def whence(n: int) -> Provenance | None:
+        return Provenance("t", actor="Ann", position=n) if threaded else None
+
+    with BACKENDS[backend](tmp_path) as store:
+        for n in range(300):
+            store.put(A, f"k{n}", {"text": f"word{n} tea"}, provenance=whence(n))
+        store.put(A, "bare", {"n": None})
+    other = renamed("other")
+
+    def stop(done: int, of: int | None) -> None:
+        other.failing = True
+
+    with BACKENDS[backend](tmp_path, index={"embed": other, "dims": DIMS}) as store:
+        with pytest.raises(EmbeddingFailed):
+            store.reembed(stop)
+        other.failing = False
+        left = store.stats().pending
+        for n in (299, 7):  # without a vector, with one
+            found = store.search(A, query=f"word{n}", mode="semantic", limit=301)
+            assert {f"k{n}" for n in range(256, 300)} == set(keys(found[-left:]))
+        by_words = keys(store.search(A, query="word299", limit=1))
+        told = [r.getMessage() for r in caplog.records if "their words only" in r.getMessage()]
+        past = store.search(A, query="tea", as_of=found[0].valid_from)
+        done, rest = store.reembed(), store.stats().pending
+        first = keys(store.search(A, query="word299", mode="semantic", limit=1))
+
+    assert (left, rest) == (44, 0)
+    assert len(told) == 1
+    assert told[0].startswith("44 of 300 items are found by their words only")
+    assert by_words == first == ["k299"]
+    assert done >= left
+    assert past
 
 
 def test_reembedding_while_others_write(tmp_path: Path) -> None:

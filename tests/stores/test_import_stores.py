@@ -101,6 +101,25 @@ def test_langgraphs_memory(plain: SQLiteStore) -> None:
     assert [item.version for item in plain.history(("a",), "k")] == [1, 2]
 
 
+def test_what_cannot_be_stored(plain: SQLiteStore, caplog: pytest.LogCaptureFixture) -> None:
+    """One such value ends it, and tells how many are kept; or it is passed over, and counted."""
+    source = InMemoryStore()
+    source.batch([PutOp(("a",), f"k{n}", {"n": {n} if n == 2 else n}) for n in range(5)])
+    with pytest.raises(ImportFailed, match=r"'k2' in \('a',\): .* a set; .* 2 items before that"):
+        plain.import_from(source)
+    kept = len(plain.search(()))
+    report = plain.import_from(source, on_unsuitable="skip")
+    again = asyncio.run(plain.aimport_from(source, on_unsuitable="skip"))
+
+    assert kept == 2
+    assert TransferReport(2, 0, 2, 1) == report
+    assert TransferReport(0, 0, 4, 1) == again
+    assert "passed over: 'k2' in ('a',)" in caplog.text
+    wrong: Any = "ignore"
+    with pytest.raises(ConfigurationError, match="on_unsuitable is 'ignore'; expected one of"):
+        plain.import_from(source, on_unsuitable=wrong)
+
+
 def test_labels_of_any_store(plain: SQLiteStore) -> None:
     """Labels that langgraph's own doors refuse, though its batches take them, come too."""
     source = InMemoryStore()
@@ -171,8 +190,13 @@ def test_what_is_no_source(tmp_path: Path, plain: SQLiteStore) -> None:
         with pytest.raises(error):
             plain.import_from(source)
     assert plain.list_namespaces() == []
-    with pytest.raises(ImportFailed, match=r"a\.b"):
+    with pytest.raises(ImportFailed, match=r"a\.b.*1 item before that is kept"):
         plain.import_from(tmp_path / "bad.db")
 
     assert plain.list_namespaces() == [("a",)]
+    assert TransferReport(1, 0, 1, 1) == plain.import_from(
+        tmp_path / "bad.db", on_unsuitable="skip"
+    )
+    with pytest.raises(NotADatabase, match=r"perdure's own.* export\(\) and import_lines\(\)"):
+        plain.import_from(plain.database.path)
     assert not (tmp_path / "none.db").exists()

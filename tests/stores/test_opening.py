@@ -19,6 +19,7 @@ WRONG: dict[str, list[Any]] = {
         *(5, "60", [60], {"refresh_on_read": 1}),
         *({"default_ttl": minutes} for minutes in ("1", 0, -1, True, float("inf"))),
         *({"sweep_interval_minutes": minutes} for minutes in ("1", 0, float("nan"))),
+        {"omit_expired": 1},
     ],
     "clock": [None, 5, "now"],
     "max_value_bytes": [None, "1", 0, -1, 1.5, True],
@@ -47,6 +48,23 @@ def test_options_that_make_no_sense(option: str, tmp_path: Path) -> None:
             options = {"index": {"embed": Words(), option: value}}
         with pytest.raises(ConfigurationError, match=rf"{option}\b.*expected"):
             SQLiteStore.open(tmp_path / "x.db", **options)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"ttl": {"default": 5}}, "ttl .* 'default'; did you mean 'default_ttl'"),
+        ({"ttl": {5: 5}}, "ttl .* 5; there are default_ttl"),
+        ({"index": {"embed": Words(), "feilds": ["text"]}}, "index .*; did you mean 'fields'"),
+        ({"index": {"embed": Words(), "model": "x"}}, "index .*; there are embed, dims, fields"),
+    ],
+)
+def test_settings_that_do_not_exist(options: Any, says: str, tmp_path: Path) -> None:
+    """A misspelt setting is refused with what was meant, not passed over."""
+    with pytest.raises(ConfigurationError, match=says):
+        SQLiteStore.open(tmp_path / "x.db", **options)
 
     assert list(tmp_path.iterdir()) == []
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
-from perdure.errors import ConfigurationError
+from perdure.errors import ConfigurationError, InvalidFilter
 from perdure.stores import Provenance, SQLiteStore
 from tests.store_backends import Clock, keys
 
@@ -62,6 +63,54 @@ def test_filters_over_provenance(store: SQLiteStore, clock: Clock) -> None:
         for options in ({}, {"query": "tea"}, {"as_of": clock.at()}, {"filter": {"text": "tea"}}):
             found = store.search(A, provenance=provenance, **options)
             assert expected == set(keys(found)), (provenance, options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (
+            {"thread": {"$ne": "keep"}},
+            "unknown field 'thread'; did you mean 'thread_id'\\? There are thread_id, ",
+        ),
+        ({"actr": "Ann"}, "unknown field 'actr'; did you mean 'actor'?"),
+        ({"said": "x"}, "unknown field 'said'; there are thread_id, .*, position, at$"),
+        ({"message.ids": "x"}, "unknown field 'message.ids'; "),
+        ({"$or": [{"actor": "Ann"}, {"$not": {"who": "Bob"}}]}, r"filter\['\$or'\]\[1\].*'who'; "),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("warm", [False, True])
+def test_unknown_fields_are_refused(
+    wrong: dict[str, Any], says: str, warm: bool, store: SQLiteStore
+) -> None:
+    """A filter over provenance names its fields alone, wherever one is taken; nothing is done."""
+    store.put(A, "k", {"text": "tea", "thread": "t"}, provenance=Provenance(thread_id="keep"))
+    asks: list[Callable[[], object]] = [
+        lambda: store.search(A, provenance=wrong),
+        lambda: store.search(A, query="tea", provenance=wrong),
+        lambda: store.why_not(A, "k", query="tea", provenance=wrong),
+        lambda: store.forget(A, provenance=wrong),
+        lambda: store.scoped(A).forget(provenance=wrong, dry_run=True),
+    ]
+    if warm:
+        store.search(A, filter=wrong)  # of a value, whose fields may have any name
+    for ask in asks:
+        with pytest.raises(InvalidFilter, match=says):
+            ask()
+
+    assert keys(store.search(A)) == ["k"]
+
+
+@pytest.mark.parametrize(
+    "right",
+    [{"message_ids[0]": "m"}, {"message_ids[*]": {"$in": ["m"]}}, {"at": {"$exists": False}}],
+    ids=repr,
+)
+def test_paths_into_fields(right: dict[str, Any], store: SQLiteStore) -> None:
+    """A path may begin at each of the fields."""
+    store.put(A, "k", {}, provenance=Provenance("t", message_ids=("m",)))
+
+    assert keys(store.search(A, provenance=right)) == ["k"]
 
 
 def test_times_in_any_zone(store: SQLiteStore) -> None:

@@ -210,7 +210,7 @@ def test_what_is_imported_is_found(tmp_path: Path) -> None:
 
 def test_values_of_ones_own(plain: SQLiteStore) -> None:
     """A line without namespace and value is a value; its key is its own, or of its content."""
-    lines = ['{"text": "tea"}', "", '{"key": "named", "text": "milk"}', '{"key": 7}', "  \n"]
+    lines = ['{"text": "tea"}', "", '{"key": "named", "text": "milk"}', '{"key": null}', "  \n"]
     addressed = '{"namespace": ["b"], "key": "k", "value": {"text": "elsewhere"}}'
     report = plain.import_lines([*lines, addressed, '{"value": {"n": 1}}'], namespace=A)
     again = plain.import_lines([*lines, '{"value": {"n": 1}}'], namespace=A)
@@ -220,14 +220,16 @@ def test_values_of_ones_own(plain: SQLiteStore) -> None:
     assert (TransferReport(5), TransferReport(skipped=4)) == (report, again)
     assert TransferReport(1) == changed
     assert found["named"] == {"key": "named", "text": "cream"}
-    assert found["7"] == {"key": 7}
     assert sorted((value for key, value in found.items() if len(key) == 24), key=str) == [
+        {"key": None},
         {"n": 1},
         {"text": "tea"},
     ]
     assert [item.version for item in plain.history(A, "named")] == [1, 2]
     with pytest.raises(ImportFailed, match="line 1: it names no namespace"):
         plain.import_lines(['{"text": "tea"}'])
+    with pytest.raises(ImportFailed, match=r"line 1: its key is 7; expected text, in quotes"):
+        plain.import_lines(['{"key": 7}'], namespace=A)
 
 
 def test_what_contradicts(plain: SQLiteStore) -> None:

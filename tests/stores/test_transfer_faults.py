@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,6 +55,7 @@ BAD: dict[str, Any] = {
     "namespace number": line(namespace=5),
     "namespace reserved": line(namespace=["langgraph"]),
     "key empty": line(key=""),
+    "key number": line(key=7),
     "key list": line(key=["k"]),
     "key true": line(key=True),
     "key NUL": line(key="a\0b"),
@@ -83,6 +85,8 @@ BAD: dict[str, Any] = {
     "provenance position": line(provenance={"position": "x"}),
     "provenance time": line(provenance={"at": "yesterday"}),
     "provenance time number": line(provenance={"at": 5}),
+    "unknown field": line(provenence={}),
+    "unknown field of provenance": line(provenance={"thread": "t"}),
     "bytes": line().encode(),
     "bytes, long": line(value={"n": 10**25}).encode(),
     "no text": 5,
@@ -101,6 +105,30 @@ def test_a_bad_line(kind: str, plain: SQLiteStore) -> None:
     searched = sorted(keys(plain.search((), query="tea")))
 
     assert ["k0", "k1"] == kept == searched
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (line(provenence={}), "unknown field 'provenence'; did you mean 'provenance'?"),
+        (line(expires="x"), "unknown field 'expires'; did you mean 'expires_at'?"),
+        (line(tags=["x"]), "unknown field 'tags'; there are namespace, key, value, "),
+        (
+            line(provenance={"thread": "t"}),
+            "unknown field 'thread' of its provenance; did you mean 'thread_id'?",
+        ),
+        (line(key=7), "its key is 7; expected text"),
+        (without("value"), "it has no 'value'; expected a JSON object there"),
+    ],
+)
+def test_what_would_be_lost_is_named(bad: str, says: str, plain: SQLiteStore) -> None:
+    """A field that nothing reads, or that is missing, with what was meant; and what is kept."""
+    with pytest.raises(
+        ImportFailed, match=rf"^line 2: {re.escape(says)}.*\. 1 line before that is"
+    ):
+        plain.import_lines([json.dumps(GOOD), bad])
+
+    assert keys(plain.search(())) == ["k"]
 
 
 @pytest.mark.parametrize("at", range(6))

@@ -1,12 +1,16 @@
-"""A bar that shows how far a long command is."""
+"""What a long command shows: how far it is, that it is at work, what is kept if it is cut off."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Timer
+from typing import Final
 
 from perdure.cli.output import notes
+
+_PATIENCE_S: Final = 0.5  # what is done by then needs no word
 
 
 def on_terminal() -> bool:
@@ -45,3 +49,31 @@ def progress_bar(doing: str, noun: str) -> Iterator[Callable[[float | None, int]
             progress.update(task, total=None if share is None else 1.0, completed=share, said=said)
 
         yield show
+
+
+@contextmanager
+def at_work(doing: str) -> Iterator[None]:
+    """Show on a terminal, on stderr, what is being done, if it is not done at once."""
+    if not on_terminal():
+        yield
+        return
+    status = notes.status(doing)
+    late = Timer(_PATIENCE_S, status.start)
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
+        late.join()  # it may be starting just now
+        status.stop()
+
+
+@contextmanager
+def resumable(kept: Callable[[], str]) -> Iterator[None]:
+    """Say on stderr, when Ctrl-C ends a command, what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        notes.print(f"cut off: {kept()}; run it again to go on", markup=False)
+        raise

@@ -63,7 +63,8 @@ def namespace(text: str) -> tuple[str, ...]:
     (('users', 'alice'), ('a/b', 'c'), ('a/b', 'c'), ())
 
     Raises:
-        InvalidNamespace: It begins like a JSON list of texts, and is none.
+        InvalidNamespace: It begins like a JSON list of texts, and is none, or it begins or ends
+            with a slash.
     """
     if text in ("", ROOT):
         return ()
@@ -76,6 +77,11 @@ def namespace(text: str) -> tuple[str, ...]:
                 'slashes, like users/alice, or a list like ["users", "alice"]'
             ) from exc
         return tuple(found)
+    if text.startswith("/") or re.search(r"(?<!\\)(?:\\\\)*/$", text):
+        raise InvalidNamespace(
+            f"the namespace {text!r} begins or ends with a slash, which stands between labels; "
+            f"expected {text.strip('/') or ROOT!r}"
+        )
     labels, at = [], 0
     while at <= len(text):
         found = _LABEL.match(text, at)

@@ -12,6 +12,7 @@ import typer
 
 from perdure.cli.app import DB, AsJson
 from perdure.cli.output import ago, as_json, console, line, notes, table
+from perdure.cli.progress import at_work
 from perdure.cli.store import (
     NS,
     AsOf,
@@ -30,7 +31,7 @@ from perdure.cli.store import (
 from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from perdure.stores import FoundItem, Provenance, StoredItem
+    from perdure.stores import FoundItem, Provenance, SQLiteStore, StoredItem
 
 Limit = Annotated[int, typer.Option(help="At most so many.")]
 Offset = Annotated[int, typer.Option(help="Leave out so many of the first.")]
@@ -186,7 +187,7 @@ def search(
 ) -> None:
     """List items under a prefix: with a query the best answers first, else the last put."""
     where, wanted = namespace(prefix), as_object(filter, "--filter")
-    with open_store(db, reads=True) as store:
+    with open_store(db, reads=True) as store, at_work("reading the search index …"):
         found = store.search(
             where,
             query=query,
@@ -200,13 +201,22 @@ def search(
             context=not no_context,
             explain=explain,
         )
+        if not found and not json:
+            notes.print(_nothing(store, where), markup=False)
         if explain and wanted:
             used = store.explain_query(where, filter=wanted).indexes
             notes.print(f"index used: {', '.join(used) or 'none'}", style="dim", markup=False)
     if json:
         as_json([{**whole(item), "score": item.score, "parts": item.parts} for item in found])
-    else:
+    elif found:
         _list(found, scored=bool(query), explain=explain)
+
+
+def _nothing(store: SQLiteStore, where: tuple[str, ...]) -> str:
+    """Why a search may have found nothing."""
+    if store.search(where, limit=1, refresh_ttl=False):
+        return f"nothing under {shown(where)} meets all that was asked"
+    return nothing_under(where)
 
 
 def _list(found: list[FoundItem], *, scored: bool, explain: bool) -> None:
@@ -255,6 +265,11 @@ def namespaces(
         as_json([list(labels) for labels in found])
     else:
         table(["namespace"], [(shown(labels),) for labels in found])
+
+
+def nothing_under(where: tuple[str, ...]) -> str:
+    """What is said of a prefix without items."""
+    return f"nothing is under {shown(where)}; 'perdure store namespaces' lists what holds something"
 
 
 def brief(value: dict[str, Any]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -29,6 +30,8 @@ from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from perdure.stores import Receipt
+
+_SHOWN: Final = 3  # hashes of a receipt
 
 
 @store_app.command()
@@ -103,8 +106,15 @@ def _print(receipt: Receipt) -> None:
     if receipt.keys or receipt.threads:
         whole = "yes" if receipt.clean else "not yet: another process reads; forget again later"
         rows = [("at", moment(receipt.at)), ("threads", ", ".join(receipt.threads))]
-        rows += [("hashes", ", ".join(receipt.hashes)), ("bytes gone from the file", whole)]
+        rows += [("hashes", _hashes(receipt.hashes)), ("bytes gone from the file", whole)]
         table(["", ""], [row for row in rows if row[1]])
+
+
+def _hashes(hashes: Sequence[str]) -> str:
+    if not hashes:
+        return ""
+    more = ", … (--json has all)" if len(hashes) > _SHOWN else ""
+    return f"{len(hashes)}: {', '.join(hashes[:_SHOWN])}{more}"
 
 
 @store_app.command()

@@ -9,15 +9,17 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
 from perdure.cli.app import DB, AsJson
-from perdure.cli.output import as_json, console, counted
-from perdure.cli.progress import progress_bar
+from perdure.cli.output import as_json, console, counted, notes
+from perdure.cli.progress import progress_bar, resumable
 from perdure.cli.store import ROOT, Prefix, namespace, open_store, store_app
+from perdure.cli.store_items import nothing_under
 from perdure.cli.transcripts import at_hand
 from perdure.cli.transfer import is_sqlite, replacing
 from perdure.errors import ConfigurationError, ImportFailed
@@ -34,6 +36,10 @@ def import_(
     into: Annotated[
         str | None, typer.Option("--namespace", help="Where items go that name no namespace.")
     ] = None,
+    skip: Annotated[
+        bool,
+        typer.Option("--skip-unsuitable", help="Pass over a database's items that no store holds."),
+    ] = False,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
@@ -48,21 +54,28 @@ def import_(
                 raise ConfigurationError(
                     "--namespace is for JSON Lines; a database is taken over under its own names"
                 )
-            report = _take_over(path, called, db)
+            report = _take_over(path, called, db, skip)
+        elif skip:
+            raise ConfigurationError("--skip-unsuitable is for a database; mend the line instead")
         else:
             report = _import(path, called, None if into is None else namespace(into), db)
     if json:
         as_json(asdict(report))
     else:
+        over = f", {report.unsuitable} passed over" if report.unsuitable else ""
         console.print(
             f"{counted(report.items, 'item')} and {counted(report.versions, 'former version')} "
-            f"imported, {report.skipped} already there"
+            f"imported, {report.skipped} already there{over}"
         )
 
 
 def _import(path: Path, called: Path, into: tuple[str, ...] | None, db: str | None) -> Report:
     kept = 0
-    with _opened(path, called) as lines, progress_bar(f"importing {called.name}", "line") as show:
+    with (
+        resumable(lambda: _kept(kept, "line")),
+        _opened(path, called) as lines,
+        progress_bar(f"importing {called.name}", "line") as show,
+    ):
 
         def advance(done: int, _: int | None) -> None:
             nonlocal kept
@@ -73,13 +86,27 @@ def _import(path: Path, called: Path, into: tuple[str, ...] | None, db: str | No
             with open_store(db, create=True) as store:
                 return store.import_lines(lines, namespace=into, progress=advance)
         except ImportFailed as exc:
-            before = f". {counted(kept, 'line')} before that {'is' if kept == 1 else 'are'} kept"
-            raise ImportFailed(f"{str(called)!r}, {exc}{before if kept else ''}") from exc
+            raise ImportFailed(f"{str(called)!r}, {exc}") from exc
 
 
-def _take_over(path: Path, called: Path, db: str | None) -> Report:
-    with open_store(db, create=True) as store, progress_bar(str(called), "item") as show:
-        return store.import_from(path, progress=lambda done, _: show(None, done))
+def _take_over(path: Path, called: Path, db: str | None, skip: bool) -> Report:
+    kept = 0
+    with (
+        resumable(lambda: _kept(kept, "item")),
+        open_store(db, create=True) as store,
+        progress_bar(str(called), "item") as show,
+    ):
+
+        def advance(done: int, _: int | None) -> None:
+            nonlocal kept
+            kept = done
+            show(None, done)
+
+        return store.import_from(path, on_unsuitable="skip" if skip else "error", progress=advance)
+
+
+def _kept(count: int, noun: str) -> str:
+    return f"{counted(count, noun)} {'is' if count == 1 else 'are'} kept"
 
 
 class _Lines:
@@ -139,7 +166,12 @@ def export(
     """Write items as JSON Lines, a version a line, as `store import` reads them."""
     path = None if out is None or str(out) == "-" else out
     with open_store(db, reads=True) as store:
-        lines = store.export(namespace(prefix), versions=not no_versions)
+        where = namespace(prefix)
+        lines = store.export(where, versions=not no_versions)
+        first = next(lines, None)
+        if first is None:
+            notes.print(f"{nothing_under(where)}; nothing was written", markup=False)
+            return
         with nullcontext(sys.stdout) if path is None else replacing(path) as file:
-            for line in lines:
+            for line in chain([first], lines):
                 print(jsonlib.dumps(line, ensure_ascii=False), file=file)

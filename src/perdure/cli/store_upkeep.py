@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from perdure.cli.app import DB, AsJson
-from perdure.cli.output import as_json, console, counted, line, table
-from perdure.cli.progress import progress_bar
+from perdure.cli.output import as_json, console, counted, line, notes, table
+from perdure.cli.progress import progress_bar, resumable
 from perdure.cli.store import ROOT, Prefix, namespace, open_store, shown, store_app
 from perdure.cli.threads import in_words
 
@@ -29,6 +29,10 @@ def index(
     if drop and path is None:
         raise ConfigurationError("--drop needs the path; 'perdure store index' lists them")
     with open_store(db, reads=path is None) as store:
+        if drop and path not in store.indexes():
+            raise ConfigurationError(
+                f"there is no index on {path!r}; 'perdure store index' lists them"
+            )
         if path is not None:
             (store.drop_index if drop else store.create_index)(path)
         found = store.indexes()
@@ -50,9 +54,22 @@ def reembed(
 
     It may be cut off and repeated; what is done stays done.
     """
-    with open_store(db) as store, progress_bar("embedding", "item") as show:
+    kept = 0
+    with (
+        resumable(
+            lambda: (
+                "what got its vectors keeps them"
+                if pending
+                else f"{counted(kept, 'item')} got new vectors"
+            )
+        ),
+        open_store(db) as store,
+        progress_bar("embedding", "item") as show,
+    ):
 
         def advance(done: int, of: int | None) -> None:
+            nonlocal kept
+            kept = done
             show(done / of if of else None, done)
 
         done = store.embed_pending() if pending else store.reembed(advance)
@@ -67,6 +84,13 @@ def pending(prefix: Prefix = ROOT, db: DB = None, json: AsJson = False) -> None:
     """List items whose vectors could not be made yet; text search finds them."""
     with open_store(db, reads=True) as store:
         found = store.pending_embeddings(namespace(prefix))
+        more = store.stats().pending - len(store.pending_embeddings())
+    if more and not json:
+        notes.print(
+            f"{counted(more, 'item')} more of the file {'has' if more == 1 else 'have'} vectors of "
+            "another model; 'perdure store reembed' makes them anew",
+            markup=False,
+        )
     if json:
         as_json([asdict(item) for item in found])
     else:

@@ -9,6 +9,7 @@ import typer
 
 from perdure.cli.app import DB, AsJson
 from perdure.cli.output import as_json, console, table
+from perdure.cli.progress import at_work
 from perdure.cli.store import (
     NS,
     AsOf,
@@ -41,7 +42,7 @@ def why_not(
     json: AsJson = False,
 ) -> None:
     """Tell why a search does not find an item, or not among the first."""
-    with open_store(db, reads=True) as store:
+    with open_store(db, reads=True) as store, at_work("reading the search index …"):
         found = store.why_not(
             namespace(ns),
             key,
