@@ -1,74 +1,75 @@
-"""A chat with thread-scoped memory: the smallest graph that resumes by `thread_id`."""
+"""A chat with short-term memory: it resumes by `thread_id`, and fits the model's window."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.store.base import BaseStore
 
-from perdure.errors import ConfigurationError
 from perdure.graphs.responder import QuotingResponder
-from perdure.memory import ChatState, Keep
+from perdure.memory import ChatState, SummaryState, view
+from perdure.memory.summary_node import Summarize
+from perdure.memory.trim import Trim
+from perdure.memory.update_instructions import UpdateInstructions
+from perdure.memory.use_instructions import UseInstructions
 
 
 def chat_graph(
     model: BaseChatModel | None = None,
     *,
     checkpointer: BaseCheckpointSaver[Any] | None = None,
-    keep_last: int | None = None,
-) -> CompiledStateGraph[ChatState, None, ChatState, ChatState]:
-    """Compile a chat: a node that responds and, if asked for, one that keeps the state short.
+    store: BaseStore | None = None,
+    window: Trim | None = None,
+    summary: Summarize | None = None,
+    instructions: UseInstructions | None = None,
+    reflection: UpdateInstructions | None = None,
+) -> CompiledStateGraph[Any, None, Any, Any]:
+    """Compile a chat: a node that responds, and after it those that keep the thread in shape.
 
     Args:
         model: Answers; None: a responder that works offline and quotes the thread.
         checkpointer: Makes the thread resumable.
-        keep_last: About how many messages stay in the state; the window begins with a human
-            message, and what leaves it stays in the checkpointer's history. None: all stay.
-
-    Raises:
-        ConfigurationError: `keep_last` is not positive.
+        store: Long-term memory, where instructions are kept.
+        window: What of the thread the model is shown: `trim(tokens=4_000)`. In the mode `"state"`
+            the rest leaves the state too, and stays in the checkpointer's history.
+        summary: Summarises what is old, after the answer: `summarize(model)`.
+        instructions: What the agent has learned, as its system message: `use_instructions(…)`.
+        reflection: Learns from each turn, after the answer: `update_instructions(model, …)`.
     """
-    if keep_last is not None and keep_last < 1:
-        raise ConfigurationError(f"keep_last is {keep_last!r}; expected at least 1")
     chosen = model or QuotingResponder()
+    parts = [part for part in (instructions, summary, window) if part is not None]
+    shows = view(*parts) if parts else None
 
     def respond(state: ChatState, config: RunnableConfig) -> dict[str, Any]:
-        return {"messages": [chosen.invoke(state["messages"], config)]}
+        said: list[BaseMessage] = list(state["messages"])
+        shown = said if shows is None else shows.shown(said, state, config)
+        return {"messages": [chosen.invoke(shown, config)]}
 
     async def arespond(state: ChatState, config: RunnableConfig) -> dict[str, Any]:
-        return {"messages": [await chosen.ainvoke(state["messages"], config)]}
+        said: list[BaseMessage] = list(state["messages"])
+        shown = said if shows is None else await shows.ashown(said, state, config)
+        return {"messages": [await chosen.ainvoke(shown, config)]}
 
-    builder = StateGraph(ChatState)
+    builder: StateGraph[Any, None, Any, Any] = StateGraph(SummaryState if summary else ChatState)
     builder.add_node("respond", RunnableLambda(respond, arespond))
     builder.add_edge(START, "respond")
-    if keep_last is None:
-        builder.add_edge("respond", END)
-    else:
-        window = keep_last
-
-        def trim(state: ChatState) -> dict[str, Any]:
-            start = window_start(state["messages"], window)
-            return {"messages": Keep(start=start, on_split="widen")} if start else {}
-
-        builder.add_node("trim", trim)
-        builder.add_edge("respond", "trim")
-        builder.add_edge("trim", END)
-    return builder.compile(checkpointer=checkpointer, name="chat")
-
-
-def window_start(messages: list[BaseMessage] | Any, keep_last: int) -> int:
-    """Where a window of about `keep_last` messages begins: at a human message, the newest included.
-
-    The first human message among the last `keep_last`; if there is none, the newest one before.
-    """
-    humans = [i for i, message in enumerate(messages) if isinstance(message, HumanMessage)]
-    inside = [i for i in humans if i >= len(messages) - keep_last]
-    return inside[0] if inside else humans[-1] if humans else 0
+    trims = window if window is not None and window.mode == "state" else None
+    after = [("reflect", reflection), ("summarize", summary), ("trim", trims)]
+    last = "respond"
+    for name, node in after:
+        if node is None:
+            continue
+        builder.add_node(name, node)
+        builder.add_edge(last, name)
+        last = name
+    builder.add_edge(last, END)
+    return builder.compile(checkpointer=checkpointer, store=store, name="chat")
 
 
 graph = chat_graph()

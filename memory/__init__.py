@@ -1,5 +1,41 @@
 """Short-term memory: what to show the model, what to keep in the state."""
 
+from perdure.memory.assembling import Assembly, PartReport, assemble
+from perdure.memory.clearing import clear_tool_outputs
+from perdure.memory.counting import context_window, token_counter
+from perdure.memory.expanding import aexpand, expand
+from perdure.memory.instructions import Instructions, InstructionsVersion
+from perdure.memory.presenting import Summary
 from perdure.memory.reducers import ChatState, Keep, keepable, message_reducer, messages
+from perdure.memory.summarize import SummaryState, summarize
+from perdure.memory.tokens import TokenCounter
+from perdure.memory.trim import trim
+from perdure.memory.update_instructions import update_instructions
+from perdure.memory.use_instructions import use_instructions
+from perdure.memory.view import view
 
-__all__ = ["ChatState", "Keep", "keepable", "message_reducer", "messages"]
+__all__ = [
+    "Assembly",
+    "ChatState",
+    "Instructions",
+    "InstructionsVersion",
+    "Keep",
+    "PartReport",
+    "Summary",
+    "SummaryState",
+    "TokenCounter",
+    "aexpand",
+    "assemble",
+    "clear_tool_outputs",
+    "context_window",
+    "expand",
+    "keepable",
+    "message_reducer",
+    "messages",
+    "summarize",
+    "token_counter",
+    "trim",
+    "update_instructions",
+    "use_instructions",
+    "view",
+]

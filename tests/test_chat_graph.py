@@ -10,8 +10,6 @@ from typing import Any
 
 import openai
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -20,11 +18,10 @@ from langgraph.graph.state import CompiledStateGraph
 
 import perdure.graphs
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.errors import ConfigurationError
 from perdure.graphs import QuotingResponder, chat_graph
 from perdure.graphs.chat import graph as module_graph
-from perdure.graphs.chat import window_start
 from perdure.graphs.responder import NOTICE
+from perdure.memory import trim
 from tests.openai_server import Failure, OpenAIServer
 
 THREAD: Any = {"configurable": {"thread_id": "t"}}
@@ -101,44 +98,51 @@ def test_time_travel_moves_the_thread(how: str, file_saver: SQLiteCheckpointer) 
     assert expected == actual
 
 
-# -- keep_last
+# -- the window
 
 
-@pytest.mark.parametrize("keep_last", [1, 2, 3, 4, 5, 100])
-def test_keep_last_bounds_what_the_model_is_shown(
-    keep_last: int, file_saver: SQLiteCheckpointer
-) -> None:
-    """The model is shown at most the window and the new question; history keeps everything."""
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 100])
+def test_a_window_bounds_what_the_model_is_shown(size: int, file_saver: SQLiteCheckpointer) -> None:
+    """The model is shown whole turns within the window; the state and history keep everything."""
     turns = 6
     with OpenAIServer([f"a{n}" for n in range(turns)]) as server:
-        graph = chat_graph(client(server), checkpointer=file_saver, keep_last=keep_last)
+        graph = chat_graph(client(server), checkpointer=file_saver, window=trim(messages=size))
         for n in range(turns):
             out = graph.invoke(says(f"q{n}"), THREAD)
-    shown = [server.shown(n) for n in range(turns)]
+    shown = [[text for _, text in server.shown(n)] for n in range(turns)]
     said = [text for n in range(turns) for text in (f"q{n}", f"a{n}")]
 
-    # a window of an odd size begins with an answer's question, so it is one shorter; the newest
-    # turn is always whole
-    window = max(2, keep_last - keep_last % 2)
-    assert [[text for _, text in request] for request in shown] == [
-        said[max(0, 2 * n - window) : 2 * n + 1] for n in range(turns)
-    ]
-    assert all(request[0][0] == "user" for request in shown)
-    assert said == history(file_saver)
-    assert [i.value.text for i in file_saver.history("t") if i.seen] == texts(out) == said[-window:]
+    odd = size - 1 + size % 2  # the question, and turns of two
+    assert shown == [said[max(0, 2 * n + 1 - odd) : 2 * n + 1] for n in range(turns)]
+    assert said == history(file_saver) == texts(out)
+
+
+def test_a_window_of_the_state_leaves_the_rest_to_history(file_saver: SQLiteCheckpointer) -> None:
+    """What is cut is no longer in the state; history has it, and says that it is not seen."""
+    with OpenAIServer([f"a{n}" for n in range(4)]) as server:
+        window = trim(messages=3, mode="state")
+        graph = chat_graph(client(server), checkpointer=file_saver, window=window)
+        for n in range(4):
+            out = graph.invoke(says(f"q{n}"), THREAD)
+
+    assert texts(out) == ["q3", "a3"]
+    assert server.shown() == [("user", "q2"), ("assistant", "a2"), ("user", "q3")]
+    assert history(file_saver) == ["q0", "a0", "q1", "a1", "q2", "a2", "q3", "a3"]
+    assert [i.value.text for i in file_saver.history("t") if i.seen] == ["q3", "a3"]
 
 
 def test_a_system_message_is_shown_first(file_saver: SQLiteCheckpointer) -> None:
-    """While nothing was cut, a system message comes before the human one."""
-    with OpenAIServer(["fine"]) as server:
-        graph = chat_graph(client(server), checkpointer=file_saver, keep_last=4)
+    """It stays, however short the window."""
+    with OpenAIServer(["fine", "well"]) as server:
+        graph = chat_graph(client(server), checkpointer=file_saver, window=trim(messages=2))
         graph.invoke({"messages": [SystemMessage("be brief"), HumanMessage("hi")]}, THREAD)
+        graph.invoke(says("again"), THREAD)
 
-    assert server.shown() == [("system", "be brief"), ("user", "hi")]
+    assert server.shown() == [("system", "be brief"), ("user", "again")]
 
 
-def test_keep_last_leaves_tool_calls_with_their_results(file_saver: SQLiteCheckpointer) -> None:
-    """A window too short for a turn with tool calls grows to the turn's human message."""
+def test_a_window_leaves_tool_calls_with_their_results(file_saver: SQLiteCheckpointer) -> None:
+    """What the model goes on from is shown, with the question it is about."""
     call = {"name": "f", "args": {}, "id": "c1", "type": "tool_call"}
     told: list[AnyMessage] = [
         HumanMessage("old"),
@@ -147,37 +151,15 @@ def test_keep_last_leaves_tool_calls_with_their_results(file_saver: SQLiteCheckp
         ToolMessage("found", tool_call_id="c1"),
     ]
     with OpenAIServer(["it is so", "yes"]) as server:
-        graph = chat_graph(client(server), checkpointer=file_saver, keep_last=2)
+        graph = chat_graph(client(server), checkpointer=file_saver, window=trim(messages=3))
         graph.invoke({"messages": told}, THREAD)
         graph.invoke(says("sure?"), THREAD)
 
-    assert [role for role, _ in server.shown()] == [
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-        "user",
-    ]
+    assert [role for role, _ in server.shown(0)] == ["user", "assistant", "tool"]
+    assert [role for role, _ in server.shown(1)] == ["user"]
     assert history(file_saver) == [
         *("old", "look it up", "", "found", "it is so", "sure?", "yes"),
     ]
-
-
-@given(st.lists(st.sampled_from([HumanMessage("h"), AIMessage("a")])), st.integers(1, 12))
-def test_a_window_begins_with_a_human_message(talk: list[AnyMessage], keep_last: int) -> None:
-    """It is the longest within the limit, or else only the newest turn, or else everything."""
-    start = window_start(talk, keep_last)
-    humans = [i for i, message in enumerate(talk) if message.type == "human"]
-    inside = [i for i in humans if len(talk) - i <= keep_last]
-
-    assert start == (min(inside) if inside else max(humans, default=0))
-
-
-@pytest.mark.parametrize("keep_last", [0, -3])
-def test_keep_last_must_keep_something(keep_last: int) -> None:
-    """A window of nothing is refused when the graph is built, and the value named."""
-    with pytest.raises(ConfigurationError, match=f"keep_last is {keep_last}"):
-        chat_graph(keep_last=keep_last)
 
 
 # -- streaming and errors
@@ -200,7 +182,9 @@ def test_the_asynchronous_graph_answers_and_streams(tmp_path: Path) -> None:
 
     async def talk(server: OpenAIServer) -> list[str]:
         async with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
-            graph = chat_graph(client(server), checkpointer=saver, keep_last=2)
+            graph = chat_graph(
+                client(server), checkpointer=saver, window=trim(messages=3, mode="state")
+            )
             await graph.ainvoke(says("one"), THREAD)
             stream: Any = graph.astream(says("two"), THREAD, stream_mode="messages")
             said = [chunk.text async for chunk, _ in stream if chunk.text]
@@ -216,13 +200,17 @@ def test_after_an_error_of_the_model_the_turn_can_be_finished(tmp_path: Path) ->
     """The question is stored, and invoke(None) on the reopened file asks it again, once."""
     with OpenAIServer(["fine", Failure(400, "out of order"), "back again"]) as server:
         with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
-            graph = chat_graph(client(server), checkpointer=saver, keep_last=4)
+            graph = chat_graph(
+                client(server), checkpointer=saver, window=trim(messages=5, mode="state")
+            )
             graph.invoke(says("one"), THREAD)
             with pytest.raises(openai.APIStatusError, match="out of order"):
                 graph.invoke(says("two"), THREAD)
             before = history(saver)
         with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
-            graph = chat_graph(client(server), checkpointer=saver, keep_last=4)
+            graph = chat_graph(
+                client(server), checkpointer=saver, window=trim(messages=5, mode="state")
+            )
             waiting = graph.get_state(THREAD).next
             out = graph.invoke(None, THREAD)
             after = history(saver)

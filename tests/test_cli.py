@@ -236,7 +236,8 @@ def test_prune_asks_before_it_takes_all_threads_or_history(db: Path) -> None:
     printed = run("prune", "--drop-history", "--yes")
 
     assert (refused.exit_code, untouched) == (1, 8)
-    assert printed == "deleted 7 checkpoints and 2 items of 1 thread\n"
+    # two messages, and the two updates that removed them from the state
+    assert printed == "deleted 7 checkpoints and 4 items of 1 thread\n"
     assert said() == talk[2:]
 
 

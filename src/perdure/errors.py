@@ -5,7 +5,8 @@
     │  ├─ InvalidConfig                    a RunnableConfig without a usable thread_id
     │  ├─ WrongKey                         the encryption key does not open this database
     │  ├─ EmbedderMismatch                 the store's vectors come from another model
-    │  └─ MissingDependency (ImportError)  an extra is needed and not installed
+    │  ├─ MissingDependency (ImportError)  an extra is needed and not installed
+    │  └─ UnknownModel (LookupError)       a model whose tokens, or whose window, nobody named
     ├─ StorageError                        the database refused; see __cause__
     │  ├─ StorageUnavailable               locked, busy or closed: may be retried
     │  ├─ StorageFull                      no disk space left; nothing was half written
@@ -26,7 +27,11 @@
     ├─ EmbeddingFailed                     the embedder raised, timed out or returned no vectors
     ├─ BlockingCallInLoop (RuntimeError)   a blocking call that would stop an event loop for good
     ├─ InvalidUpdate (ValueError)          a reducer was given an update it cannot apply
+    ├─ InvalidMessages (TypeError)         what should be messages holds something else
+    ├─ BudgetExceeded                      what must be shown takes more than is allowed
     ├─ ModelFailed                         the chat model did not answer
+    │  ├─ SummaryFailed                    the summariser gave no summary; nothing was removed
+    │  └─ InstructionsRefused              a rewrite of instructions that is no usable one
     └─ ImportFailed (ValueError)           a file to import is malformed; says where
 
 A message says what happened, to which object, what was expected and what to do.
@@ -53,6 +58,10 @@ class WrongKey(ConfigurationError):
 
 class MissingDependency(ConfigurationError, ImportError):
     """A feature needs a package that an extra of perdure installs."""
+
+
+class UnknownModel(ConfigurationError, LookupError):
+    """A model's tokens, or the size of its window, are not known; they can be given by hand."""
 
 
 class EmbedderMismatch(ConfigurationError):
@@ -141,6 +150,22 @@ class InvalidUpdate(PerdureError, ValueError):
 
 class ModelFailed(PerdureError):
     """The chat model could not be reached, or refused. What was said is stored."""
+
+
+class SummaryFailed(ModelFailed):
+    """The summariser raised, took too long, or returned no text. Nothing was removed."""
+
+
+class InstructionsRefused(ModelFailed):
+    """A rewrite of instructions was empty, cut off or out of bounds. The former ones stand."""
+
+
+class InvalidMessages(PerdureError, TypeError):
+    """What should be a list of messages holds something else."""
+
+
+class BudgetExceeded(PerdureError):
+    """What may not be left out takes more tokens, or messages, than are allowed."""
 
 
 class ImportFailed(PerdureError, ValueError):

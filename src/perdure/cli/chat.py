@@ -28,7 +28,8 @@ def chat(
         str | None, typer.Option("--message", "-m", help="Say this, print the answer, and end.")
     ] = None,
     keep_last: Annotated[
-        int | None, typer.Option(help="Show the model about this many messages; history keeps all.")
+        int | None,
+        typer.Option(help="Show the model at most this many earlier messages; history keeps all."),
     ] = None,
     db: DB = None,
 ) -> None:
@@ -39,13 +40,25 @@ def chat(
         raise ConfigurationError("--message is empty; give it a text, or leave it out to type one")
     settings = settings_for(db)
     with open_saver(db) as saver:
-        graph = chat_graph(_model(settings), checkpointer=saver, keep_last=keep_last)
+        window = _window(keep_last)
+        graph = chat_graph(_model(settings), checkpointer=saver, window=window)
         config: dict[str, Any] = {"configurable": {"thread_id": thread}}
         _resume(graph, saver, config, thread)
         config["metadata"] = _carried(saver, thread)
         for said in [message] if message is not None else _typed():
             new = {"messages": [{"role": "user", "content": said}]}
             _turn(graph, new, config, "What you said is stored; start the chat again for an answer")
+
+
+def _window(keep_last: int | None) -> Any:
+    """The earlier messages that the model is shown, and the new one."""
+    from perdure.memory import trim
+
+    if keep_last is None:
+        return None
+    if keep_last < 1:
+        raise ConfigurationError(f"--keep-last is {keep_last}; expected at least 1")
+    return trim(messages=keep_last + 1, mode="state")
 
 
 def _carried(saver: Any, thread: str) -> dict[str, Any]:

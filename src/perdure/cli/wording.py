@@ -18,7 +18,6 @@ _IN_COMMANDS: Final = (
     (r"\bit begins with b(['\"]).*\1$", "expected a file that perdure made"),
     (r"\bthread_id is empty; pass a non-empty string", "the thread id is empty; give it a name"),
     (r"\bcopy to a new thread_id", "copy to another id"),
-    (r"\bkeep_last is ", "--keep-last is "),
     (r"\blimit is (?=-?\d)", "--limit is "),
     (r"\bretention (last|days)=", r"--\1 is "),
     (r"the retention rule is empty; .*", "no rule is given; give --last, --days or --turns"),
@@ -32,6 +31,14 @@ _IN_COMMANDS: Final = (
     (
         r"open the store with that embedder, or call reembed\(\) to",
         "use it from Python with that one, search with --mode text, or let 'perdure store reembed'",
+    ),
+    (
+        r"open it with (vectors='\w+'), or call reembed\(\) to",
+        r"use it from Python with \1, search with --mode text, or let 'perdure store reembed'",
+    ),
+    (
+        r"with export\(\) and import_lines\(\), or .*",
+        "with 'perdure store export' and 'perdure store import'",
     ),
     (r"open the checkpointer with allow=.*", "read it from Python with allow=[...]"),
 )

@@ -1,0 +1,119 @@
+"""A conversation as text for another model to read: data between delimiters, not instructions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    ChatMessage,
+    RemoveMessage,
+    SystemMessage,
+    ToolMessage,
+)
+
+TOOL_CHARS: Final = 2_000
+"""How much of a tool's result, or of the arguments of a call, is shown; the middle is left out."""
+
+_DELIMITER: Final = re.compile(r"<(?=/?\s*(?:conversation|summary|part)\b)", re.IGNORECASE)
+_ROLES: Final = {"human": "user", "ai": "assistant"}
+_UNSAID: Final = {"reasoning", "reasoning_content", "thinking", "redacted_thinking"}
+_CALLS: Final = {"tool_use", "tool_call", "tool_call_chunk", "function_call", "invalid_tool_call"}
+_NAMES: Final = {"image_url": "image", "input_image": "image", "input_audio": "audio"}
+
+
+def rendered(message: BaseMessage) -> str:
+    r"""A message as `role (name): what it says`, further lines indented; "" if it says nothing.
+
+    >>> from langchain_core.messages import HumanMessage
+    >>> rendered(HumanMessage("Hi,\nit's me", name="Ann"))
+    "user (Ann): Hi,\n    it's me"
+    """
+    if isinstance(message, RemoveMessage | SystemMessage):
+        return ""
+    said = _said(message)
+    if isinstance(message, ToolMessage):
+        said = middle_out(said, TOOL_CHARS)
+    parts = [part for part in (said, *_calls(message)) if part]
+    if not parts:
+        return ""
+    indented = "\n".join(parts).replace("\n", "\n    ")  # so that no line looks like a role's
+    return f"{_role(message)}: {quoted(indented)}"
+
+
+def quoted(text: str) -> str:
+    """Text that cannot close the delimiters it is put between."""
+    return _DELIMITER.sub("\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}", text)
+
+
+def units_of(messages: Sequence[BaseMessage]) -> list[list[str]]:
+    """The messages rendered, the results of tools together with what precedes them."""
+    units: list[list[str]] = []
+    for message in messages:
+        text = rendered(message)
+        if not text:
+            continue
+        if units and isinstance(message, ToolMessage):
+            units[-1].append(text)
+        else:
+            units.append([text])
+    return units
+
+
+def middle_out(text: str, limit: int) -> str:
+    """Text of about `limit` characters: its beginning and its end."""
+    if len(text) <= limit:
+        return text
+    head, tail = limit * 2 // 3, limit // 3
+    left_out = len(text) - head - tail
+    return f"{text[:head]} [… {left_out:,} characters left out …] {text[-tail:]}"
+
+
+def _role(message: BaseMessage) -> str:
+    if isinstance(message, ToolMessage):
+        role = f"tool {message.name}" if message.name else "tool"
+        role += " (error)" if message.status == "error" else ""
+    elif isinstance(message, ChatMessage):
+        role = message.role
+    else:
+        role = _ROLES.get(message.type, message.type)
+        role += f" ({message.name})" if message.name else ""
+    return quoted(" ".join(role.split()))
+
+
+def _said(message: BaseMessage) -> str:
+    content = message.content
+    if isinstance(content, str):
+        return content.strip()
+    return "\n".join(filter(None, map(_block, content)))
+
+
+def _block(block: Any) -> str:
+    """A block's text; of what is no text, only what it is."""
+    if isinstance(block, str):
+        return block.strip()
+    kind = str(block.get("type") or "something")
+    if isinstance(block.get("text"), str):
+        return str(block["text"]).strip()
+    if kind in _UNSAID or kind in _CALLS:
+        return ""
+    nested = block.get("file")
+    named = nested if isinstance(nested, dict) else block
+    name = named.get("filename") or named.get("name") or named.get("title")
+    kind = _NAMES.get(kind, kind)
+    return f"[{kind} {name}]" if isinstance(name, str) else f"[{kind}]"
+
+
+def _calls(message: BaseMessage) -> list[str]:
+    if not isinstance(message, AIMessage):
+        return []
+    calls = [
+        (call["name"], json.dumps(call["args"], ensure_ascii=False, default=str))
+        for call in message.tool_calls
+    ]
+    calls += [(call["name"] or "?", call["args"] or "") for call in message.invalid_tool_calls]
+    return [f"calls {name}({middle_out(arguments, TOOL_CHARS)})" for name, arguments in calls]

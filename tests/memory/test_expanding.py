@@ -1,0 +1,130 @@
+"""Expanding a summary: the originals, from the history of real threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, ToolMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, StateGraph
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.errors import ConfigurationError, InvalidConfig, UnknownCheckpoint, UnknownThread
+from perdure.memory.expanding import aexpand, expand
+from perdure.memory.summarize import SummaryState, summarize
+from tests.memory.scripted import ScriptedServer, client, numbered
+
+THREAD: Any = {"configurable": {"thread_id": "t"}}
+Expand = Callable[..., list[BaseMessage]]
+
+
+def awaited(*args: Any, **kwargs: Any) -> list[BaseMessage]:
+    return asyncio.run(aexpand(*args, **kwargs))
+
+
+both = pytest.mark.parametrize("expanded", [expand, awaited])
+
+
+def talk_on(server: ScriptedServer, saver: Any, turns: int, **options: Any) -> Any:
+    """A thread of so many turns, of which the last stays."""
+    model = client(server)
+    node = summarize(model, when={"messages": 3}, keep_turns=1, **options)
+
+    def respond(state: Any) -> Any:
+        return {"messages": [AIMessage(f"a{state['messages'][-1].text[1:]}")]}
+
+    builder = StateGraph(SummaryState)
+    builder.add_node("summarize", node)
+    builder.add_node("respond", respond)
+    builder.add_edge(START, "summarize")
+    builder.add_edge("summarize", "respond")
+    builder.add_edge("respond", END)
+    graph = builder.compile(checkpointer=saver)
+    for n in range(1, turns + 1):
+        graph.invoke({"messages": [HumanMessage(f"q{n}")]}, THREAD)
+    return graph
+
+
+def texts(messages: list[BaseMessage]) -> list[str]:
+    return [message.text for message in messages]
+
+
+@both
+@pytest.mark.parametrize("mode", ["state", "view"])
+def test_the_originals_come_back_in_order(
+    expanded: Expand, mode: Any, file_saver: SQLiteCheckpointer
+) -> None:
+    """Everything a summary of summaries stands for, and nothing else."""
+    with ScriptedServer(numbered()) as server:
+        talk_on(server, file_saver, 4, mode=mode)
+
+    assert texts(expanded(file_saver, THREAD)) == ["q1", "a1", "q2", "a2", "q3", "a3"]
+
+
+@both
+def test_an_older_checkpoint_and_an_older_summary(
+    expanded: Expand, file_saver: SQLiteCheckpointer
+) -> None:
+    """What a summary stood for then; at the very first there is none."""
+    with ScriptedServer(numbered()) as server:
+        graph = talk_on(server, file_saver, 4)
+    states = list(graph.get_state_history(THREAD))
+    older = next(s for s in states if (s.values.get("summary") or {}).get("count") == 4)
+
+    assert texts(expanded(file_saver, older.config)) == ["q1", "a1", "q2", "a2"]
+    assert texts(expanded(file_saver, THREAD, older.values["summary"])) == ["q1", "a1", "q2", "a2"]
+    assert expanded(file_saver, states[-1].config) == []
+
+
+@both
+def test_of_a_shortened_result_the_original(
+    expanded: Expand, file_saver: SQLiteCheckpointer
+) -> None:
+    """Of another message that was changed, the last form."""
+    call = {"name": "look", "args": {}, "id": "c"}
+    talk: list[AnyMessage] = [
+        HumanMessage("wrong", id="q1"),
+        AIMessage("", tool_calls=[call], id="a1"),
+        ToolMessage("a long result", tool_call_id="c", id="t1"),
+        HumanMessage("q2", id="q2"),
+    ]
+    with ScriptedServer(numbered()) as server:
+        graph = talk_on(server, file_saver, 0)
+        graph.update_state(THREAD, {"messages": talk}, as_node="respond")
+        changed = [HumanMessage("right", id="q1"), ToolMessage("…", tool_call_id="c", id="t1")]
+        graph.update_state(THREAD, {"messages": changed}, as_node="respond")
+        graph.invoke({"messages": []}, THREAD)
+
+    assert texts(expanded(file_saver, THREAD)) == ["right", "", "a long result"]
+
+
+@both
+def test_what_was_erased_is_left_out(expanded: Expand, file_saver: SQLiteCheckpointer) -> None:
+    """An erasure is not undone."""
+    with ScriptedServer(numbered()) as server:
+        graph = talk_on(server, file_saver, 3)
+    first = graph.get_state(THREAD).values["summarized"][0]
+    file_saver.erase("t", message_ids=[first])
+
+    assert texts(expanded(file_saver, THREAD)) == ["a1", "q2", "a2"]
+
+
+@both
+def test_what_cannot_be_expanded(expanded: Expand, file_saver: SQLiteCheckpointer) -> None:
+    """A saver without history, no thread, no checkpoint, no thread named."""
+    with ScriptedServer(numbered()) as server:
+        talk_on(server, file_saver, 1)
+    unknown: Any = {"configurable": {"thread_id": "t", "checkpoint_id": "0" * 32}}
+
+    assert expanded(file_saver, THREAD) == []
+    with pytest.raises(ConfigurationError, match="InMemorySaver, which keeps no history"):
+        expanded(InMemorySaver(), THREAD)
+    with pytest.raises(UnknownThread, match="'other'"):
+        expanded(file_saver, {"configurable": {"thread_id": "other"}})
+    with pytest.raises(UnknownCheckpoint):
+        expanded(file_saver, unknown)
+    with pytest.raises(InvalidConfig):
+        expanded(file_saver, {"configurable": {}})

@@ -1,0 +1,326 @@
+"""LangChain4j's chat memory: each sentence of its page, over a list, a protocol and a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.errors import BudgetExceeded, ConfigurationError, InvalidConfig, InvalidMessages
+from perdure.graphs import chat_graph
+from perdure.memory.adapters import (
+    CheckpointerChatMemoryStore,
+    InMemoryChatMemoryStore,
+    MessageWindowChatMemory,
+    TokenWindowChatMemory,
+)
+
+
+class PersistentChatMemoryStore:
+    """A user's own store, which has the three methods of the protocol; it notes the calls."""
+
+    def __init__(self) -> None:
+        self.kept: dict[Any, list[BaseMessage]] = {}
+        self.calls: list[tuple[str, Any, list[str]]] = []
+
+    def get_messages(self, memory_id: Any) -> list[BaseMessage]:
+        return self.kept.get(memory_id, [])
+
+    def update_messages(self, memory_id: Any, messages: Sequence[BaseMessage]) -> None:
+        self.calls.append(("update", memory_id, texts(messages)))
+        self.kept[memory_id] = list(messages)
+
+    def delete_messages(self, memory_id: Any) -> None:
+        self.calls.append(("delete", memory_id, []))
+        self.kept.pop(memory_id, None)
+
+
+@pytest.fixture(params=["memory", "own", "checkpointer"])
+def store(request: pytest.FixtureRequest, file_saver: SQLiteCheckpointer) -> Any:
+    if request.param == "checkpointer":
+        return CheckpointerChatMemoryStore(file_saver)
+    return InMemoryChatMemoryStore() if request.param == "memory" else PersistentChatMemoryStore()
+
+
+def texts(messages: Sequence[BaseMessage]) -> list[str]:
+    return [message.text for message in messages]
+
+
+def words(messages: Sequence[BaseMessage]) -> int:
+    return sum(len(message.text.split()) for message in messages)
+
+
+def calls(*ids: str) -> AIMessage:
+    named = [{"name": "f", "args": {}, "id": id, "type": "tool_call"} for id in ids]
+    return AIMessage("", tool_calls=named)
+
+
+def result(id: str) -> ToolMessage:
+    return ToolMessage(f"result {id}", tool_call_id=id)
+
+
+def told(memory: Any, *messages: BaseMessage) -> list[str]:
+    for message in messages:
+        memory.add(message)
+    return texts(memory.messages())
+
+
+# -- eviction
+
+
+def test_the_oldest_messages_are_evicted_from_the_store_too(store: Any) -> None:
+    """A sliding window keeps the newest; the store holds no more than the memory."""
+    memory = MessageWindowChatMemory(3, id="12345", store=store)
+
+    assert memory.id == "12345"
+    assert told(memory, *(HumanMessage(str(n)) for n in range(5))) == ["2", "3", "4"]
+    assert texts(store.get_messages("12345")) == ["2", "3", "4"]
+
+
+def test_evicted_messages_stay_in_history(file_saver: SQLiteCheckpointer) -> None:
+    """ "Memory vs history": over a checkpointer there are both."""
+    store = CheckpointerChatMemoryStore(file_saver)
+    memory = MessageWindowChatMemory(2, id="t", store=store)
+    told(memory, *(HumanMessage(str(n)) for n in range(5)))
+    memory.clear()
+
+    assert memory.messages() == []
+    assert [item.value.text for item in file_saver.history("t")] == ["0", "1", "2", "3", "4"]
+    CheckpointerChatMemoryStore(file_saver, keep_history=False).delete_messages("t")
+    assert file_saver.threads() == []
+
+
+def test_tokens_are_what_a_token_window_counts(store: Any) -> None:
+    """Messages are indivisible: one that does not fit goes whole."""
+    memory = TokenWindowChatMemory(5, words, store=store)
+
+    assert told(memory, HumanMessage("a b c"), AIMessage("d e")) == ["a b c", "d e"]
+    assert told(memory, HumanMessage("f")) == ["d e", "f"]
+    assert told(memory, AIMessage("g h i j")) == ["f", "g h i j"]
+
+
+def test_a_call_is_evicted_with_its_results(store: Any) -> None:
+    """Also several calls of one message, and the results leave the store."""
+    memory = MessageWindowChatMemory(5, store=store)
+    told(memory, HumanMessage("q"), calls("1", "2"), result("1"), result("2"), AIMessage("a"))
+
+    assert told(memory, HumanMessage("r")) == ["", "result 1", "result 2", "a", "r"]
+    assert told(memory, AIMessage("b")) == ["a", "r", "b"]
+    assert texts(store.get_messages("default")) == ["a", "r", "b"]
+
+
+# -- persistence
+
+
+def test_the_store_is_told_of_each_message_that_is_added() -> None:
+    """Update is called for each, without what was evicted; delete when the memory is cleared."""
+    store = PersistentChatMemoryStore()
+    memory = MessageWindowChatMemory(2, id=7, store=store)
+    told(memory, HumanMessage("a"), AIMessage("b"), HumanMessage("c"))
+    memory.clear()
+
+    assert store.calls == [
+        ("update", 7, ["a"]),
+        ("update", 7, ["a", "b"]),
+        ("update", 7, ["b", "c"]),
+        ("delete", 7, []),
+    ]
+
+
+def test_ids_tell_users_apart(store: Any) -> None:
+    """Two memories of one store see only their own messages."""
+    ann, bo = (MessageWindowChatMemory(9, id=who, store=store) for who in ("ann", "bo"))
+    ann.add(HumanMessage("I am Ann"))
+    bo.add(HumanMessage("I am Bo"))
+    ann.clear()
+
+    assert ann.messages() == []
+    assert texts(bo.messages()) == ["I am Bo"]
+
+
+def test_a_memory_goes_on_in_a_reopened_file_and_in_a_graph(tmp_path: Path) -> None:
+    """The id is the thread_id of any chat graph with the same checkpointer."""
+    path = tmp_path / "x.db"
+    with SQLiteCheckpointer.open(path) as saver:
+        memory = MessageWindowChatMemory(9, id="t", store=CheckpointerChatMemoryStore(saver))
+        memory.add(HumanMessage("My canoe is called Nutshell"))
+    with SQLiteCheckpointer.open(path) as saver:
+        memory = MessageWindowChatMemory(9, id="t", store=CheckpointerChatMemoryStore(saver))
+        asked: Any = {"messages": [HumanMessage("What is my canoe called?")]}
+        thread: Any = {"configurable": {"thread_id": "t"}}
+        out = chat_graph(checkpointer=saver).invoke(asked, thread)
+
+        assert "Nutshell" in out["messages"][-1].text
+        assert texts(memory.messages()) == texts(out["messages"])
+
+
+def test_two_who_add_at_once_lose_nothing(tmp_path: Path) -> None:
+    """Connections of their own, one memory: each message is there."""
+    path = tmp_path / "x.db"
+    with SQLiteCheckpointer.open(path):
+        pass  # made once
+
+    def add(who: int) -> None:
+        with SQLiteCheckpointer.open(path) as saver:
+            memory = MessageWindowChatMemory(99, "t", CheckpointerChatMemoryStore(saver))
+            for n in range(4):
+                memory.add(HumanMessage(f"{who}-{n}"))
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(add, range(3)))
+    with SQLiteCheckpointer.open(path) as saver:
+        found = CheckpointerChatMemoryStore(saver).get_messages("t")
+
+    assert sorted(texts(found)) == [f"{who}-{n}" for who in range(3) for n in range(4)]
+
+
+def test_the_asynchronous_form_does_the_same(store: Any) -> None:
+    """Each method has a twin."""
+
+    async def scenario() -> None:
+        memory = MessageWindowChatMemory(2, store=store)
+        for text in "abc":
+            await memory.aadd(HumanMessage(text))
+        assert texts(await memory.amessages()) == ["b", "c"]
+        await memory.aclear()
+        assert await memory.amessages() == []
+
+    asyncio.run(scenario())
+
+
+# -- the system message
+
+
+def test_a_system_message_is_always_retained(store: Any) -> None:
+    """Whatever is evicted."""
+    memory = MessageWindowChatMemory(2, store=store)
+    memory.add(SystemMessage("be brief"))
+
+    assert told(memory, *(HumanMessage(str(n)) for n in range(5))) == ["be brief", "4"]
+
+
+def test_an_equal_one_is_ignored() -> None:
+    """Nothing moves, and the store is not even told."""
+    store = PersistentChatMemoryStore()
+    memory = MessageWindowChatMemory(5, store=store)
+    told(memory, SystemMessage("be brief"), HumanMessage("a"), SystemMessage("be brief"))
+
+    assert texts(memory.messages()) == ["be brief", "a"]
+    assert len(store.calls) == 2
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_different_one_takes_its_place(first: bool, store: Any) -> None:
+    """At the end, or first if so configured."""
+    memory = MessageWindowChatMemory(5, store=store, always_keep_system_message_first=first)
+    shown = told(memory, SystemMessage("be brief"), HumanMessage("a"), SystemMessage("be kind"))
+
+    assert shown == (["be kind", "a"] if first else ["a", "be kind"])
+    assert told(memory, *(HumanMessage(str(n)) for n in range(6))) == ["be kind", *"2345"]
+
+
+# -- windows that are too small
+
+
+@pytest.mark.parametrize("last", [HumanMessage("d e f"), SystemMessage("x x x x x")])
+def test_a_message_that_cannot_be_shown_is_refused(last: BaseMessage, store: Any) -> None:
+    """LangChain4j would evict it or keep too much; here the error comes before anything is."""
+    memory = TokenWindowChatMemory(4, words, store=store)
+    told(memory, SystemMessage("a b"), HumanMessage("c"))
+
+    with pytest.raises(BudgetExceeded, match=r"takes \d tokens; 4 are allowed"):
+        memory.add(last)
+    assert texts(memory.messages()) == ["a b", "c"]
+
+
+def test_a_window_shorter_than_an_exchange_is_refused(store: Any) -> None:
+    """Rather than the newest result without its call, or nothing at all."""
+    memory = MessageWindowChatMemory(2, store=store)
+    told(memory, HumanMessage("q"), calls("1", "2"), result("1"))
+
+    with pytest.raises(BudgetExceeded, match="2 are allowed"):
+        memory.add(result("2"))
+    assert texts(store.get_messages("default")) == ["", "result 1"]
+    with pytest.raises(BudgetExceeded):
+        MessageWindowChatMemory(1, store=store).messages()
+
+
+def test_results_without_a_call_are_not_shown(store: Any) -> None:
+    """Whoever put them there."""
+    store.update_messages("default", [result("1"), HumanMessage("a"), calls("2"), AIMessage("b")])
+
+    assert texts(MessageWindowChatMemory(9, store=store).messages()) == ["a", "b"]
+
+
+MESSAGES = st.sampled_from(
+    [
+        *(HumanMessage("h"), AIMessage("a"), SystemMessage("s"), SystemMessage("t")),
+        *(calls("1"), calls("2", "3"), result("1"), result("2"), result("3")),
+    ]
+)
+
+
+@given(st.lists(MESSAGES, max_size=25), st.integers(1, 6), st.booleans())
+def test_whatever_is_added(added: list[BaseMessage], size: int, first: bool) -> None:
+    """The window holds, one system message stays, the newest is there, no result is alone."""
+    store = InMemoryChatMemoryStore()
+    memory = MessageWindowChatMemory(size, "m", store, first)
+    had_system = False
+    for message in added:
+        before = store.get_messages("m")
+        try:
+            memory.add(message)
+        except BudgetExceeded:
+            assert store.get_messages("m") == before
+            continue
+        kept = store.get_messages("m")
+        had_system = had_system or isinstance(message, SystemMessage)
+        assert len(kept) <= size
+        assert sum(isinstance(m, SystemMessage) for m in kept) == had_system
+        assert any(m.content == message.content and m.type == message.type for m in kept)
+        open_calls: set[str | None] = set()
+        for shown in memory.messages():
+            if isinstance(shown, ToolMessage):
+                assert shown.tool_call_id in open_calls
+                open_calls.discard(shown.tool_call_id)
+            else:
+                assert not open_calls
+                open_calls = {c["id"] for c in getattr(shown, "tool_calls", [])}
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 1.5, None])
+def test_sizes_are_whole_numbers(wrong: Any) -> None:
+    """The value is named."""
+    with pytest.raises(ConfigurationError, match="max_messages is"):
+        MessageWindowChatMemory(wrong)
+    with pytest.raises(ConfigurationError, match="max_tokens is"):
+        TokenWindowChatMemory(wrong, words)
+
+
+def test_other_arguments_are_checked(file_saver: SQLiteCheckpointer) -> None:
+    """A checkpointer in the place of a store, no counter, no message, an empty id."""
+    with pytest.raises(ConfigurationError, match="CheckpointerChatMemoryStore"):
+        MessageWindowChatMemory(3, store=file_saver)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError):
+        TokenWindowChatMemory(3, object())  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessages, match="expected"):
+        MessageWindowChatMemory(3).add("hello")  # type: ignore[arg-type]
+    with pytest.raises(InvalidConfig):
+        MessageWindowChatMemory(3, "", CheckpointerChatMemoryStore(file_saver)).messages()

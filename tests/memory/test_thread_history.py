@@ -1,0 +1,443 @@
+"""Threads from outside a graph, and every example of LangChain's "Memory management" over them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.chat_history import BaseChatMessageHistory
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.runnables import Runnable, RunnablePassthrough
+from langchain_core.runnables.history import RunnableWithMessageHistory
+from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.errors import ConfigurationError, InvalidConfig, InvalidMessages
+from perdure.graphs import chat_graph
+from perdure.memory import ChatState
+from perdure.memory.adapters import ThreadMessageHistory, ThreadMessages
+from tests.openai_server import OpenAIServer
+
+CALL = {"name": "f", "args": {}, "id": "c1", "type": "tool_call"}
+SYSTEM = "You are a helpful assistant. Answer all questions to the best of your ability."
+FACTS = f"{SYSTEM} The provided chat history includes facts about the user you are speaking with."
+SESSION: Any = {"configurable": {"session_id": "unused"}}
+deprecated = pytest.mark.filterwarnings("ignore:RunnableWithMessageHistory is deprecated")
+
+
+def client(server: OpenAIServer) -> ChatOpenAI:
+    return ChatOpenAI(model="scripted", base_url=server.base_url, api_key="any")  # type: ignore[arg-type]
+
+
+def texts(messages: Any) -> list[str]:
+    return [message.text for message in messages]
+
+
+def config(thread: str) -> Any:
+    return {"configurable": {"thread_id": thread}}
+
+
+# -- threads
+
+
+def test_a_graph_goes_on_with_what_was_appended_and_back(saver: SQLiteCheckpointer) -> None:
+    """Both write to one thread, and history has all of it, also what was replaced and cleared."""
+    thread = ThreadMessages(saver, "t")
+    graph = chat_graph(checkpointer=saver)
+
+    assert thread.read() == []
+    thread.append([HumanMessage("My canoe is called Nutshell"), AIMessage("A fine name")])
+    out = graph.invoke({"messages": [HumanMessage("What is my canoe called?")]}, config("t"))
+    assert "Nutshell" in texts(out["messages"])[-1]
+    assert texts(thread.read()) == texts(out["messages"])
+    said = texts(out["messages"])
+
+    thread.replace(thread.read()[-1:])
+    assert texts(graph.get_state(config("t")).values["messages"]) == said[-1:]
+    thread.clear()
+    assert thread.read() == []
+    assert [item.value.text for item in saver.history("t")] == said
+    assert not any(item.seen for item in saver.history("t"))
+
+
+@pytest.mark.parametrize("langgraphs", [True, False])
+def test_the_other_channels_of_a_thread_stay(langgraphs: bool, tmp_path: Path) -> None:
+    """A message from outside touches neither a summary nor a turn that an error cut off."""
+
+    class State(ChatState):
+        summary: str
+
+    broken = False
+
+    def respond(state: State) -> dict[str, Any]:
+        if broken:
+            raise ConnectionError("no route")
+        return {"messages": [AIMessage("fine")], "summary": "so far"}
+
+    saver: Any = InMemorySaver() if langgraphs else SQLiteCheckpointer.open(tmp_path / "x.db")
+    builder = StateGraph(State)
+    builder.add_node("respond", respond)
+    builder.add_edge(START, "respond")
+    graph = builder.compile(checkpointer=saver)
+    graph.invoke({"messages": [HumanMessage("one")], "summary": ""}, config("t"))
+    broken = True
+    with pytest.raises(ConnectionError):
+        graph.invoke({"messages": [HumanMessage("two")], "summary": "so far"}, config("t"))
+    broken = False
+    ThreadMessages(saver, "t").append([HumanMessage("and three")])
+    state = graph.get_state(config("t"))
+    out = graph.invoke(None, config("t"))
+    if not langgraphs:
+        saver.close()
+
+    assert state.values["summary"] == "so far"
+    assert state.next == ("respond",)
+    assert texts(out["messages"]) == ["one", "fine", "two", "and three", "fine"]
+
+
+@pytest.mark.parametrize("on_conflict", ["fork", "wait", "error"])
+def test_nothing_is_lost_when_many_write_at_once(on_conflict: Any, tmp_path: Path) -> None:
+    """Appends and changes of several connections are all there, each writer's in its order."""
+    path = tmp_path / "x.db"
+    with SQLiteCheckpointer.open(path):
+        pass  # made once
+
+    def write(writer: int) -> None:
+        with SQLiteCheckpointer.open(path, on_conflict=on_conflict) as saver:
+            thread = ThreadMessages(saver, "t")
+            for n in range(4):
+                thread.append([HumanMessage(f"{writer}-{n}")])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    with SQLiteCheckpointer.open(path) as saver:
+        found = texts(ThreadMessages(saver, "t").read())
+        said = [item.value.text for item in saver.history("t")]
+
+    assert sorted(found) == [f"{writer}-{n}" for writer in range(4) for n in range(4)]
+    assert [text for text in found if text[0] == "2"] == ["2-0", "2-1", "2-2", "2-3"]
+    assert said == found
+
+
+def test_a_change_sees_what_another_wrote_meanwhile(file_saver: SQLiteCheckpointer) -> None:
+    """It is made again upon that, so neither write is lost."""
+    thread = ThreadMessages(file_saver, "t")
+    thread.append([HumanMessage("one")])
+    seen = []
+
+    def change(found: list[Any]) -> list[Any]:
+        seen.append(texts(found))
+        if len(seen) == 1:
+            with ThreadPoolExecutor(1) as pool:  # a context of its own, as another process has
+                pool.submit(thread.append, [HumanMessage("two")]).result()
+        return [AIMessage(f"after {len(found)}")]
+
+    now = thread.change(change)
+
+    assert seen == [["one"], ["one", "two"]]
+    assert texts(now) == texts(thread.read()) == ["after 2"]
+
+
+def test_the_asynchronous_form_does_the_same(saver: SQLiteCheckpointer) -> None:
+    """Each method has a twin, and concurrent tasks lose nothing."""
+
+    async def scenario() -> None:
+        thread = ThreadMessages(saver, "t")
+        await asyncio.gather(*(thread.aappend([HumanMessage(str(n))]) for n in range(5)))
+        assert sorted(texts(await thread.aread())) == ["0", "1", "2", "3", "4"]
+        await thread.areplace([HumanMessage("a")])
+        assert texts(await thread.achange(lambda found: [*found, AIMessage("b")])) == ["a", "b"]
+        assert texts(thread.read()) == ["a", "b"]
+        await thread.aclear()
+        assert await thread.aread() == []
+
+    asyncio.run(scenario())
+
+
+def test_ids_are_given_and_the_callers_messages_left_alone(file_saver: SQLiteCheckpointer) -> None:
+    """The same message may be said twice."""
+    thread = ThreadMessages(file_saver, "t")
+    said, known = HumanMessage("again"), HumanMessage("known", id="k")
+    thread.append([said, said, known])
+    thread.append([known])
+    found = thread.read()
+
+    assert texts(found) == ["again", "again", "known", "known"]
+    assert len({message.id for message in found}) == 4
+    assert found[2].id == "k"
+    assert said.id is None
+
+
+@pytest.mark.parametrize("wrong", ["hello", [{"role": "user", "content": "hi"}], [None]])
+def test_what_is_no_message_is_refused(wrong: Any, file_saver: SQLiteCheckpointer) -> None:
+    """Nothing is written, and the error says what was expected."""
+    thread = ThreadMessages(file_saver, "t")
+    for write in (thread.append, thread.replace, lambda bad: thread.change(lambda _: bad)):
+        with pytest.raises(InvalidMessages, match="expected"):
+            write(wrong)
+    with pytest.raises(InvalidMessages, match="RemoveMessage"):
+        thread.append([RemoveMessage("x")])
+
+    assert thread.read() == []
+    assert file_saver.threads() == []
+
+
+def test_threads_and_checkpointers_are_checked(file_saver: SQLiteCheckpointer) -> None:
+    """A missing id or another object is named."""
+    with pytest.raises(InvalidConfig, match="empty"):
+        ThreadMessages(file_saver, "")
+    with pytest.raises(ConfigurationError, match="expected a langgraph checkpointer"):
+        ThreadMessages("agent.db", "t")  # type: ignore[arg-type]
+
+
+# -- the message history
+
+
+@pytest.mark.parametrize("langgraphs", [True, False])
+def test_a_message_history_keeps_its_contract(langgraphs: bool, tmp_path: Path) -> None:
+    """What langchain's own does: add in each form, read, assign, clear, print."""
+    saver: Any = InMemorySaver() if langgraphs else SQLiteCheckpointer.open(tmp_path / "x.db")
+    history: BaseChatMessageHistory = ThreadMessageHistory(saver)
+    history.add_user_message("hi")
+    history.add_ai_message(AIMessage("hello"))
+    history.add_messages([HumanMessage("a"), AIMessage("b")])
+
+    assert str(history) == "Human: hi\nAI: hello\nHuman: a\nAI: b"
+    history.messages = history.messages[-2:]
+    assert texts(history.messages) == ["a", "b"]
+    history.clear()
+    assert history.messages == []
+
+    async def twins() -> None:
+        await history.aadd_messages([HumanMessage("c")])
+        assert texts(await history.aget_messages()) == ["c"]
+        await history.aclear()
+        assert await history.aget_messages() == []
+
+    asyncio.run(twins())
+    if not langgraphs:
+        saver.close()
+
+
+def test_a_message_history_shows_no_orphans(file_saver: SQLiteCheckpointer) -> None:
+    """A tool call is shown with its result or, at the end, without; a result never alone."""
+    history = ThreadMessageHistory(file_saver, "t")
+    history.add_messages([HumanMessage("q"), AIMessage("", tool_calls=[CALL])])
+    assert len(history.messages) == 2
+    history.add_messages([ToolMessage("found", tool_call_id="c1"), AIMessage("it is so")])
+    assert texts(history.messages) == ["q", "", "found", "it is so"]
+
+    history.messages = history.messages[2:]
+    assert texts(history.messages) == ["it is so"]
+    history.messages = [HumanMessage("q"), AIMessage("", tool_calls=[CALL]), HumanMessage("stop")]
+    assert texts(history.messages) == ["q", "stop"]
+
+
+# -- every example of "Memory management", in its order
+
+
+def prompted(
+    chat: ChatOpenAI, system: str = SYSTEM, key: str = "chat_history"
+) -> Runnable[Any, Any]:
+    after = [("human", "{input}")] if key == "chat_history" else []
+    return ChatPromptTemplate([("system", system), MessagesPlaceholder(key), *after]) | chat
+
+
+def managed(chain: Runnable[Any, Any], history: BaseChatMessageHistory) -> Runnable[Any, Any]:
+    return RunnableWithMessageHistory(
+        chain,
+        lambda session_id: history,
+        input_messages_key="input",
+        history_messages_key="chat_history",
+    )
+
+
+def nemo(history: BaseChatMessageHistory) -> list[str]:
+    history.add_user_message("Hey there! I'm Nemo.")
+    history.add_ai_message("Hello!")
+    history.add_user_message("How are you today?")
+    history.add_ai_message("Fine thanks!")
+    return ["Hey there! I'm Nemo.", "Hello!", "How are you today?", "Fine thanks!"]
+
+
+@pytest.fixture
+def ChatMessageHistory(saver: SQLiteCheckpointer) -> Callable[[], ThreadMessageHistory]:
+    """What the guide imports from langchain.memory."""
+    return partial(ThreadMessageHistory, saver)
+
+
+ASKED = "Translate this sentence from English to French: I love programming."
+FRENCH = "J'adore la programmation."
+
+
+def test_message_passing() -> None:
+    """Messages are passed by hand; nothing is kept."""
+    with OpenAIServer(['I said "J\'adore la programmation"']) as server:
+        chain = prompted(client(server), key="messages")
+        talk = [HumanMessage(ASKED), AIMessage(FRENCH), HumanMessage("What did you just say?")]
+        answer = chain.invoke({"messages": talk})
+
+    assert answer.text == 'I said "J\'adore la programmation"'
+    assert server.shown() == [
+        ("system", SYSTEM),
+        ("user", ASKED),
+        ("assistant", FRENCH),
+        ("user", "What did you just say?"),
+    ]
+
+
+def test_chat_history(ChatMessageHistory: Callable[[], ThreadMessageHistory]) -> None:
+    """Messages are added to a history, and the chain is given all of them."""
+    demo = ChatMessageHistory()
+    demo.add_user_message(ASKED)
+    demo.add_ai_message(FRENCH)
+    assert [(m.type, m.text) for m in demo.messages] == [("human", ASKED), ("ai", FRENCH)]
+
+    demo = ChatMessageHistory()
+    assert demo.messages == []
+    with OpenAIServer([FRENCH, "You asked me to translate"]) as server:
+        chain = prompted(client(server), key="messages")
+        demo.add_user_message(ASKED)
+        demo.add_ai_message(chain.invoke({"messages": demo.messages}))
+        demo.add_user_message("What did I just ask you?")
+        chain.invoke({"messages": demo.messages})
+
+    assert server.shown() == [
+        ("system", SYSTEM),
+        ("user", ASKED),
+        ("assistant", FRENCH),
+        ("user", "What did I just ask you?"),
+    ]
+    assert texts(demo.messages) == [ASKED, FRENCH, "What did I just ask you?"]
+
+
+@deprecated
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_automatic_history_management(
+    asynchronous: bool,
+    ChatMessageHistory: Callable[[], ThreadMessageHistory],
+) -> None:
+    """`RunnableWithMessageHistory` shows and keeps; its history may belong to the session."""
+    demo = ChatMessageHistory()
+    second = "What did I just ask you?"
+    with OpenAIServer([FRENCH, "You asked me to translate"]) as server:
+        chain = managed(prompted(client(server)), demo)
+        for said in (ASKED, second):
+            if asynchronous:
+                asyncio.run(chain.ainvoke({"input": said}, SESSION))
+            else:
+                chain.invoke({"input": said}, SESSION)
+
+    assert server.shown(0) == [("system", SYSTEM), ("user", ASKED)]
+    assert server.shown(1) == [
+        ("system", SYSTEM),
+        ("user", ASKED),
+        ("assistant", FRENCH),
+        ("user", second),
+    ]
+    assert texts(demo.messages) == [ASKED, FRENCH, second, "You asked me to translate"]
+
+
+@deprecated
+def test_each_session_has_its_thread(file_saver: SQLiteCheckpointer) -> None:
+    """As the guide advises for real chains: the factory is given the session's id."""
+    with OpenAIServer(["one", "two"]) as server:
+        chain = RunnableWithMessageHistory(
+            prompted(client(server)),
+            partial(_history_of, file_saver),
+            input_messages_key="input",
+            history_messages_key="chat_history",
+        )
+        for session in ("ann", "bo"):
+            chain.invoke({"input": f"I am {session}"}, {"configurable": {"session_id": session}})
+
+    assert server.shown() == [("system", SYSTEM), ("user", "I am bo")]
+    assert texts(_history_of(file_saver, "ann").messages) == ["I am ann", "one"]
+
+
+def _history_of(saver: BaseCheckpointSaver[Any], session_id: str) -> BaseChatMessageHistory:
+    return ThreadMessageHistory(saver, session_id)
+
+
+@deprecated
+def test_trimming_messages(
+    ChatMessageHistory: Callable[[], ThreadMessageHistory],
+    saver: SQLiteCheckpointer,
+) -> None:
+    """The guide's `trim_messages` keeps two; perdure's history keeps what it cleared."""
+    demo = ChatMessageHistory()
+    said = nemo(demo)
+    assert texts(demo.messages) == said
+    where, lives = "Where does P. Sherman live?", "42 Wallaby Way, Sydney."
+
+    def trim_messages(chain_input: Any) -> bool:
+        stored_messages = demo.messages
+        if len(stored_messages) <= 2:
+            return False
+        demo.clear()
+        for message in stored_messages[-2:]:
+            demo.add_message(message)
+        return True
+
+    with OpenAIServer(["Your name is Nemo.", lives, "I'm sorry"]) as server:
+        chain = managed(prompted(client(server)), demo)
+        trimming = RunnablePassthrough.assign(messages_trimmed=trim_messages) | chain
+        chain.invoke({"input": "What's my name?"}, SESSION)
+        assert texts(demo.messages) == [*said, "What's my name?", "Your name is Nemo."]
+        trimming.invoke({"input": where}, SESSION)
+        assert texts(demo.messages) == ["What's my name?", "Your name is Nemo.", where, lives]
+        trimming.invoke({"input": "What is my name?"}, SESSION)
+
+    assert [text for _, text in server.shown(0)] == [SYSTEM, *said, "What's my name?"]
+    assert [text for _, text in server.shown(1)] == [
+        *(SYSTEM, "What's my name?", "Your name is Nemo.", where),
+    ]
+    assert [text for _, text in server.shown(2)] == [SYSTEM, where, lives, "What is my name?"]
+    assert texts(demo.messages) == [where, lives, "What is my name?", "I'm sorry"]
+    assert [item.value.text for item in saver.history(demo.thread_id)] == [
+        *said,
+        *("What's my name?", "Your name is Nemo.", where, lives, "What is my name?", "I'm sorry"),
+    ]
+
+
+@deprecated
+def test_summary_memory(ChatMessageHistory: Callable[[], ThreadMessageHistory]) -> None:
+    """The guide's `summarize_messages` puts the model's summary in the place of what was said."""
+    demo = ChatMessageHistory()
+    said = nemo(demo)
+    distil = "Distill the above chat messages into a single summary message."
+    asked, answer = "What did I say my name was?", "You introduced yourself as Nemo."
+
+    with OpenAIServer(["Nemo greets an AI.", answer]) as server:
+        chat = client(server)
+        chain = managed(prompted(chat, FACTS), demo)
+
+        def summarize_messages(chain_input: Any) -> bool:
+            stored_messages = demo.messages
+            if len(stored_messages) == 0:
+                return False
+            prompt = ChatPromptTemplate([MessagesPlaceholder("chat_history"), ("user", distil)])
+            summary_message = (prompt | chat).invoke({"chat_history": stored_messages})
+            demo.clear()
+            demo.add_message(summary_message)
+            return True
+
+        summarizing = RunnablePassthrough.assign(messages_summarized=summarize_messages) | chain
+        summarizing.invoke({"input": asked}, SESSION)
+
+    assert [text for _, text in server.shown(0)] == [*said, distil]
+    assert server.shown(1) == [
+        ("system", FACTS),
+        ("assistant", "Nemo greets an AI."),
+        ("user", asked),
+    ]
+    assert texts(demo.messages) == ["Nemo greets an AI.", asked, answer]
