@@ -138,6 +138,12 @@ class Snapshot:
         """Whether it has a value of a channel, in this version."""
         return channel in self.refs and self.versions.get(channel) == version
 
+    def take(self, channel: str, parent: Snapshot) -> None:
+        """Have a channel as the parent has it."""
+        self.refs[channel] = parent.refs[channel]
+        if channel in parent.ranges:
+            self.ranges[channel] = parent.ranges[channel]
+
 
 class Thread:
     """What is remembered of one thread, true as long as `key` and `swept` are."""

@@ -151,10 +151,12 @@ class Writer:
             elif parent is None or not parent.holds(channel, plan.versions[channel]):
                 raise Stale
             else:
-                snapshot.refs[channel] = parent.refs[channel]
-                if channel in parent.ranges:
-                    snapshot.ranges[channel] = parent.ranges[channel]
+                snapshot.take(channel, parent)
         if parent is not None:
+            for channel, version in plan.versions.items():
+                # a graph that does not know a channel carries its version on, not its value
+                if channel not in snapshot.refs and parent.holds(channel, version):
+                    snapshot.take(channel, parent)
             snapshot.said.update(parent.said)
         for channel, (lane, ranges) in snapshot.ranges.items():
             if channel.startswith("__"):

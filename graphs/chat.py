@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -60,16 +61,24 @@ def chat_graph(
     builder.add_node("respond", RunnableLambda(respond, arespond))
     builder.add_edge(START, "respond")
     trims = window if window is not None and window.mode == "state" else None
-    after = [("reflect", reflection), ("summarize", summary), ("trim", trims)]
-    last = "respond"
-    for name, node in after:
-        if node is None:
-            continue
-        builder.add_node(name, node)
-        builder.add_edge(last, name)
-        last = name
-    builder.add_edge(last, END)
+    after = {"reflect": reflection, "summarize": summary, "trim": trims}
+    steps = [name for name, node in after.items() if node is not None]
+    for number, name in enumerate(["respond", *steps]):
+        if number:
+            builder.add_node(name, after[name])
+        rest = steps[number:]
+        builder.add_conditional_edges(name, _next(rest, summary), [*rest, END])
     return builder.compile(checkpointer=checkpointer, store=store, name="chat")
+
+
+def _next(steps: list[str], summary: Summarize | None) -> Callable[[Any], str]:
+    """Which step comes next: a superstep in which nothing is due would cost a checkpoint."""
+
+    def route(state: Any) -> str:
+        due = (s for s in steps if s != "summarize" or (summary and summary.is_due(state)))
+        return next(due, END)
+
+    return route
 
 
 graph = chat_graph()

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import operator
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import END, START, StateGraph, add_messages
 from langgraph.types import Command, Send, interrupt
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.memory import ChatState, Keep
 from tests.backends import BACKENDS
-from tests.contracts.puts import at, texts, uid_of
+from tests.contracts.puts import at, shape, texts, uid_of
 
 Durability = Literal["sync", "async", "exit"]
 Run = Callable[..., Any]
@@ -379,3 +380,57 @@ def test_state_history_equals_langgraphs(
 
     assert found[0] == found[1]
     assert len(found[1]) == (5 if durability == "exit" else 13)
+
+
+class Talk(TypedDict):
+    """What a smaller graph knows of a thread."""
+
+    messages: Annotated[list[AnyMessage], add_messages]
+
+
+class Summarised(Talk):
+    """What the graph knows that the thread belongs to."""
+
+    summary: dict[str, str]
+    notes: Annotated[list[str], operator.add]
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_graph_that_knows_fewer_channels_leaves_the_others(
+    tmp_path: Path, reopened: bool
+) -> None:
+    """Their values stay, and so does the turn that waits; as with langgraph's own saver."""
+
+    def said(state: Talk) -> dict[str, Any]:
+        return {
+            "messages": [AIMessage("yes", id="a")],
+            "summary": {"text": "s"},
+            "notes": ["n" * 200],
+        }
+
+    larger: Any = StateGraph(Summarised)
+    larger.add_node("said", said).add_node("more", lambda state: {"notes": ["more"]})
+    larger.add_edge(START, "said").add_edge("said", "more").add_edge("more", END)
+    smaller: Any = StateGraph(Talk)
+    smaller.add_node("write", lambda state: {}).add_edge(START, "write").add_edge("write", END)
+
+    def course(saver: Any, again: Any) -> list[Any]:
+        graph = larger.compile(checkpointer=saver, interrupt_before=["more"])
+        graph.invoke({"messages": [HumanMessage("hi", id="h")]}, at())
+        update = {"messages": [HumanMessage("and?", id="h2")]}
+        smaller.compile(checkpointer=saver).update_state(at(), update, as_node="write")
+        graph = larger.compile(checkpointer=again(), interrupt_before=["more"])
+        state = graph.get_state(at())
+        return [shape(state.values), state.next, shape(graph.invoke(None, at()))]
+
+    memory = InMemorySaver()
+    with ExitStack() as stack:
+        saver = stack.enter_context(SQLiteCheckpointer.open(tmp_path / "a.db"))
+
+        def again() -> SQLiteCheckpointer:
+            if not reopened:
+                return saver
+            saver.close()
+            return stack.enter_context(SQLiteCheckpointer.open(tmp_path / "a.db"))
+
+        assert course(saver, again) == course(memory, lambda: memory)
