@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -12,9 +12,11 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.store.base import BaseStore
+from langgraph.types import Command
 
 from perdure.graphs.responder import QuotingResponder
 from perdure.memory import ChatState, SummaryState, view
+from perdure.memory.conversation import Messages
 from perdure.memory.summary_node import Summarize
 from perdure.memory.trim import Trim
 from perdure.memory.update_instructions import UpdateInstructions
@@ -47,38 +49,40 @@ def chat_graph(
     parts = [part for part in (instructions, summary, window) if part is not None]
     shows = view(*parts) if parts else None
 
-    def respond(state: ChatState, config: RunnableConfig) -> dict[str, Any]:
-        said: list[BaseMessage] = list(state["messages"])
-        shown = said if shows is None else shows.shown(said, state, config)
-        return {"messages": [chosen.invoke(shown, config)]}
+    trims = window if window is not None and window.mode == "state" else None
+    every = {"reflect": reflection, "summarize": summary, "trim": trims}
+    after: dict[str, Any] = {name: node for name, node in every.items() if node is not None}
+    steps = list(after)
 
-    async def arespond(state: ChatState, config: RunnableConfig) -> dict[str, Any]:
-        said: list[BaseMessage] = list(state["messages"])
-        shown = said if shows is None else await shows.ashown(said, state, config)
-        return {"messages": [await chosen.ainvoke(shown, config)]}
+    def answered(said: Messages, state: ChatState, answer: BaseMessage) -> Command[Any]:
+        now = {**state, "messages": [*said, answer]}
+        return Command(update={"messages": [answer]}, goto=_next(steps, summary, now))
+
+    def respond(state: ChatState, config: RunnableConfig) -> Command[Any]:
+        said = state["messages"]
+        shown = list(said) if shows is None else shows.shown(said, state, config)
+        return answered(said, state, chosen.invoke(shown, config))
+
+    async def arespond(state: ChatState, config: RunnableConfig) -> Command[Any]:
+        said = state["messages"]
+        shown = list(said) if shows is None else await shows.ashown(said, state, config)
+        return answered(said, state, await chosen.ainvoke(shown, config))
 
     builder: StateGraph[Any, None, Any, Any] = StateGraph(SummaryState if summary else ChatState)
-    builder.add_node("respond", RunnableLambda(respond, arespond))
+    responds = RunnableLambda(respond, arespond)
+    builder.add_node("respond", responds, destinations=(*steps, END))
     builder.add_edge(START, "respond")
-    trims = window if window is not None and window.mode == "state" else None
-    after = {"reflect": reflection, "summarize": summary, "trim": trims}
-    steps = [name for name, node in after.items() if node is not None]
-    for number, name in enumerate(["respond", *steps]):
-        if number:
-            builder.add_node(name, after[name])
+    for number, name in enumerate(steps, 1):
+        builder.add_node(name, after[name])
         rest = steps[number:]
-        builder.add_conditional_edges(name, _next(rest, summary), [*rest, END])
+        builder.add_conditional_edges(name, partial(_next, rest, summary), [*rest, END])
     return builder.compile(checkpointer=checkpointer, store=store, name="chat")
 
 
-def _next(steps: list[str], summary: Summarize | None) -> Callable[[Any], str]:
-    """Which step comes next: a superstep in which nothing is due would cost a checkpoint."""
-
-    def route(state: Any) -> str:
-        due = (s for s in steps if s != "summarize" or (summary and summary.is_due(state)))
-        return next(due, END)
-
-    return route
+def _next(steps: list[str], summary: Summarize | None, state: Any) -> str:
+    """Which step comes next: one in which nothing is due would cost a checkpoint."""
+    due = (step for step in steps if step != "summarize" or (summary and summary.is_due(state)))
+    return next(due, END)
 
 
 graph = chat_graph()

@@ -73,10 +73,10 @@ def system_index(messages: Messages) -> int | None:
 
     The rule is LangChain4j's (https://docs.langchain4j.dev/tutorials/chat-memory).
     """
-    for index in range(len(messages) - 1, -1, -1):
-        if role(messages[index]) == "system":
-            return index
-    return None
+    kinds = list(map(type, messages))
+    # most conversations have none: told by their few classes, not by their many messages
+    found = [kind for kind in set(kinds) if issubclass(kind, SystemMessage)]
+    return max((len(kinds) - 1 - kinds[::-1].index(kind) for kind in found), default=None)
 
 
 def turns(messages: Messages) -> Iterator[range]:

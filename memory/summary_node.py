@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from typing import Any, Final, Literal, NamedTuple
 
 from langchain_core.messages import BaseMessage, RemoveMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import ConfigurationError, InvalidMessages, SummaryFailed
-from perdure.memory.conversation import Messages, Turn, turns
+from perdure.memory.conversation import Messages, Turn, role, turns
 from perdure.memory.nodes import (
     SHOWN,
     MessagesNode,
@@ -184,7 +184,10 @@ class Summarize(MessagesNode):
             return turns
         # a summarised message that is in the state again was said anew
         gone = {former["last"], *(() if self.mode == "state" else self._done(state))}
-        return takewhile(lambda turn: gone.isdisjoint(m.id for m in turn.said), turns)
+        newest = islice(turns, 1)  # whatever a summary says it stands for
+        return chain(
+            newest, takewhile(lambda turn: gone.isdisjoint(m.id for m in turn.said), turns)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +200,7 @@ class Due:
 
     def old(self, messages: Messages, fresh: Sequence[int]) -> list[int]:
         """Where what is to be summarised stands: before the turns that stay, if it is time."""
-        said = [i for i in fresh if not isinstance(messages[i], SystemMessage)]
+        said = [i for i in fresh if role(messages[i]) != "system"]
         if not self.trigger.fires([messages[i] for i in said], self.counter):
             return []
         kept = list(islice(turns(messages), self.keep_turns))
