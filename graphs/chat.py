@@ -60,12 +60,12 @@ def chat_graph(
 
     def respond(state: ChatState, config: RunnableConfig) -> Command[Any]:
         said = state["messages"]
-        shown = list(said) if shows is None else shows.shown(said, state, config)
+        shown = list(said) if shows is None else shows(state, config)
         return answered(said, state, chosen.invoke(shown, config))
 
     async def arespond(state: ChatState, config: RunnableConfig) -> Command[Any]:
         said = state["messages"]
-        shown = list(said) if shows is None else await shows.ashown(said, state, config)
+        shown = list(said) if shows is None else await shows.acall(state, config)
         return answered(said, state, await chosen.ainvoke(shown, config))
 
     builder: StateGraph[Any, None, Any, Any] = StateGraph(SummaryState if summary else ChatState)

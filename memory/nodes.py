@@ -27,8 +27,9 @@ SHOWN: Final = "llm_input_messages"
 class MessagesNode(Runnable[Any, Any]):
     """A node over the messages of a state.
 
-    `node(messages)` gives messages, `node.invoke(state)` an update; in a chain, `node | model`,
-    a list comes in and a list goes out. `add_node("name", node)` takes it as it is.
+    `add_node("name", node)` takes it as it is: `node.invoke(state)` gives an update. `node(state)`
+    gives the messages to show the model, `node(messages)` too, and so it does in a chain,
+    `node | model`.
 
     Args:
         messages_key: The channel of the messages.
@@ -39,24 +40,36 @@ class MessagesNode(Runnable[Any, Any]):
             raise ConfigurationError(f"messages_key is {messages_key!r}; expected a channel's name")
         self.messages_key = messages_key
 
-    def __call__(self, messages: Messages) -> list[BaseMessage]:
-        """What is left of messages, or made of them.
+    def __call__(self, said: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
+        """What the model is to be shown of a state; or what is made of messages alone.
+
+        Args:
+            said: The state, as a node is given it, or a list of messages.
+            config: Of the run; within a graph it is known without.
 
         Raises:
             InvalidMessages: They are not messages.
         """
-        return self.applied(checked(messages, "the messages"))
+        if is_messages(said):
+            return self.applied(checked(said, "the messages"), config)
+        return self.shown(self.messages_in(said), said, config)
+
+    async def acall(self, said: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
+        """See `__call__`."""
+        if is_messages(said):
+            return await self.aapplied(checked(said, "the messages"), config)
+        return await self.ashown(self.messages_in(said), said, config)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """The update for a state; or messages for messages."""
         if is_messages(input):
-            return self.applied(checked(input, "the messages"), config)
+            return self(input, config)
         return self.update(input, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """See `invoke`."""
         if is_messages(input):
-            return await self.aapplied(checked(input, "the messages"), config)
+            return await self.acall(input, config)
         return await self.aupdate(input, config)
 
     def applied(
