@@ -29,7 +29,15 @@ class Held:
     until: threading.Event
 
 
-Reply = str | Failure | Held
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that is not just text: calls of tools, or an end other than being done."""
+
+    message: dict[str, Any]
+    finish_reason: str = "stop"
+
+
+Reply = str | Failure | Held | Answer
 Script = Iterable[Reply] | Callable[[dict[str, Any]], Reply]
 
 
@@ -76,7 +84,7 @@ class OpenAIServer:
         """The `(role, content)` of each message that a request showed the model."""
         return [(m["role"], m["content"]) for m in self.requests[request]["messages"]]
 
-    def reply(self, body: dict[str, Any]) -> str | Failure:
+    def reply(self, body: dict[str, Any]) -> Answer | Failure:
         """Note a request and look up its reply."""
         with self._lock:  # two clients may ask at once, and a script is told in one order
             self.requests.append(body)
@@ -85,8 +93,8 @@ class OpenAIServer:
         if isinstance(reply, Held):
             if not reply.until.wait(PATIENCE):
                 return Failure(500, "nobody let the held reply go")
-            return reply.text
-        return reply
+            reply = reply.text
+        return Answer({"content": reply}) if isinstance(reply, str) else reply
 
 
 def _in_order(replies: Iterator[Reply]) -> Callable[[dict[str, Any]], Reply]:
@@ -109,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path != "/v1/chat/completions":
-            reply: str | Failure = Failure(404, f"no such path: {self.path}")
+            reply: Answer | Failure = Failure(404, f"no such path: {self.path}")
         else:
             reply = self.server.model.reply(body)
         try:
@@ -117,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
         except ConnectionError:  # the client was killed while it waited
             self.close_connection = True
 
-    def _answer(self, body: dict[str, Any], reply: str | Failure) -> None:
+    def _answer(self, body: dict[str, Any], reply: Answer | Failure) -> None:
         if isinstance(reply, Failure):
             error = {"message": reply.message, "type": "scripted", "code": None}
             self._send(reply.status, "application/json", json.dumps({"error": error}))
@@ -126,8 +134,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             choice = {
                 "index": 0,
-                "message": {"role": "assistant", "content": reply},
-                "finish_reason": "stop",
+                "message": {"role": "assistant", **reply.message},
+                "finish_reason": reply.finish_reason,
             }
             usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
             answer = {**_envelope("chat.completion", body["model"], [choice]), "usage": usage}
@@ -145,11 +153,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing: stderr belongs to the tests."""
 
 
-def _events(model: str, text: str) -> Iterator[str]:
-    """The answer word by word, as server-sent events."""
-    for delta in [{"role": "assistant", "content": ""}, *({"content": w} for w in _words(text))]:
+def _events(model: str, reply: Answer) -> Iterator[str]:
+    """The answer, its text word by word, as server-sent events."""
+    calls = [{"index": i, **call} for i, call in enumerate(reply.message.get("tool_calls", ()))]
+    first = {"role": "assistant", "content": "", **({"tool_calls": calls} if calls else {})}
+    words = _words(reply.message.get("content") or "")
+    for delta in [first, *({"content": word} for word in words)]:
         yield _event(model, {"index": 0, "delta": delta, "finish_reason": None})
-    yield _event(model, {"index": 0, "delta": {}, "finish_reason": "stop"})
+    yield _event(model, {"index": 0, "delta": {}, "finish_reason": reply.finish_reason})
     yield "data: [DONE]\n\n"
 
 

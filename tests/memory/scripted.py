@@ -1,61 +1,29 @@
-"""The scripted model, with answers that are no text: none, calls, cut off; and its client."""
+"""Answers from which no text comes: none, calls, cut off; a model that gives them, its client."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, Final
 
 from langchain_openai import ChatOpenAI
 
-from tests.openai_server import Failure, OpenAIServer, Script, _Handler
-
-EMPTY: Final = "<empty>"
-BLANK: Final = "<blank>"
-CALLS: Final = "<calls a tool>"
-CUT_OFF: Final = "<cut off>"
-TOO_LONG: Final = Failure(400, "context_length_exceeded: this model takes 500 tokens")
+from tests.openai_server import Answer, Failure, OpenAIServer
 
 _CALL: Final = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-_ENDINGS: Final[dict[str, tuple[dict[str, Any], str]]] = {
-    EMPTY: ({"content": ""}, "stop"),
-    BLANK: ({"content": " \n "}, "stop"),
-    CALLS: ({"content": None, "tool_calls": [_CALL]}, "tool_calls"),
-    CUT_OFF: ({"content": "An answer that was c"}, "length"),
-}
+
+EMPTY: Final = Answer({"content": ""})
+BLANK: Final = Answer({"content": " \n "})
+CALLS: Final = Answer({"content": None, "tool_calls": [_CALL]}, "tool_calls")
+CUT_OFF: Final = Answer({"content": "An answer that was c"}, "length")
+TOO_LONG: Final = Failure(400, "context_length_exceeded: this model takes 500 tokens")
 
 
 class ScriptedServer(OpenAIServer):
-    """See `OpenAIServer`; a script may also say one of the names above."""
-
-    def __init__(self, script: Script) -> None:
-        super().__init__(script)
-        self._server.RequestHandlerClass = _Endings
+    """See `OpenAIServer`."""
 
     def asked_for(self, request: int = -1) -> str:
         """What the last message of a request says."""
         return str(self.shown(request)[-1][1])
-
-
-class _Endings(_Handler):
-    def _answer(self, body: dict[str, Any], reply: str | Failure) -> None:
-        if not isinstance(reply, str) or reply not in _ENDINGS:
-            super()._answer(body, reply)
-            return
-        message, reason = _ENDINGS[reply]
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", **message},
-            "finish_reason": reason,
-        }
-        answer = {
-            "id": "scripted",
-            "object": "chat.completion",
-            "created": 0,
-            "model": body["model"],
-            "choices": [choice],
-        }
-        self._send(200, "application/json", json.dumps(answer))
 
 
 def client(server: OpenAIServer, **options: Any) -> ChatOpenAI:

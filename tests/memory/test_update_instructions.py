@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import threading
@@ -11,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
@@ -34,7 +32,8 @@ from perdure.memory.update_instructions import update_instructions
 from perdure.memory.use_instructions import use_instructions
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations
-from tests.openai_server import Failure, Held, OpenAIServer, Reply
+from tests.memory.scripted import CALLS
+from tests.openai_server import Answer, Failure, Held, OpenAIServer, Reply
 
 TALK = [HumanMessage("Shorter, please.", id="h"), AIMessage("Yes.", id="a")]
 STATE = {"messages": TALK}
@@ -377,35 +376,17 @@ def test_an_unusable_rewrite_is_refused(
     assert instructions.history() == [former]
 
 
-def replying(message: dict[str, Any], finish_reason: str) -> ChatOpenAI:
-    """A client whose provider answers with a message and a reason to stop."""
-    choice = {"index": 0, "message": {"role": "assistant", **message}}
-    choice["finish_reason"] = finish_reason
-    body = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
-    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=json.dumps(body)))
-    return ChatOpenAI(
-        model="m",
-        base_url="http://127.0.0.1/v1",
-        api_key="any",  # type: ignore[arg-type]
-        http_client=httpx.Client(transport=transport),
-    )
-
-
 def test_an_answer_that_only_calls_tools_is_refused(instructions: Instructions) -> None:
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    model = replying({"content": None, "tool_calls": [call]}, "tool_calls")
-
-    with pytest.raises(InstructionsRefused, match="called tools"):
-        node_of(model, instructions).invoke(STATE)
+    with OpenAIServer([CALLS]) as server, pytest.raises(InstructionsRefused, match="called tools"):
+        node_of(client(server), instructions).invoke(STATE)
     assert instructions.history() == []
 
 
 def test_an_answer_cut_off_by_the_provider_is_refused(instructions: Instructions) -> None:
     """Even one that has its end mark."""
-    model = replying({"content": marked("Be brief, always.")}, "length")
-
-    with pytest.raises(InstructionsRefused, match="cut off"):
-        node_of(model, instructions).invoke(STATE)
+    reply = Answer({"content": marked("Be brief, always.")}, "length")
+    with OpenAIServer([reply]) as server, pytest.raises(InstructionsRefused, match="cut off"):
+        node_of(client(server), instructions).invoke(STATE)
     assert instructions.history() == []
 
 
