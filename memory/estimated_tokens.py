@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage
 
+from perdure.memory.conversation import role
 from perdure.memory.image_tokens import Size, any_image_tokens
 from perdure.memory.message_tokens import MESSAGE, CountsByText, Memo
 
@@ -150,7 +151,10 @@ class EstimatedCounter(CountsByText):
 
 def _reported(message: BaseMessage) -> int | None:
     """Output tokens besides thoughts; None if they are not known."""
-    usage = message.usage_metadata if isinstance(message, AIMessage) else None
+    if role(message) != "ai":
+        return None
+    assert isinstance(message, AIMessage)
+    usage = message.usage_metadata
     if not usage:
         return None
     thought = (usage.get("output_token_details") or {}).get("reasoning")

@@ -13,9 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage
 
 from perdure.errors import InvalidMessages
+from perdure.memory.conversation import role
 from perdure.memory.image_tokens import FILES, IMAGES, Size, file_tokens, is_low, pixels
 from perdure.memory.tool_tokens import tool_tokens
 
@@ -104,9 +105,10 @@ class CountsByText(ABC):
         total = MESSAGE + (self.text(content) if type(content) is str else self._blocks(message))
         if name:
             total += _NAME + self.text(name)
-        if message.type in ("human", "system"):
+        kind = role(message)
+        if kind == "human" or kind == "system":
             return total
-        return total + self._beyond_content(message)
+        return total + self._beyond_content(message, kind)
 
     def tools(self, tools: Sequence[Any]) -> int:
         """Tokens of the schemas of tools, in any form that `bind_tools` takes.
@@ -116,15 +118,16 @@ class CountsByText(ABC):
         """
         return tool_tokens(tools, self.text, self.function)
 
-    def _beyond_content(self, message: BaseMessage) -> int:
-        if isinstance(message, AIMessage):
+    def _beyond_content(self, message: BaseMessage, kind: str) -> int:
+        if kind == "tool":
+            return _CALL_ID
+        if kind == "ai":
+            assert isinstance(message, AIMessage)
             if message.tool_calls or message.invalid_tool_calls:
                 calls = [*message.tool_calls, *message.invalid_tool_calls]
                 return sum(self._call(call["name"], call["args"]) for call in calls)
             legacy = message.additional_kwargs.get("function_call")
             return self._call(legacy.get("name"), legacy.get("arguments")) if legacy else 0
-        if isinstance(message, ToolMessage):
-            return _CALL_ID
         if isinstance(message, ChatMessage):
             return self.text(message.role) - 1  # MESSAGE has one token for a role
         return 0
