@@ -21,7 +21,14 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.graphs import QuotingResponder, chat_graph
 from perdure.graphs.chat import graph as module_graph
 from perdure.graphs.responder import NOTICE
-from perdure.memory import trim
+from perdure.memory import (
+    Instructions,
+    summarize,
+    trim,
+    update_instructions,
+    use_instructions,
+)
+from perdure.stores import SQLiteStore
 from tests.openai_server import Failure, OpenAIServer
 
 THREAD: Any = {"configurable": {"thread_id": "t"}}
@@ -160,6 +167,77 @@ def test_a_window_leaves_tool_calls_with_their_results(file_saver: SQLiteCheckpo
     assert history(file_saver) == [
         *("old", "look it up", "", "found", "it is so", "sure?", "yes"),
     ]
+
+
+# -- with everything
+
+
+def replies(body: dict[str, Any]) -> str:
+    """One server for all: the answer, the summary and the rewritten instructions."""
+    asked = str(body["messages"][0]["content"])
+    if "rewrite" in asked.lower() or "<instructions>" in str(body["messages"]):
+        return "<instructions>Be kind, and say Ann's name.</instructions>"
+    if "keep the memory of a conversation" in asked:
+        return "They spoke of trains."
+    return f"answer {len(body['messages'])}"
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_chat_with_summary_instructions_and_a_window(tmp_path: Path, colour: str) -> None:
+    """Resumed in a reopened file; one system message has what was learned and what was said."""
+
+    async def turns(server: OpenAIServer, said: list[str]) -> Any:
+        async with (
+            SQLiteCheckpointer.open(tmp_path / "x.db") as saver,
+            SQLiteStore.open(tmp_path / "x.db", index=None) as store,
+        ):
+            model = client(server)
+            learned = Instructions(store, ("instructions", "{user_id}"), default="Be kind.")
+            graph = chat_graph(
+                model,
+                checkpointer=saver,
+                store=store,
+                window=trim(messages=6),
+                summary=summarize(model, when={"messages": 6}, keep_turns=1),
+                instructions=use_instructions(learned),
+                reflection=update_instructions(model, learned),
+            )
+            config: Any = {"configurable": {"thread_id": "t", "user_id": "ann"}}
+            for text in said:
+                out = (
+                    await graph.ainvoke(says(text), config)
+                    if colour == "async"
+                    else (graph.invoke(says(text), config))
+                )
+            return out, history(saver), [v.text for v in learned.history(config)]
+
+    with OpenAIServer(replies) as server:
+        asyncio.run(turns(server, ["q0", "q1"]))
+        out, said, learned = asyncio.run(turns(server, ["q2", "q3"]))
+    answers = [r["messages"] for r in server.requests if r["messages"][-1]["role"] == "user"]
+    answers = [m for m in answers if m[-1]["content"] in ("q0", "q1", "q2", "q3")]
+
+    assert out["summary"]["text"] == "They spoke of trains."
+    assert learned == ["Be kind, and say Ann's name."]
+    assert [text for text in said if text.startswith("q")] == ["q0", "q1", "q2", "q3"]
+    assert answers[0][0]["content"] == "Be kind."
+    assert answers[-1][0]["content"].startswith("Be kind, and say Ann's name.\n\nSummary")
+    assert answers[-1][0]["content"].endswith("They spoke of trains.")
+    assert [m["role"] for m in answers[-1]] == ["system", "user", "assistant", "user"]
+
+
+def test_a_summary_is_made_only_when_it_is_due(file_saver: SQLiteCheckpointer) -> None:
+    """A turn without one is a superstep of input and one of the answer."""
+    with OpenAIServer(replies) as server:
+        model = client(server)
+        summary = summarize(model, when={"messages": 6}, keep_turns=1)
+        graph = chat_graph(model, checkpointer=file_saver, summary=summary)
+        steps = []
+        for n in range(3):
+            graph.invoke(says(f"q{n}"), THREAD)
+            steps.append(len(file_saver.checkpoints("t")))
+    assert steps == [3, 6, 10]
+    assert len(server.requests) == 4
 
 
 # -- streaming and errors
