@@ -1,6 +1,6 @@
 """What short-term memory adds to a turn: the full chat graph against a bare langgraph chat node.
 
-    python -m benchmarks.chat_overhead
+    python benchmarks/chat_overhead.py
 
 Same checkpointer, same model that answers at once; CPU of the process for a turn, interleaved.
 """

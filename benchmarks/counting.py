@@ -5,7 +5,8 @@
 
 Texts are the turns of conversations in LoCoMo's form, the paragraphs of Markdown files, the
 functions of this package, and one sentence in fourteen languages (Article 1 of the Universal
-Declaration of Human Rights). `--fit` fits the weights of an estimate to every second text.
+Declaration of Human Rights). `--fit` fits the weights of an estimate to every second
+text of the Markdown files and of this package; those in use are rounded, and a little higher.
 """
 
 # ruff: noqa: RUF001 - letters of other alphabets are meant
@@ -116,7 +117,9 @@ def fit(rows: list[tuple[str, str]], counted: np.ndarray) -> None:
     for row, (_, text) in zip(features, rows, strict=True):
         found = classes(text)
         row[: len(found)] = found
-    weigh = np.array([1 / np.sqrt(kinds.count(k)) if k not in ARTICLE else 0.0 for k in kinds])
+    # conversations and sentences of other languages are there to measure by
+    unseen = {"chat", *ARTICLE}
+    weigh = np.array([0.0 if k in unseen else 1 / np.sqrt(kinds.count(k)) for k in kinds])
     weigh = weigh / np.maximum(counted, 4)
     half = np.arange(len(rows)) % 2 == 0
     left, right = (features * weigh[:, None])[half], (counted * weigh)[half]

@@ -1,6 +1,6 @@
 """`trim` against langchain's `trim_messages` in the same setting, on long conversations.
 
-    python -m benchmarks.trimming
+    python benchmarks/trimming.py
 
 CPU time, interleaved; the ratio is the median of those of each round. A counter of each kind: one
 that costs nothing, each library's own estimate, and OpenAI's encoding.
