@@ -140,9 +140,9 @@ class Doors(Forgetting):
         as_of: datetime | None = None,
     ) -> StoredItem | None:
         """See `get`."""
-        return await self._driver.arun(
-            self._get(namespace, key, refresh=self._refreshes(refresh_ttl), as_of=as_of)
-        )
+        refresh = self._refreshes(refresh_ttl)
+        steps = self._get(namespace, key, refresh=refresh, as_of=as_of)
+        return await self._driver.arun(steps, brief=True)
 
     def search(  # type: ignore[override]
         self,
@@ -216,9 +216,8 @@ class Doors(Forgetting):
         wanted = self._wanted(namespace_prefix, filter, provenance, as_of)
         asked = self._query(query, mode, context, explain, weights)
         page = self._page(limit, offset)
-        return await self._driver.arun(
-            self._search(wanted, asked, *page, refresh=self._refreshes(refresh_ttl))
-        )
+        steps = self._search(wanted, asked, *page, refresh=self._refreshes(refresh_ttl))
+        return await self._driver.arun(steps, brief=asked is None)
 
     def list_namespaces(
         self,
@@ -255,7 +254,7 @@ class Doors(Forgetting):
     ) -> list[Namespace]:
         """See `list_namespaces`."""
         op = _listing(prefix, suffix, max_depth, limit, offset)
-        return await self._driver.arun(self._list(op, as_of))
+        return await self._driver.arun(self._list(op, as_of), brief=True)
 
     # -- versions
 

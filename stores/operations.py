@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final
 
 from langgraph.store.base import GetOp, ListNamespacesOp, Op, PutOp, Result, SearchOp
 
@@ -18,6 +19,8 @@ from perdure.stores.records import micros
 from perdure.stores.searching import Query
 from perdure.stores.steps import Read, Steps, Write, WritePuts
 from perdure.stores.writing import Put
+
+_FEW: Final = 32  # rows that are read, and decoded, in no time
 
 
 class Operations(Lacking):
@@ -85,7 +88,8 @@ class Operations(Lacking):
     def _got(
         self, path: bytes, key: str, refresh: bool, as_of: int | None
     ) -> Steps[StoredItem | None]:
-        row = yield Read(self._reader.get(path, key, self._now(), as_of), snapshot=False)
+        get = partial(self._reader.get, path, key, self._now(), as_of)
+        row = yield Read(get(), snapshot=False, again=get)
         if row is None:
             return None
         if refresh and as_of is None:
@@ -102,7 +106,8 @@ class Operations(Lacking):
         self, wanted: Wanted, query: Query | None, limit: int, offset: int, *, refresh: bool
     ) -> Steps[list[FoundItem]]:
         if query is None:
-            pairs = yield Read(self._reader.search(wanted, limit, offset))
+            page = partial(self._reader.search, wanted, limit, offset)
+            pairs = yield Read(page(), again=page if limit + offset <= _FEW else None)
             if refresh and wanted.as_of is None:
                 yield from self._touch([row for row, _ in pairs])
             return [FoundItem(item) for _, item in pairs]
@@ -129,11 +134,12 @@ class Operations(Lacking):
             raise ConfigurationError(f"max_depth is {depth!r}; expected 1 or more, or None")
         limit, offset = self._page(op.limit, op.offset)
         when = None if as_of is None else micros(as_of)
-        flow = self._reader.namespaces(
-            self._root, conditions, op.max_depth, limit, offset, self._now(), when
+        page = partial(
+            self._reader.namespaces,
+            *(self._root, conditions, depth, limit, offset, self._now(), when),
         )
-        return _one(flow)
+        return _one(page)
 
 
-def _one(flow: Flow[Any]) -> Steps[Any]:
-    return (yield Read(flow))
+def _one(make: Callable[[], Flow[Any]]) -> Steps[Any]:
+    return (yield Read(make(), again=make))

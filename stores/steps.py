@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from perdure.storage.flow import Flow
+from perdure.storage.glancing import Declined
 from perdure.storage.sqlite import Database
 from perdure.stores.embedding import CheckedEmbedder
 from perdure.stores.gathering import Gatherer, PutGatherer
@@ -35,10 +36,14 @@ class EmbedAll(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A step: what a flow reads; on one snapshot, unless it is of one statement only."""
+    """A step: what a flow reads; on one snapshot, unless it is of one statement only.
+
+    `again` makes the flow anew, if it is likely to read so little that one may look at once.
+    """
 
     flow: Flow[Any]
     snapshot: bool = True
+    again: Callable[[], Flow[Any]] | None = None
 
 
 class Write(NamedTuple):
@@ -102,6 +107,12 @@ class Driver:
         while True:
             if brief:
                 brief, step = False, self._sent(steps, answer)
+                if isinstance(step, Read):
+                    glanced = self._glanced(step)
+                    if glanced is not None:
+                        brief, answer = True, glanced
+                        continue
+                    step = await self._reads.run(partial(self._advance_from, steps, step))
             else:
                 step = await self._reads.run(partial(self._advance, steps, answer))
             if isinstance(step, _Done):
@@ -109,6 +120,21 @@ class Driver:
             answer = await self._acaught(step)
             if isinstance(step, Write | WritePuts):
                 brief = True
+
+    def _glanced(self, step: Read) -> _Answer | None:
+        """The answer to what is read, if it could be had at once."""
+        if step.again is None:
+            return None
+        try:
+            result = self.database.glance(step.again(), snapshot=step.snapshot)
+        except Declined:
+            return None
+        except Exception as exc:
+            return _raising(exc)
+        return lambda: result
+
+    def _advance_from(self, steps: Steps[Any], step: Read) -> Step | _Done:
+        return self._advance(steps, self._caught(step))
 
     def _advance(self, steps: Steps[Any], answer: _Answer) -> Step | _Done:
         """Go on up to a step that is to be awaited, or to the end."""

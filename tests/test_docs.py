@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import code
 import doctest
 import importlib
 import itertools
+import os
 import re
 import shlex
 import shutil
@@ -117,21 +119,47 @@ def test_examples_in_docstrings(name: str) -> None:
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks(notebook: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notebook runs from top to bottom, prints what it shows, and is small."""
-    monkeypatch.setenv("PYTHONPATH", str(notebook.parent))  # where Jupyter runs it
-    shown = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
-    ran = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
-    nbclient.NotebookClient(ran, timeout=120, kernel_name="python3").execute(cwd=str(scratch))
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Any]:
+    """Each notebook as it is after a run, or the error: two at a time, most of it is imports."""
+    slots = asyncio.Semaphore(2)
 
-    assert outputs(shown) == outputs(ran)
+    async def run(notebook: Path) -> Any:
+        made = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
+        client = nbclient.NotebookClient(made, timeout=120, kernel_name="python3")
+        found_there = {**os.environ, "PYTHONPATH": str(notebook.parent)}  # as Jupyter has it
+        async with slots:
+            await client.async_execute(cwd=str(tmp_path_factory.mktemp("cwd")), env=found_there)
+        return made
+
+    async def run_all() -> list[Any]:
+        return await asyncio.gather(*map(run, NOTEBOOKS), return_exceptions=True)
+
+    return dict(zip(NOTEBOOKS, asyncio.run(run_all()), strict=True))
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks(notebook: Path, ran: dict[Path, Any]) -> None:
+    """A notebook runs from top to bottom, prints what it shows, and is small."""
+    if isinstance(ran[notebook], BaseException):
+        raise ran[notebook]
+    shown = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
+
+    assert outputs(shown) == outputs(ran[notebook])
     assert notebook.stat().st_size < 80_000
 
 
-def outputs(notebook: Any) -> list[Any]:
-    """What the cells of a notebook print; of a picture, that there is one, since fonts differ."""
+def outputs(notebook: Any) -> list[tuple[str, list[dict[str, Any]]]]:
+    """What each cell of a notebook prints, in however many pieces, and what else it shows.
+
+    Without stderr, where matplotlib says that it looks for fonts; of a picture only that there is
+    one, since fonts differ.
+    """
+    cells = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
     return [
-        [o.get("text") or {k: k == PNG or v for k, v in o.get("data", {}).items()} for o in printed]
-        for printed in (cell.outputs for cell in notebook.cells if cell.cell_type == "code")
+        (
+            "".join(o.text for o in printed if o.get("name") == "stdout"),
+            [{k: k == PNG or v for k, v in o.data.items()} for o in printed if "data" in o],
+        )
+        for printed in cells
     ]

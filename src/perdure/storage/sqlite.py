@@ -21,6 +21,7 @@ from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
 from perdure.storage.committing import Committer
 from perdure.storage.connecting import MEMORY, Connector, Synchronous
 from perdure.storage.flow import Flow, Statement, rows_of
+from perdure.storage.glancing import Declined, Glancer
 from perdure.storage.housekeeping import Housekeeper
 from perdure.storage.migrations import Migration
 from perdure.storage.readers import Readers
@@ -70,6 +71,7 @@ class Database:
         self._pending: SimpleQueue[Job[Any] | None] = SimpleQueue()  # None: no more will come
         self._gate = threading.Lock()  # between handing work in and closing
         self._readers = Readers(self._connector.reader, path)
+        self._glancer = Glancer(self._connector.reader)
         self._workers = Workers(4, "perdure-read")
         self._write_lock = threading.Lock()  # held while the writing connection is in use
         self._housekeeper = Housekeeper(path, self._connector.file_lock, timeout_s)
@@ -250,6 +252,18 @@ class Database:
         with mapped(self.path):
             return self._readers.run(flow, snapshot=snapshot)
 
+    def glance(self, flow: Flow[T], *, snapshot: bool = True) -> T:
+        """Run a flow that reads little at once, in the calling thread, be it an event loop's.
+
+        Raises:
+            Declined: It reads more than a little, or nobody knows; `read` does it.
+            StorageUnavailable: The database is closed.
+        """
+        if not self._connector.on_disk:
+            raise Declined
+        self._open_or_raise()
+        return self._glancer.run(flow, snapshot=snapshot)
+
     def in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Run blocking work in one of this database's reading threads.
 
@@ -284,6 +298,7 @@ class Database:
         if self._thread is not None:
             self._thread.join()
         self._readers.close()
+        self._glancer.close()
         if self._writer is not None:
             # closing the last connection checkpoints too, hence under the lock
             with contextlib.suppress(StorageUnavailable), self._connector.between_processes():
