@@ -1,10 +1,11 @@
 """Short-term memory: what to show the model, what to keep in the state."""
 
-from perdure.memory.assembling import Assembly, PartReport, assemble
+from perdure.memory.assembling import Assembly, assemble, assembled
 from perdure.memory.clearing import clear_tool_outputs
 from perdure.memory.counting import context_window, token_counter
 from perdure.memory.expanding import aexpand, expand
 from perdure.memory.instructions import Instructions, InstructionsVersion
+from perdure.memory.packing import PartReport
 from perdure.memory.presenting import Summary
 from perdure.memory.reducers import ChatState, Keep, keepable, message_reducer, messages
 from perdure.memory.summarize import SummaryState, summarize
@@ -26,6 +27,7 @@ __all__ = [
     "TokenCounter",
     "aexpand",
     "assemble",
+    "assembled",
     "clear_tool_outputs",
     "context_window",
     "expand",

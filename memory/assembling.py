@@ -1,51 +1,20 @@
-"""Context assembly: all that a model could be told, packed into a budget of tokens by priority.
-
-The order of priority is fixed, so the same input always gives the same context: what may not be
-left out (instructions, tools, the newest turn's beginning and end), then profile, summary, recalled
-memories and examples, each within its share, then as much of the conversation as still fits.
-"""
+"""Context assembly: all that a model could be told, in a budget of tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from langchain_core.messages import BaseMessage, SystemMessage
+from langchain_core.runnables import RunnableConfig
 
-from perdure.errors import BudgetExceeded, ConfigurationError
-from perdure.memory.conversation import Messages, system_index
+from perdure.errors import ConfigurationError
+from perdure.memory.conversation import Messages
 from perdure.memory.counting import Countable, token_counter
-from perdure.memory.nodes import checked
-from perdure.memory.rendering import memory_line, quoted, section
+from perdure.memory.nodes import MessagesNode, channel, checked
+from perdure.memory.packing import SHARES, Given, Packer, PartReport
 from perdure.memory.shown import Shown
-from perdure.memory.tokens import TokenCounter
-from perdure.memory.window import choose
-
-SHARES: Final[Mapping[str, float]] = {
-    "profile": 0.15,
-    "summary": 0.25,
-    "memories": 0.25,
-    "examples": 0.2,
-}
-"""What share of the budget a part may take at most; the conversation may take all that is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartReport:
-    """What became of one part.
-
-    Attributes:
-        name: The part.
-        tokens: What it takes.
-        taken: How many of its entries (messages, memories, …) are in.
-        left_out: How many are not.
-    """
-
-    name: str
-    tokens: int
-    taken: int
-    left_out: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,67 +42,20 @@ class Assembly:
         return "\n".join([*lines, f"{'all':<13}{self.tokens:>7}  of {self.budget}"])
 
 
-@dataclass(slots=True)
-class _Packing:
-    """A system message in the making, and what else is in the request for certain."""
-
-    counter: TokenCounter
-    budget: int
-    said: str
-    certain: int
-    sections: dict[str, list[str]] = field(default_factory=dict)
-    offered: dict[str, int] = field(default_factory=dict)
-
-    def add(self, name: str, entries: Sequence[str], share: float) -> None:
-        """Add as many entries of a part as its share and the budget allow, best first."""
-        self.offered[name] = len(entries)
-        most = min(int(self.budget * share), self.budget - self.certain - self.system())
-        taken: list[str] = []
-        tokens = self.counter.text(section(name, []))
-        for entry in entries:
-            more = self.counter.text("\n" + entry)
-            if tokens + more <= most:
-                taken.append(entry)
-                tokens += more
-        if taken:
-            self.sections[name] = taken
-        while self.sections.get(name) and self.certain + self.system() > self.budget:
-            self.sections[name].pop()  # the parts of a text may count less than the whole
-            if not self.sections[name]:
-                del self.sections[name]
-
-    def text(self) -> str:
-        """The system message's text."""
-        parts = [section(name, entries) for name, entries in self.sections.items()]
-        return "\n\n".join([self.said, *parts] if self.said else parts)
-
-    def system(self) -> int:
-        """Tokens of the system message as it is now."""
-        text = self.text()
-        return self.counter.message(SystemMessage(text)) if text else 0
-
-    def reports(self) -> Iterator[PartReport]:
-        """What became of the parts."""
-        for name, offered in self.offered.items():
-            taken = self.sections.get(name, [])
-            tokens = self.counter.text(section(name, taken)) if taken else 0
-            yield PartReport(name, tokens, len(taken), offered - len(taken))
-
-
 def assemble(
     messages: Messages,
     *,
     budget: int,
     instructions: str | None = None,
     profile: Mapping[str, Any] | str | None = None,
-    summary: str | None = None,
+    summary: Mapping[str, Any] | str | None = None,
     memories: Sequence[Any] = (),
     examples: Sequence[Any] = (),
     tools: Sequence[Any] = (),
     counter: Countable | None = None,
     shares: Mapping[str, float] | None = None,
 ) -> Assembly:
-    """Pack a context.
+    """Pack a context. `assembled` is the same as a node of a graph.
 
     Memories, profile and examples are quoted: each entry is JSON within a named section that says
     that it is data, so that a memory which reads like an instruction stays a memory.
@@ -144,7 +66,7 @@ def assemble(
         budget: Tokens that the request may take.
         instructions: The system message's text.
         profile: What is known of the user.
-        summary: What the summary of what went before says.
+        summary: The summary of what went before: its text, or what `summarize` wrote.
         memories: Recalled memories, best first: items of a store, texts or JSON objects.
         examples: Few-shot examples, best first: items of a store, texts or JSON objects.
         tools: The tools bound to the model; their schemas take tokens.
@@ -156,70 +78,100 @@ def assemble(
         InvalidMessages: The messages are not messages.
         BudgetExceeded: What may not be left out takes more than the budget.
     """
+    packer = _packer(budget, tools, counter, shares)
+    talk = checked(messages, "the messages")
+    given = Given(instructions, profile, summary, memories, examples)
+    packed = packer.packed(Shown.of(talk), given)
+    *parts, last = packed.parts
+    said = sum(not isinstance(message, SystemMessage) for message in talk)
+    parts.append(replace(last, left_out=said - last.taken))
+    return Assembly(packed.shown().messages(), tuple(parts), packed.tokens, budget)
+
+
+Source = str | Callable[[Any, RunnableConfig | None], Any]
+"""Where a part comes from: a channel of the state, or a function of the state and the config."""
+
+
+def assembled(
+    *,
+    budget: int,
+    instructions: Source | None = None,
+    profile: Source | None = None,
+    summary: Source | None = "summary",
+    memories: Source | None = None,
+    examples: Source | None = None,
+    tools: Sequence[Any] = (),
+    counter: Countable | None = None,
+    shares: Mapping[str, float] | None = None,
+    messages_key: str = "messages",
+) -> Assembled:
+    """A node that packs the context of a state: `assemble`, its parts from channels or functions.
+
+    It cuts, so in a view it comes last.
+
+    Args:
+        budget: Tokens that the request may take.
+        instructions: A channel's name, or a function that is given the state and the run's config;
+            as for all parts. What is missing is left out.
+        profile: What is known of the user.
+        summary: What went before.
+        memories: Recalled memories.
+        examples: Few-shot examples.
+        tools: The tools bound to the model.
+        counter: What counts tokens; see `token_counter`.
+        shares: Other shares than `SHARES`.
+        messages_key: The channel of the messages.
+
+    Raises:
+        ConfigurationError: An option is wrong.
+    """
+    sources = {
+        "instructions": instructions,
+        "profile": profile,
+        "summary": summary,
+        "memories": memories,
+        "examples": examples,
+    }
+    for name, source in sources.items():
+        if source is not None and not isinstance(source, str) and not callable(source):
+            raise ConfigurationError(
+                f"{name} is {source!r:.80}; expected a channel's name, or a function of state and "
+                "config"
+            )
+    return Assembled(_packer(budget, tools, counter, shares), sources, messages_key)
+
+
+class Assembled(MessagesNode):
+    """See `assembled`, which makes it."""
+
+    def __init__(
+        self, packer: Packer, sources: Mapping[str, Source | None], messages_key: str
+    ) -> None:
+        super().__init__(messages_key)
+        self._packer, self._sources = packer, sources
+
+    def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
+        """The context, as much of the conversation in it as fits."""
+        found = {
+            name: channel(state, source) if isinstance(source, str) else source(state, config)
+            for name, source in self._sources.items()
+            if source is not None and state is not None
+        }
+        given = Given(**{name: value for name, value in found.items() if value is not None})
+        return self._packer.packed(shown, given).shown()
+
+
+def _packer(
+    budget: int,
+    tools: Sequence[Any],
+    counter: Countable | None,
+    shares: Mapping[str, float] | None,
+) -> Packer:
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise ConfigurationError(f"budget is {budget!r}; expected tokens, from 1 on")
-    wanted = _shares(shares)
-    messages = checked(messages, "the messages")
-    counts = token_counter(counter).fitted(messages)
-    said = _instructions(instructions, messages)
-    talk = [message for message in messages if not isinstance(message, SystemMessage)]
-    schemas = counts.tools(tools) if tools else 0
-    fixed = counts.request + schemas
-    system = counts.message(SystemMessage(said)) if said else 0
-    window = choose(Shown.of(talk), budget - fixed - system, counts.message)
-    must = sum(counts.message(message) for unit in window.needed for message in unit.messages)
-    if window.over > 0:
-        raise BudgetExceeded(
-            f"what may not be left out takes {budget + window.over} tokens, {budget} are allowed "
-            f"(instructions {system}, tools {schemas}, the newest messages {must}): allow more, "
-            "bind fewer tools, or shorten the instructions"
-        )
-    packing = _Packing(counts, budget, said, fixed + must)
-    for name, entries in _entries(profile, summary, memories, examples):
-        if entries:
-            packing.add(name, entries, wanted[name])
-    rest = budget - fixed - packing.system()
-    turns = choose(Shown.of(talk), rest, counts.message).turns
-    shown = Shown(None, iter(turns)).messages()
-    took = sum(map(counts.message, shown))
-    text = packing.text()
-    return Assembly(
-        [SystemMessage(text), *shown] if text else shown,
-        (
-            PartReport("instructions", system, int(bool(said)), 0),
-            PartReport("tools", schemas, len(tools), 0),
-            *packing.reports(),
-            PartReport("messages", took, len(shown), len(talk) - len(shown)),
-        ),
-        fixed + packing.system() + took,
-        budget,
-    )
-
-
-def _entries(
-    profile: Mapping[str, Any] | str | None,
-    summary: str | None,
-    memories: Sequence[Any],
-    examples: Sequence[Any],
-) -> Iterator[tuple[str, list[str]]]:
-    """The parts in order of priority, their entries rendered."""
-    yield "profile", [] if not profile else [quoted(profile)]
-    yield "summary", [] if not summary else [quoted(summary)]
-    yield "memories", [memory_line(memory) for memory in memories]
-    yield "examples", [memory_line(example) for example in examples]
-
-
-def _instructions(given: str | None, messages: Messages) -> str:
-    if given is not None:
-        return given
-    index = system_index(messages)
-    return "" if index is None else messages[index].text
-
-
-def _shares(given: Mapping[str, float] | None) -> Mapping[str, float]:
-    for name, share in (given or {}).items():
+    for name, share in (shares or {}).items():
         if name not in SHARES:
             raise ConfigurationError(f"shares has {name!r}; expected some of {list(SHARES)}")
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
             raise ConfigurationError(f"the share of {name} is {share!r}; expected 0 to 1")
-    return {**SHARES, **(given or {})}
+    return Packer(budget, tools, token_counter(counter), {**SHARES, **(shares or {})})

@@ -34,6 +34,7 @@ _BASES: Final[Sequence[tuple[type[BaseMessage], Role]]] = (
     (ChatMessage, "chat"),
 )
 _ROLES: dict[type, Role] = {}
+_CALLS: Final = frozenset({"tool_use", "tool_call", "function_call"})
 
 
 class Unit(NamedTuple):
@@ -65,18 +66,23 @@ def role(message: BaseMessage) -> Role:
     kind = type(message)
     if kind not in _ROLES:
         _ROLES[kind] = next((role for base, role in _BASES if issubclass(kind, base)), "other")
-    return _ROLES[kind]
+    found = _ROLES[kind]
+    if found == "chat" and isinstance(message, ChatMessage) and message.role in ("user", "human"):
+        return "human"
+    return found
 
 
 def system_index(messages: Messages) -> int | None:
-    """Where the system message is that counts: the newest, since a later one replaces it.
+    """Where the system message is that counts: the newest that is not blank.
 
     The rule is LangChain4j's (https://docs.langchain4j.dev/tutorials/chat-memory).
     """
-    kinds = list(map(type, messages))
     # most conversations have none: told by their few classes, not by their many messages
-    found = [kind for kind in set(kinds) if issubclass(kind, SystemMessage)]
-    return max((len(kinds) - 1 - kinds[::-1].index(kind) for kind in found), default=None)
+    kinds = {kind for kind in set(map(type, messages)) if issubclass(kind, SystemMessage)}
+    for index in range(len(messages) - 1, -1, -1) if kinds else ():
+        if type(messages[index]) in kinds and says_something(messages[index]):
+            return index
+    return None
 
 
 def turns(messages: Messages) -> Iterator[range]:
@@ -123,16 +129,16 @@ def _units(said: Messages, *, last: bool) -> list[Unit]:
                 exchange = _exchange(said, index, calls, last)
                 if exchange is not None:
                     found.append(exchange)
-            elif says_something(message):
+            elif says_something(message) and not _calls_in_content(message):
                 found.append(Unit("ai", (message,)))
-        elif what == "chat":
+        elif what == "chat" and says_something(message):
             found.append(Unit("ai", (message,)))
     return found
 
 
 def _exchange(said: Messages, index: int, calls: Sequence[str | None], last: bool) -> Unit | None:
     wanted = set(calls)
-    if None in wanted or len(wanted) < len(calls):
+    if None in wanted or "" in wanted or len(wanted) < len(calls):
         return None  # a result could not name its call
     together = [said[index]]
     nobody_spoke = True  # since the call
@@ -157,6 +163,14 @@ def call_ids(message: AIMessage) -> list[str | None]:
     if not message.tool_calls and not message.invalid_tool_calls:
         return []
     return [call["id"] for call in (*message.tool_calls, *message.invalid_tool_calls)]
+
+
+def _calls_in_content(message: AIMessage) -> bool:
+    """Whether content has calls that `tool_calls` does not know of: nothing answers them."""
+    content = message.content
+    return not isinstance(content, str) and any(
+        isinstance(block, dict) and block.get("type") in _CALLS for block in content
+    )
 
 
 def says_something(message: BaseMessage) -> bool:

@@ -8,17 +8,17 @@ from itertools import islice
 from typing import Any, Final
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import BaseMessage, HumanMessage, RemoveMessage
+from langchain_core.messages import BaseMessage, RemoveMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
-from perdure.errors import BudgetExceeded, ConfigurationError
-from perdure.memory.conversation import Messages, Turn
+from perdure.errors import BudgetExceeded, ConfigurationError, InvalidMessages
+from perdure.memory.conversation import Messages, Turn, role
 from perdure.memory.counting import Countable, context_window, token_counter
 from perdure.memory.nodes import MODES, MessagesNode, Mode, check_choice
 from perdure.memory.shortening import shortened
 from perdure.memory.shown import Shown
-from perdure.memory.window import Measure, Strategy, Window, choose
+from perdure.memory.window import Measure, Strategy, Window, choose, one
 
 _STRATEGIES: Final = ("last", "first")
 
@@ -141,7 +141,7 @@ class Trim(MessagesNode):
         if self._unit == "turns":
             return replace(shown, turns=islice(shown.turns, self._size))
         if self._unit == "messages":
-            return self._within(shown, self._size, lambda message: 1)
+            return self._within(shown, self._size, one)
         limit = self._size - self._fixed
         fits = self._within(shown, limit, self._counter.message)
         turns = list(fits.turns)
@@ -158,7 +158,7 @@ class Trim(MessagesNode):
             return super().update(state, config)
         messages = self.messages_in(state)
         kept = self.through(Shown.of(messages, to_answer=False), state, config).messages()
-        if not any(isinstance(message, HumanMessage) for message in kept):
+        if not any(role(message) == "human" for message in kept):
             return {}  # nobody has asked anything yet
         return removals(messages, kept, self.messages_key)
 
@@ -225,6 +225,11 @@ def removals(messages: Messages, kept: list[BaseMessage], key: str) -> dict[str,
     if not gone and not changed and stays == sorted(stays):
         return {}
     ids = [message.id for message in (*gone, *changed)]
-    if stays != sorted(stays) or not all(ids) or len(set(ids)) < len(ids):
+    if not all(ids):
+        raise InvalidMessages(
+            f"the channel {key!r} has messages without ids; give it a reducer that assigns them: "
+            "perdure.memory.messages, or add_messages"
+        )
+    if stays != sorted(stays) or len(set(ids)) < len(ids):
         return {key: [RemoveMessage(id=REMOVE_ALL_MESSAGES), *kept]}
     return {key: [*(RemoveMessage(id=str(message.id)) for message in gone), *changed]}

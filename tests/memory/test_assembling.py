@@ -10,11 +10,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from perdure import SQLiteStore
 from perdure.errors import BudgetExceeded, ConfigurationError
-from perdure.memory import Assembly, assemble
+from perdure.memory import (
+    Assembly,
+    Instructions,
+    assemble,
+    assembled,
+    trim,
+    use_instructions,
+    view,
+)
 from perdure.stores import Provenance
 from tests.memory.conversations import Talk, conversations, newest_human, total
 from tests.memory.providers import refusals
@@ -60,6 +68,9 @@ def test_the_context_is_valid_and_within_its_budget(
     try:
         found = packed()
     except BudgetExceeded:
+        system = [SystemMessage(instructions)] if instructions else []
+        with pytest.raises(BudgetExceeded):
+            trim(tokens=budget, counter=count)([*talk, *system])
         return
     assert refusals(found.messages) == []
     assert count(found.messages) == found.tokens <= budget
@@ -137,3 +148,50 @@ def test_fixed_parts_over_the_budget_are_an_error_that_says_what_takes_how_much(
     """Instructions, tools and the newest messages."""
     with pytest.raises(BudgetExceeded, match=r"instructions 5\d\d, tools 0, the newest messages"):
         assemble([HumanMessage("hi")], budget=300, instructions="x " * 500, counter=count)
+
+
+def test_as_a_node_its_parts_come_from_channels_and_functions() -> None:
+    """In a view, upon the instructions; the state's own summary as `summarize` wrote it."""
+    state = {
+        "messages": [HumanMessage("old", id="1"), AIMessage("yes", id="2"), HumanMessage("hi")],
+        "summary": {"text": "Of trains.", "last": "0", "count": 2},
+        "known": {"name": "Ann"},
+    }
+
+    def recalled(state: Any, config: Any) -> list[str]:
+        return [f"{config['configurable']['user']} likes figs"]
+
+    with SQLiteStore.open(":memory:", index=None) as store:
+        shows = view(
+            use_instructions(Instructions(store, default="Be kind.")),
+            assembled(budget=400, profile="known", memories=recalled, examples="nowhere"),
+        )
+        config: Any = {"configurable": {"user": "Ann"}}
+        shown = shows(state, config)
+        assert shows.invoke(state, config) == {"llm_input_messages": shown}
+    system = shown[0].text
+    assert system.startswith("Be kind.")
+    places = [system.index(text) for text in ('"name": "Ann"', '"Of trains."', '"Ann likes figs"')]
+    assert places == sorted(places)
+    assert "<examples>" not in system
+    assert [message.text for message in shown[1:]] == ["old", "yes", "hi"]
+
+
+@given(conversations(), st.integers(60, 400))
+def test_a_node_keeps_its_budget_and_settles(talk: Talk, budget: int) -> None:
+    """A valid sequence, or the documented error."""
+    node = assembled(budget=budget, memories=lambda state, config: ["figs"] * 3, counter=count)
+    try:
+        shown = node({"messages": talk})
+    except BudgetExceeded:
+        with pytest.raises(BudgetExceeded):
+            trim(tokens=budget, counter=count)(talk)
+        return
+    assert refusals(shown) == []
+    assert count(shown) <= budget
+
+
+def test_a_source_that_is_none_is_refused() -> None:
+    """Before anything is packed."""
+    with pytest.raises(ConfigurationError, match="memories is 5; expected a channel's name"):
+        assembled(budget=100, memories=5)  # type: ignore[arg-type]

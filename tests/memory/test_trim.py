@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -53,6 +53,22 @@ def size(given: dict[str, Any], messages: list[BaseMessage]) -> int:
     return len(messages) if "messages" in given else count(messages)
 
 
+def least(given: dict[str, Any], whole: list[BaseMessage]) -> float:
+    """What of a valid conversation cannot be left out.
+
+    The system message, the question, and the last AI message with what follows it.
+    """
+    if given.get("truncate"):
+        return float("inf")  # what can be shortened is another test's
+    question = newest_human(whole)
+    first = [m for m in whole if isinstance(m, SystemMessage) and m.text.strip()][-1:]
+    if question is None:
+        return size(given, first)
+    after = whole[whole.index(question) + 1 :]
+    calls = [i for i, message in enumerate(after) if isinstance(message, AIMessage)]
+    return size(given, [*first, question, *(after[calls[-1] :] if calls else [])])
+
+
 # -- invariants
 
 
@@ -65,6 +81,7 @@ def test_a_view_is_valid_within_its_budget_and_keeps_the_question(
     try:
         shown = node(talk)
     except BudgetExceeded:
+        assert least(given, trim(turns=99)(talk)) > limit_of(given)
         return
     assert refusals(shown) == []
     assert size(given, shown) <= limit_of(given)
@@ -85,6 +102,9 @@ def test_a_state_is_left_valid_and_a_second_time_as_it_is(
     try:
         update = node.invoke({"messages": talk})
     except BudgetExceeded:
+        whole = trim(turns=99, mode="state").invoke({"messages": talk}).get("messages", [])
+        left = cast("Any", add_messages(list[Any](talk), whole))
+        assert least(given, left) > limit_of(given)
         return
     left: Any = add_messages(list[Any](talk), update.get("messages", []))
     if newest_human(talk) is None:
