@@ -74,9 +74,13 @@ async def measured(turns: int, folder: Path) -> tuple[float, float, float]:
         SQLiteStore.open(folder / f"{turns}.db", index=None) as store,
     ):
         graphs = {"bare": bare(model, saver), "full": full(model, saver, store)}
+        talk = said(turns)
+        half = [message.id for message in talk[: turns // 2 * 2]]
+        former = {"text": "Lines to the coast. " * 20, "last": half[-1], "count": len(half)}
         for name, graph in graphs.items():
             config: Any = {"configurable": {"thread_id": name}}
-            await graph.aupdate_state(config, {"messages": said(turns)}, as_node="respond")
+            known = {"summary": former, "summarized": half} if name == "full" else {}
+            await graph.aupdate_state(config, {"messages": talk, **known}, as_node="respond")
         took: dict[str, list[float]] = {name: [] for name in graphs}
         for _ in range(TURNS):
             for name, graph in graphs.items():
