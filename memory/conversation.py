@@ -34,6 +34,7 @@ _BASES: Final[Sequence[tuple[type[BaseMessage], Role]]] = (
     (ChatMessage, "chat"),
 )
 _ROLES: dict[type, Role] = {}
+_THOUGHTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_content"})
 _CALLS: Final = frozenset({"tool_use", "tool_call", "function_call"})
 
 
@@ -174,7 +175,7 @@ def _calls_in_content(message: AIMessage) -> bool:
 
 
 def says_something(message: BaseMessage) -> bool:
-    """Whether there is content: text that is not blank, or a block that is no text."""
+    """Whether there is content: text that is not blank, or a block that is no text or thought."""
     content = message.content
     if isinstance(content, str):
         return bool(content) and not content.isspace()
@@ -184,4 +185,6 @@ def says_something(message: BaseMessage) -> bool:
 def _is_said(block: str | dict[str, object]) -> bool:
     if isinstance(block, str):
         return bool(block.strip())
+    if block.get("type") in _THOUGHTS:
+        return False
     return block.get("type") != "text" or bool(str(block.get("text") or "").strip())

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, RemoveMessage
 from langchain_core.runnables import RunnableConfig
-from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from perdure.errors import BudgetExceeded, ConfigurationError, InvalidMessages
+from perdure.memory.checking import choice as check_choice
 from perdure.memory.conversation import Messages, Turn, role
 from perdure.memory.counting import Countable, context_window, token_counter
-from perdure.memory.nodes import MODES, MessagesNode, Mode, check_choice
+from perdure.memory.nodes import MODES, MessagesNode, Mode
 from perdure.memory.shortening import shortened
 from perdure.memory.shown import Shown
 from perdure.memory.window import Measure, Strategy, Window, choose, one
@@ -57,7 +59,8 @@ def trim(
             message.
         mode: `"view"`: the state keeps all, the model is shown the window (`llm_input_messages`).
             `"state"`: what does not fit is removed from the state; a perdure checkpointer's
-            history still has it.
+            history still has it. The order of the state stays: a system message that is not first
+            comes first only when it is shown.
         truncate: Shorten the newest human message, or the newest results of tools, if these alone
             are too long; else that is an error.
         messages_key: The channel of the messages.
@@ -128,13 +131,29 @@ class Trim(MessagesNode):
         super().__init__(messages_key)
         self._unit, self._size = unit, size
         self._counter = token_counter(counter)
-        self._fixed = self._counter.request + (self._counter.tools(tools) if tools else 0)
         self._strategy, self.mode, self._truncate = strategy, mode, truncate
-        if unit == "tokens" and self._fixed >= size:
+        self._fixed = self._fixed_with(tools)
+
+    def with_tools(self, tools: Sequence[Any]) -> Self:
+        """The same for a request with these tools, whatever tools it was told of before.
+
+        Raises:
+            BudgetExceeded: They alone take all the tokens.
+        """
+        if self._unit != "tokens":
+            return self
+        made = copy(self)
+        made._fixed = self._fixed_with(tools)
+        return made
+
+    def _fixed_with(self, tools: Sequence[Any]) -> int:
+        fixed = self._counter.request + (self._counter.tools(tools) if tools else 0)
+        if self._unit == "tokens" and fixed >= self._size:
             raise BudgetExceeded(
-                f"the request itself takes {self._fixed} tokens ({len(tools)} tools), {size} are "
+                f"the request itself takes {fixed} tokens ({len(tools)} tools), {self._size} are "
                 "allowed: allow more, or bind fewer tools"
             )
+        return fixed
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """What fits."""
@@ -151,6 +170,14 @@ class Trim(MessagesNode):
             return fits
         # by what its own answers took; never less, so it is a part of what fitted at first
         return self._within(fits, limit, counter.message)
+
+    async def athrough(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
+        """See `through`; in a thread, for what was never counted may be long."""
+        return await asyncio.to_thread(self.through, shown, state, config)
+
+    async def aupdate(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
+        """See `update`."""
+        return await asyncio.to_thread(self.update, state, config)
 
     def update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
         """What the model is shown, or the removals from the state, as the mode has it."""
@@ -171,25 +198,18 @@ class Trim(MessagesNode):
         return self._shortened(shown, window, measure)
 
     def _shortened(self, shown: Shown, window: Window, measure: Measure) -> Shown:
-        """The longest of what is needed, each cut as far as it takes for all to fit."""
-        over = window.over
-        made: dict[int, BaseMessage] = {}
-        candidates = [message for unit in window.needed for message in unit.messages]
-        for message in sorted(candidates, key=measure, reverse=True):
-            cost = measure(message)
-            shorter = shortened(message, max(cost - over, 0), measure)
-            if shorter is None:  # it cannot give all of that: let it give half
-                shorter = shortened(message, cost // 2, measure)
-            if shorter is not None:
-                made[id(message)] = shorter
-                over -= cost - measure(shorter)
-            if over <= 0:
-                units = [
-                    unit._replace(messages=tuple(made.get(id(m), m) for m in unit.messages))
-                    for unit in window.needed
-                ]
-                return replace(shown, turns=iter([window.turns[0]._replace(units=units)]))
-        raise self._too_long(shown, window, measure)
+        """What is needed, its longest messages cut to one length, so that all of it fits."""
+        needed = [message for unit in window.needed for message in unit.messages]
+        left = sum(map(measure, needed)) - window.over
+        made = _level(needed, left, measure)
+        if made is None:
+            raise self._too_long(shown, window, measure)
+        cut = {id(message): new for message, new in zip(needed, made, strict=True)}
+        units = [
+            unit._replace(messages=tuple(cut[id(message)] for message in unit.messages))
+            for unit in window.needed
+        ]
+        return replace(shown, turns=iter([window.turns[0]._replace(units=units)]))
 
     def _too_long(self, shown: Shown, window: Window, measure: Measure) -> BudgetExceeded:
         parts = [*shown.fixed(), *(m for unit in window.needed for m in unit.messages)]
@@ -211,25 +231,57 @@ def _said(turns: list[Turn]) -> Iterator[BaseMessage]:
     return (message for turn in turns for unit in turn.units for message in unit.messages)
 
 
+def _level(messages: list[BaseMessage], left: int, measure: Measure) -> list[BaseMessage] | None:
+    """Messages that take `left` together at most: those above a common height are cut to it."""
+    made = list(messages)
+    stiff: set[int] = set()  # what has no text to lose
+    while True:
+        costs = [measure(message) for message in made]
+        over = sum(costs) - left
+        if over <= 0:
+            return made
+        soft = sorted((cost for i, cost in enumerate(costs) if i not in stiff), reverse=True)
+        if not soft:
+            return None
+        height = _height(soft, over)
+        for place, cost in enumerate(costs):
+            if place not in stiff and cost > height:
+                shorter = shortened(messages[place], height, measure)
+                if shorter is None or measure(shorter) >= cost:
+                    stiff.add(place)
+                else:
+                    made[place] = shorter
+
+
+def _height(costs: list[int], over: int) -> int:
+    """Down to which the largest costs, given first, have to go for `over` to be saved."""
+    total = 0
+    for count, cost in enumerate(costs, 1):
+        total += cost
+        height = (total - over) // count
+        if count == len(costs) or height >= costs[count]:
+            return max(height, 0)
+    return 0
+
+
 def removals(messages: Messages, kept: list[BaseMessage], key: str) -> dict[str, Any]:
     """The update that leaves in the state what is kept of its messages, or stands for one of them.
 
-    By id, so that what other nodes add at the same time stays; only if order or ids ask for it is
-    the whole list written anew.
+    By id, so that what other nodes add at the same time stays. The order is that of the state.
+
+    Raises:
+        InvalidMessages: Messages have no ids, or share one.
     """
     places = {id(message): place for place, message in enumerate(messages)}
     by_id = {message.id: place for place, message in enumerate(messages)}
-    stays = [places.get(id(message), by_id.get(message.id, -1)) for message in kept]
+    stays = {places.get(id(message), by_id.get(message.id, -1)) for message in kept}
     changed = [message for message in kept if id(message) not in places]
-    gone = [messages[place] for place in sorted(set(range(len(messages))) - set(stays))]
-    if not gone and not changed and stays == sorted(stays):
+    gone = [message for place, message in enumerate(messages) if place not in stays]
+    if not gone and not changed:
         return {}
-    ids = [message.id for message in (*gone, *changed)]
-    if not all(ids):
+    if None in by_id or len(by_id) < len(messages):
         raise InvalidMessages(
-            f"the channel {key!r} has messages without ids; give it a reducer that assigns them: "
-            "perdure.memory.messages, or add_messages"
+            f"the channel {key!r} has messages without ids of their own; give it a reducer that "
+            "assigns them: perdure.memory.messages, or add_messages"
         )
-    if stays != sorted(stays) or len(set(ids)) < len(ids):
-        return {key: [RemoveMessage(id=REMOVE_ALL_MESSAGES), *kept]}
     return {key: [*(RemoveMessage(id=str(message.id)) for message in gone), *changed]}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
-from langgraph.graph import add_messages
+from langgraph.graph import START, StateGraph, add_messages
 
+from perdure import SQLiteCheckpointer
 from perdure.errors import BudgetExceeded, ConfigurationError, InvalidMessages
-from perdure.memory import trim
+from perdure.memory import ChatState, trim
 from perdure.memory.nodes import SHOWN
 from tests.memory.conversations import Talk, conversations, keys, newest_human, total
 from tests.memory.providers import refusals
@@ -110,10 +112,15 @@ def test_a_state_is_left_valid_and_a_second_time_as_it_is(
     if newest_human(talk) is None:
         assert update == {}
         return
-    assert refusals(settled(left), to_answer=False) == []
+    assert refusals(system_first(settled(left)), to_answer=False) == []
     assert size(given, left) <= limit_of(given)
     assert newest_human(talk).id in [message.id for message in left]  # type: ignore[union-attr]
     assert node.invoke({"messages": left}) == {}
+
+
+def system_first(messages: list[BaseMessage]) -> list[BaseMessage]:
+    """In the order in which they are shown; the order of a state cannot be changed by id."""
+    return sorted(messages, key=lambda message: not isinstance(message, SystemMessage))
 
 
 def settled(messages: list[BaseMessage]) -> list[BaseMessage]:
@@ -186,11 +193,19 @@ def test_a_later_system_message_replaces_the_former_and_comes_first() -> None:
     assert ids(trim(messages=10)(talk)) == "new h1 a2 c3 r4 q5"
 
 
-def test_a_state_whose_system_message_moves_is_written_anew() -> None:
-    """Removals by id cannot change the order."""
-    talk = talk_of(*"hasha")
-    update = trim(messages=10, mode="state").invoke({"messages": talk})
-    assert ids(add_messages(talk, update["messages"])) == "s2 h0 a1 h3 a4"  # type: ignore[arg-type]
+def test_a_state_keeps_its_order_and_what_is_added_at_the_same_time(tmp_path: Path) -> None:
+    """A system message in the middle stays there; a parallel node's answer is not lost."""
+    builder = StateGraph(ChatState)
+    builder.add_node("trim", trim(messages=20, mode="state"))
+    builder.add_node("answer", lambda state: {"messages": [AIMessage("yes", id="new")]})
+    builder.add_edge(START, "trim").add_edge(START, "answer")
+    with SQLiteCheckpointer.open(tmp_path / "a.db") as saver:
+        graph = builder.compile(checkpointer=saver)
+        thread: Any = {"configurable": {"thread_id": "t"}}
+        out = graph.invoke({"messages": talk_of(*"hasha")}, thread)
+        said = [item.value.id for item in saver.history("t")]
+    assert ids(out["messages"]) == "h0 a1 s2 h3 a4 new"
+    assert said == ["h0", "a1", "s2", "h3", "a4", "new"]
 
 
 def test_what_another_node_adds_meanwhile_stays() -> None:
@@ -218,7 +233,10 @@ def test_truncate_shortens_a_question_that_is_too_long(blocks: bool) -> None:
         {"type": "text", "text": text},
         {"type": "image_url", "image_url": {"url": "u"}},
     ]
-    talk: Talk = [SystemMessage("Be brief"), HumanMessage(content if blocks else text, id="h")]
+    talk: Talk = [
+        SystemMessage("Be brief", id="s"),
+        HumanMessage(content if blocks else text, id="h"),
+    ]
     with pytest.raises(BudgetExceeded, match=r"human message 1\d\d\d.*truncate=True"):
         trim(tokens=300, counter=count)(talk)
     shown = trim(tokens=300, counter=count, truncate=True)(talk)
@@ -239,6 +257,20 @@ def test_truncate_shortens_the_results_the_model_goes_on_from() -> None:
     shown = trim(tokens=200, counter=count, truncate=True)(talk)
     assert ids(shown) == "h0 c1 r2 q3"
     assert count(shown) <= 200
+
+
+def test_truncate_shortens_parallel_results_alike() -> None:
+    """Each of ten keeps its share; what is short stays as it is."""
+    uids = [f"c{n}" for n in range(10)]
+    calls = [{"name": "read", "args": {}, "id": uid} for uid in uids]
+    results = [ToolMessage("word " * 1_000, tool_call_id=uid, id=uid) for uid in uids[1:]]
+    short = ToolMessage("short", tool_call_id="c0", id="c0")
+    talk: Talk = [HumanMessage("Compare"), AIMessage("", tool_calls=calls), short, *results]
+    shown = trim(tokens=2_000, counter=count, truncate=True)(talk)
+    lengths = [len(message.text) for message in shown[3:]]
+    assert 1_800 <= count(shown) <= 2_000
+    assert shown[:3] == talk[:3]
+    assert max(lengths) - min(lengths) <= 20
 
 
 def test_truncate_cannot_shorten_what_is_no_text() -> None:
@@ -296,7 +328,7 @@ def test_options_that_contradict_are_refused(options: dict[str, Any], said: str)
     [
         ({}, "no channel 'messages'"),
         ({"messages": "hello"}, "is a str"),
-        ({"messages": [HumanMessage("a"), ("user", "b")]}, "has at 1 ('user', 'b'), a tuple"),
+        ({"messages": [HumanMessage("a"), ("user", "b")]}, "number 1 is ('user', 'b'), a tuple"),
     ],
 )
 def test_what_are_no_messages_is_refused(state: Any, said: str) -> None:
