@@ -112,7 +112,7 @@ def test_a_state_is_left_valid_and_a_second_time_as_it_is(
     if newest_human(talk) is None:
         assert update == {}
         return
-    assert refusals(system_first(settled(left)), to_answer=False) == []
+    assert refusals(settled(system_first(left)), to_answer=False) == []
     assert size(given, left) <= limit_of(given)
     assert newest_human(talk).id in [message.id for message in left]  # type: ignore[union-attr]
     assert node.invoke({"messages": left}) == {}
