@@ -7,16 +7,18 @@ from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
-from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.store.base import BaseStore
 from langgraph.types import Command
 
+from perdure.errors import ConfigurationError
 from perdure.graphs.responder import QuotingResponder
 from perdure.memory import ChatState, SummaryState, view
 from perdure.memory.conversation import Messages
+from perdure.memory.nodes import SHOWN
 from perdure.memory.summary_node import Summarize
 from perdure.memory.trim import Trim
 from perdure.memory.update_instructions import UpdateInstructions
@@ -35,6 +37,9 @@ def chat_graph(
 ) -> CompiledStateGraph[Any, None, Any, Any]:
     """Compile a chat: a node that responds, and after it those that keep the thread in shape.
 
+    What the model is shown beside the thread, instructions and a summary, is in no channel of the
+    state and so in no stream; neither are removals.
+
     Args:
         model: Answers; None: a responder that works offline and quotes the thread.
         checkpointer: Makes the thread resumable.
@@ -44,8 +49,13 @@ def chat_graph(
         summary: Summarises what is old, after the answer: `summarize(model)`.
         instructions: What the agent has learned, as its system message: `use_instructions(…)`.
         reflection: Learns from each turn, after the answer: `update_instructions(model, …)`.
+
+    Raises:
+        ConfigurationError: One of them is something else, or the window would remove from the state
+            what is not summarised yet.
     """
-    chosen = model or QuotingResponder()
+    _check(model, window, summary, instructions, reflection)
+    chosen = QuotingResponder() if model is None else model
     parts = [part for part in (instructions, summary, window) if part is not None]
     shows = view(*parts) if parts else None
 
@@ -73,10 +83,49 @@ def chat_graph(
     builder.add_node("respond", responds, destinations=(*steps, END))
     builder.add_edge(START, "respond")
     for number, name in enumerate(steps, 1):
-        builder.add_node(name, after[name])
+        builder.add_node(name, _quiet(after[name]))
         rest = steps[number:]
         builder.add_conditional_edges(name, partial(_next, rest, summary), [*rest, END])
     return builder.compile(checkpointer=checkpointer, store=store, name="chat")
+
+
+def _check(model: Any, window: Any, summary: Any, instructions: Any, reflection: Any) -> None:
+    """Refuse what stands in a wrong place, and a window that is at odds with the summary."""
+    parts: list[tuple[str, Any, type, str]] = [
+        ("model", model, Runnable, "a langchain chat model"),
+        ("window", window, Trim, "trim(…)"),
+        ("summary", summary, Summarize, "summarize(…)"),
+        ("instructions", instructions, UseInstructions, "use_instructions(…)"),
+        ("reflection", reflection, UpdateInstructions, "update_instructions(…)"),
+    ]
+    for name, given, kind, expected in parts:
+        if given is not None and not isinstance(given, kind):
+            raise ConfigurationError(f"{name} is {given!r:.80}; expected {expected}, or None")
+    if window is not None and summary is not None and window.mode == "state":
+        raise ConfigurationError(
+            "window is in the mode 'state' and there is a summary: the window would remove from "
+            "the state what summary has not read yet; expected the window in the mode 'view', "
+            "since the summary shortens the state"
+        )
+
+
+def _quiet(node: Runnable[Any, Any]) -> Runnable[Any, Any]:
+    """A node whose update reaches the state and no `stream_mode="messages"`.
+
+    langgraph streams the messages in an update that is a dict, be it a removal, or a summary that
+    only the model is to see; an update by pairs it leaves alone.
+    """
+
+    def pairs(update: dict[str, Any]) -> Command[Any]:
+        return Command(update=[(key, value) for key, value in update.items() if key != SHOWN])
+
+    def run(state: Any, config: RunnableConfig) -> Command[Any]:
+        return pairs(node.invoke(state, config))
+
+    async def arun(state: Any, config: RunnableConfig) -> Command[Any]:
+        return pairs(await node.ainvoke(state, config))
+
+    return RunnableLambda(run, arun)
 
 
 def _next(steps: list[str], summary: Summarize | None, state: Any) -> str:

@@ -2,7 +2,7 @@
 
 from perdure.memory.assembling import Assembly, assemble, assembled
 from perdure.memory.clearing import clear_tool_outputs
-from perdure.memory.counting import context_window, token_counter
+from perdure.memory.counting import context_window, count_tokens, token_counter
 from perdure.memory.expanding import aexpand, expand
 from perdure.memory.instructions import Instructions, InstructionsVersion
 from perdure.memory.packing import PartReport
@@ -30,6 +30,7 @@ __all__ = [
     "assembled",
     "clear_tool_outputs",
     "context_window",
+    "count_tokens",
     "expand",
     "keepable",
     "message_reducer",

@@ -18,13 +18,18 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.constants import TAG_NOSTREAM
 
-from perdure.memory.steps import Step
+from perdure.memory.drivers import Step
 
 Request = Sequence[BaseMessage]
 AT_ONCE: Final = 4
 """How many requests of one step are under way at the same time, if it is awaited."""
 
-_CUT_OFF: Final = {"length", "max_tokens", "model_length"}
+_REASONS: Final = ("finish_reason", "stop_reason", "stopReason", "done_reason")
+_CUT_OFF: Final = {"length", "max_tokens", "model_length", "max_output_tokens"}
+_WITHHELD: Final = {
+    *("content_filter", "content_filtered", "safety", "refusal", "recitation"),
+    *("prohibited_content", "blocklist", "guardrail_intervened"),
+}
 _REFUSED: Final = {400, 401, 403, 404, 405, 422}  # HTTP: asking again gets the same answer
 
 
@@ -111,6 +116,8 @@ def fault_of(answer: Any) -> str | None:
         return f"the model returned a {type(answer).__name__}, which is no message"
     if is_cut_off(answer):
         return "the answer was cut off at the model's limit for output tokens"
+    if is_withheld(answer):
+        return f"the answer was withheld ({_ending(answer)})"
     if text_of(answer):
         return None
     calls = isinstance(answer, AIMessage) and (answer.tool_calls or answer.invalid_tool_calls)
@@ -119,9 +126,20 @@ def fault_of(answer: Any) -> str | None:
 
 def is_cut_off(answer: Any) -> bool:
     """Whether a message ends where the model was stopped, and not where it was done."""
+    return _ending(answer) in _CUT_OFF
+
+
+def is_withheld(answer: Any) -> bool:
+    """Whether a provider's filter ended a message, or the model refused."""
+    return _ending(answer) in _WITHHELD
+
+
+def _ending(answer: Any) -> str:
+    """Why a message ended, in lower case; providers tell it under different names."""
     metadata = getattr(answer, "response_metadata", None) or {}
-    reason = metadata.get("finish_reason") or metadata.get("stop_reason") or ""
-    return str(reason).lower() in _CUT_OFF
+    details = metadata.get("incomplete_details") or {}
+    told = (*(metadata.get(key) for key in _REASONS), details.get("reason"))
+    return next((str(reason).lower() for reason in told if reason), "")
 
 
 def is_too_long(answer: Any) -> bool:

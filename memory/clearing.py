@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any, Final
 
 from langchain_core.messages import BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import ConfigurationError
-from perdure.memory.conversation import Messages, Turn
+from perdure.memory.checking import choice as check_choice
+from perdure.memory.conversation import Messages, Turn, backwards
 from perdure.memory.counting import Countable, token_counter
-from perdure.memory.nodes import MODES, MessagesNode, Mode, check_choice
+from perdure.memory.nodes import MODES, MessagesNode, Mode
+from perdure.memory.shortening import SHORTENED
 from perdure.memory.shown import Shown
 
 MARKER: Final = "[The result of {name} was cleared ({tokens} tokens). Call it again if need be.]"
-
-_CLEARED: Final = "cleared_tokens"  # marks what was cleared; providers are not sent it
 
 
 def clear_tool_outputs(
@@ -33,10 +34,11 @@ def clear_tool_outputs(
 ) -> ClearToolOutputs:
     """A node that replaces old, bulky results of tools by a short marker.
 
-    The call and its (now short) result stay a pair, so the sequence is as valid as before.
+    The call and its (now short) result stay a pair, so the sequence is as valid as before. The
+    results that the model goes on from are never cleared, however many: it has not read them yet.
 
     Args:
-        keep: How many of the newest results stay as they are.
+        keep: How many of the newest results stay as they are, those just named included.
         at_least: Tokens from which a result is worth clearing.
         above: Clear only when the messages together take more tokens than this.
         exclude: Names of tools whose results stay.
@@ -48,6 +50,7 @@ def clear_tool_outputs(
 
     Raises:
         ConfigurationError: An option is wrong, or the marker itself is not shorter than `at_least`.
+        InvalidMessages: When it runs in the mode `"state"`: a result to clear has no id.
     """
     for name, number in (("keep", keep), ("at_least", at_least), ("above", above)):
         if number is None and name == "above":
@@ -110,8 +113,9 @@ class ClearToolOutputs(MessagesNode):
         return replace(shown, turns=self._cleared_turns(turns))
 
     def _cleared_turns(self, turns: Iterator[Turn]) -> Iterator[Turn]:
-        old = self._older()
-        for turn in turns:
+        newest = list(islice(turns, 1))
+        old = self._older(newest)
+        for turn in chain(newest, turns):
             units = list(turn.units)
             for number in range(len(units) - 1, -1, -1):
                 unit = units[number]
@@ -127,23 +131,26 @@ class ClearToolOutputs(MessagesNode):
         messages = self.messages_in(state)
         if self._above is not None and self._total(messages) <= self._above:
             return {}
-        old = self._older()
+        old = self._older(list(islice(backwards(messages, to_answer=False), 1)))
         made = [(message, old(message)) for message in reversed(messages)]
-        cleared = [new for message, new in made if new is not message and new.id]
+        cleared = [new for message, new in made if new is not message]
+        for message in cleared:
+            self.id_of(message)
         return {self.messages_key: cleared[::-1]} if cleared else {}
 
-    def _older(self) -> Callable[[BaseMessage], BaseMessage]:
-        """Replaces a bulky result, unless it is among the first that it is shown."""
+    def _older(self, newest: list[Turn]) -> Callable[[BaseMessage], BaseMessage]:
+        """Replaces a bulky result, unless it is among the first it is given, or not read yet."""
         seen = 0
+        unread = {id(message) for turn in newest for message in turn.units[-1].messages}
 
         def old(message: BaseMessage) -> BaseMessage:
             nonlocal seen
             if not isinstance(message, ToolMessage):
                 return message
             seen += 1
-            if seen <= self._keep or message.name in self._exclude:
+            if seen <= self._keep or message.name in self._exclude or id(message) in unread:
                 return message
-            if _CLEARED in message.additional_kwargs:
+            if message.additional_kwargs.get(SHORTENED) == "cleared":
                 return message
             tokens = self._counter.message(message)
             return message if tokens < self._at_least else self._short(message, tokens)
@@ -159,7 +166,7 @@ class ClearToolOutputs(MessagesNode):
             update={
                 "content": self._text(message.name or "the tool", tokens),
                 "artifact": None,
-                "additional_kwargs": {**message.additional_kwargs, _CLEARED: tokens},
+                "additional_kwargs": {**message.additional_kwargs, SHORTENED: "cleared"},
             }
         )
 

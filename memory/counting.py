@@ -1,6 +1,7 @@
-"""Which counter counts tokens, and how many a model takes.
+"""Which counter counts tokens, how many there are, and how many a model takes.
 
-`token_counter` makes a counter of whatever names one, `context_window` a number of whatever has it.
+`token_counter` makes a counter of whatever names one, `count_tokens` counts a request with it;
+`context_window` makes a number of whatever has a window.
 """
 
 from __future__ import annotations
@@ -13,16 +14,25 @@ from typing import Any, Final
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+from langchain_core.runnables import Runnable, RunnableBinding
 
 from perdure.errors import ConfigurationError, InvalidMessages, UnknownModel
+from perdure.memory.checking import whole
 from perdure.memory.estimated_tokens import EstimatedCounter
 from perdure.memory.message_tokens import Memo
+from perdure.memory.nodes import checked
 from perdure.memory.openai_tokens import base_model, encoding_name, openai_counter
 from perdure.memory.tokens import TokenCounter
 from perdure.memory.tool_tokens import schemas
 
-Countable = str | BaseChatModel | Callable[[list[BaseMessage]], int] | TokenCounter
-"""What `token_counter` makes a counter of."""
+Countable = (
+    str
+    | BaseChatModel
+    | Runnable[Any, BaseMessage]
+    | Callable[[list[BaseMessage]], int]
+    | TokenCounter
+)
+"""What `token_counter` makes a counter of; the runnable is a chat model with something bound."""
 
 _DATE = re.compile(r"-\d{4}-\d{2}-\d{2}$")
 _PLAIN: Final = frozenset({HumanMessage, SystemMessage})
@@ -37,14 +47,15 @@ def token_counter(of: Countable | None) -> TokenCounter:
 
     Args:
         of: None or `"estimate"`: an estimate that what providers report corrects, good for any
-            model. The name of an OpenAI model: its encoding. A chat model: by its name, an
-            estimate if that is none of OpenAI's. A callable as langchain's `trim_messages` takes:
-            asked about one message at a time. A counter: itself.
+            model. The name of an OpenAI model: its encoding. A chat model, also one with tools
+            bound: by its name, an estimate if that is none of OpenAI's. A callable as langchain's
+            `trim_messages` takes: asked about one message at a time. A counter: itself.
 
     Raises:
         UnknownModel: No encoding is known for a model of that name.
         ConfigurationError: It is none of these.
     """
+    of = _unbound(of)
     if of is None or of == "estimate":
         return EstimatedCounter()
     if isinstance(of, str):
@@ -63,21 +74,47 @@ def token_counter(of: Countable | None) -> TokenCounter:
     )
 
 
-def context_window(of: int | str | BaseChatModel) -> int:
+def count_tokens(
+    messages: Sequence[BaseMessage],
+    counter: Countable | None = None,
+    tools: Sequence[Any] = (),
+) -> int:
+    """Tokens of a request: its messages, the schemas of its tools, and what goes around them.
+
+    >>> count_tokens([HumanMessage("What is the capital of France?")], "gpt-4o")
+    14
+
+    Args:
+        messages: What the model is shown.
+        counter: See `token_counter`; to count again and again pass a counter, which remembers.
+        tools: In any form that `bind_tools` takes; those that a model is bound to are not counted.
+
+    Raises:
+        InvalidMessages: They are not messages.
+        UnknownModel: No encoding is known for a model of that name.
+        ConfigurationError: The counter is none, or a tool is none.
+    """
+    said = checked(messages, "the messages")
+    fitted = token_counter(counter).fitted(said)
+    return fitted.request + sum(map(fitted.message, said)) + fitted.tools(tools)
+
+
+def context_window(of: int | str | BaseChatModel | Runnable[Any, BaseMessage]) -> int:
     """How many tokens a model takes.
 
     A chat model is asked for its `profile`; a name is looked up among those of langchain-openai,
     without a request.
 
     Args:
-        of: A number of tokens, a chat model, or the name of an OpenAI model.
+        of: A number of tokens, a chat model, also with tools bound, or the name of an OpenAI model.
 
     Raises:
         UnknownModel: The model does not say, or the name is not known.
         ConfigurationError: The number is not positive, or it is none of these.
     """
+    of = _unbound(of)
     if isinstance(of, int) and not isinstance(of, bool):
-        return _positive(of)
+        return whole("the context window", of, 1)
     if isinstance(of, BaseChatModel):
         return _profiled(of) or _window_of_name(model_name(of) or type(of).__name__)
     if isinstance(of, str):
@@ -95,6 +132,13 @@ def model_name(model: BaseChatModel) -> str | None:
         if isinstance(name, str) and name:
             return name
     return None
+
+
+def _unbound(of: Any) -> Any:
+    """A model without the tools, the options or the config that were bound to it."""
+    while isinstance(of, RunnableBinding):
+        of = of.bound
+    return of
 
 
 class CallableCounter:
@@ -173,12 +217,6 @@ def _takes_one(count: Callable[[Any], int]) -> bool:
     except (TypeError, ValueError):  # some builtins have no signature
         return False
     return first is not None and first.annotation in (BaseMessage, "BaseMessage")
-
-
-def _positive(tokens: int) -> int:
-    if tokens < 1:
-        raise ConfigurationError(f"the context window is {tokens}; expected a number of tokens > 0")
-    return tokens
 
 
 def _profiled(model: BaseChatModel) -> int | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from langchain_core.messages import BaseMessage, ToolMessage
+from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
 from perdure.memory.presenting import Summary
+from perdure.memory.shortening import SHORTENED
 
 _AT: Final[tuple[str, ...]] = ("thread_id", "checkpoint_ns", "checkpoint_id")
 
@@ -25,8 +26,8 @@ def expand(
 ) -> list[BaseMessage]:
     """The messages that a thread's summary stands for, in the order in which they were said.
 
-    Of a message that was changed before it was summarised, the last form; of a tool's result the
-    first, since later ones are shortened. What was erased since is left out.
+    Of a message that was changed, the last form that `trim` and `clear_tool_outputs` have not
+    shortened. What was erased since is left out.
 
     Args:
         checkpointer: A perdure checkpointer; it has the history.
@@ -96,6 +97,7 @@ def _originals(history: Iterable[Any], ids: Sequence[str]) -> list[BaseMessage]:
         message = item.value
         if not isinstance(message, BaseMessage) or message.id not in wanted:
             continue
-        if message.id not in said or not isinstance(message, ToolMessage):
+        shortened = SHORTENED in message.additional_kwargs
+        if message.id not in said or not shortened:
             said[message.id] = message
     return [said[id_] for id_ in dict.fromkeys(ids) if id_ in said]

@@ -5,33 +5,22 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from langchain_core.runnables import RunnableConfig, ensure_config
-from langgraph.config import get_store
+from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.errors import ConfigurationError, VersionConflict
-from perdure.memory.steps import Step, Steps, arun, run
+from perdure.memory.drivers import Step, Steps, arun, run
+from perdure.memory.places import Place, provenance, source, store_of_graph, versioned
 from perdure.memory.templates import Template
 
 if TYPE_CHECKING:
-    from perdure.stores.base import Provenance, StoredItem
+    from perdure.stores.base import StoredItem
 
 Change = Literal["set", "update", "rollback"]
 TEXT: Final = "instructions"
 """The field of an item that holds the text, as in LangGraph's own examples."""
-
-
-@runtime_checkable
-class Versioned(Protocol):
-    """A store that keeps versions and swaps by comparing them, as perdure's do."""
-
-    def history(self, namespace: tuple[str, ...], key: str) -> list[StoredItem]:
-        """Every version of a key."""
-
-    async def ahistory(self, namespace: tuple[str, ...], key: str) -> list[StoredItem]:
-        """See `history`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +48,6 @@ class InstructionsVersion:
     checkpoint_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the instructions of a run are.
-
-    Attributes:
-        store: One with versions.
-        namespace: The namespace, filled in.
-        key: The key, filled in.
-        thread_id: The thread of the run, if its config names one.
-        checkpoint_id: The checkpoint of it that the run has reached.
-    """
-
-    store: Any
-    namespace: tuple[str, ...]
-    key: str
-    thread_id: str | None
-    checkpoint_id: str | None
-
-
 class Instructions:
     """The instructions of an agent, in a store.
 
@@ -103,7 +73,7 @@ class Instructions:
         key: str = "agent",
         default: str = "You are a helpful assistant.",
     ) -> None:
-        self.store = None if store is None else _versioned(store)
+        self.store = None if store is None else versioned(store)
         self.namespace, self.key = Template(namespace), Template((key,))
         self.default = _text(default, "default")
 
@@ -160,9 +130,9 @@ class Instructions:
         Raises:
             ConfigurationError: There is no store with versions, or no such place.
         """
-        store = _of_graph() if self.store is None else self.store
+        store = store_of_graph() if self.store is None else self.store
         namespace, [key] = self.namespace.filled(config), self.key.filled(config)
-        return Place(store, namespace, key, *_source(config))
+        return Place(store, namespace, key, *source(config))
 
     def reading(self, place: Place) -> Steps[InstructionsVersion]:
         """Read what holds now."""
@@ -185,7 +155,7 @@ class Instructions:
             "index": False,  # instructions are no memory that a search should recall
             "ttl": None,  # nor do they expire, whatever the store's default
             "if_version": former.version,
-            "provenance": _provenance(place),
+            "provenance": provenance(place),
         }
         yield Step(
             lambda: place.store.put(place.namespace, place.key, value, **options),
@@ -244,27 +214,6 @@ def check_instructions(instructions: Any) -> Instructions:
     return instructions
 
 
-def _versioned(store: Any) -> Any:
-    if not isinstance(store, Versioned):
-        raise ConfigurationError(
-            f"the store is a {type(store).__name__}, which keeps no versions; instructions need "
-            'one that does: perdure.stores.SQLiteStore.open(path), or open(":memory:")'
-        )
-    return store
-
-
-def _of_graph() -> Any:
-    try:
-        store: Any = get_store()
-    except (RuntimeError, KeyError):  # not within a graph
-        store = None
-    if store is None:
-        raise ConfigurationError(
-            "the instructions have no store: pass store=, or compile the graph with one"
-        )
-    return _versioned(store)
-
-
 def _text(text: Any, name: str) -> str:
     if not isinstance(text, str) or not text.strip():
         raise ConfigurationError(f"{name} is {text!r:.80}; expected text that says something")
@@ -294,26 +243,3 @@ def _version(item: StoredItem) -> InstructionsVersion:
 def _diff(former: str, text: str) -> str:
     lines = difflib.unified_diff(former.splitlines(), text.splitlines(), n=1, lineterm="")
     return "\n".join(list(lines)[2:])  # without the names of files
-
-
-def _source(config: RunnableConfig | None) -> tuple[str | None, str | None]:
-    """The thread and checkpoint of a run.
-
-    Within a node langgraph keeps the latter in `checkpoint_map`, "" standing for the outermost
-    graph, whose thread it is.
-    """
-    given = ensure_config(config)["configurable"]
-    thread = given.get("thread_id")
-    if thread is None:
-        return None, None
-    latest = (given.get("checkpoint_map") or {}).get("") or given.get("checkpoint_id")
-    return str(thread), latest
-
-
-def _provenance(place: Place) -> Provenance | None:
-    # here, since it loads all of the store, which who only trims can do without
-    from perdure.stores.base import Provenance
-
-    if place.thread_id is None:
-        return None
-    return Provenance(thread_id=place.thread_id, checkpoint_id=place.checkpoint_id)

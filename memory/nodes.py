@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 from langchain_core.messages import BaseMessage
+from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from perdure.errors import ConfigurationError, InvalidMessages
@@ -62,12 +63,16 @@ class MessagesNode(Runnable[Any, Any]):
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """The update for a state; or messages for messages."""
+        if isinstance(input, PromptValue):
+            input = input.to_messages()
         if is_messages(input):
             return self(input, config)
         return self.update(input, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """See `invoke`."""
+        if isinstance(input, PromptValue):
+            input = input.to_messages()
         if is_messages(input):
             return await self.acall(input, config)
         return await self.aupdate(input, config)
@@ -120,6 +125,10 @@ class MessagesNode(Runnable[Any, Any]):
         """See `through`; a part that has to wait for something overrides it."""
         return self.through(shown, state, config)
 
+    def with_tools(self, tools: Sequence[Any]) -> Self:
+        """The same for a request with these tools, which take part of a budget if it has one."""
+        return self
+
     # -- the state
 
     def messages_in(self, state: Any) -> Messages:
@@ -136,16 +145,19 @@ class MessagesNode(Runnable[Any, Any]):
             )
         return checked(found, f"the channel {self.messages_key!r}")
 
+    def id_of(self, message: BaseMessage) -> str:
+        """The id of a message of the state, by which it is removed or replaced.
 
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Refuse a value that is none of the choices.
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    if value not in choices:
-        listed = ", ".join(map(repr, choices))
-        raise ConfigurationError(f"{name} is {value!r}; expected one of {listed}")
+        Raises:
+            InvalidMessages: It has none.
+        """
+        if message.id is None:
+            raise InvalidMessages(
+                f"the channel {self.messages_key!r} has a {message.type} message without an id, "
+                f"{message.content!r:.60}; give it a reducer that assigns them: "
+                "perdure.memory.messages, or add_messages"
+            )
+        return message.id
 
 
 def is_messages(value: Any) -> bool:
@@ -166,13 +178,14 @@ def checked(messages: Any, what: str) -> Messages:
     """
     if not is_messages(messages):
         raise InvalidMessages(
-            f"{what} is a {type(messages).__name__}; expected a list of langchain messages"
+            f"{what}: {messages!r:.80} is a {type(messages).__name__}; expected a list of "
+            "langchain messages"
         )
     kinds = {kind for kind in set(map(type, messages)) if not issubclass(kind, BaseMessage)}
     for number, message in enumerate(messages) if kinds else ():
         if type(message) in kinds:
             raise InvalidMessages(
-                f"{what} has at {number} {message!r:.80}, a {type(message).__name__}; expected "
+                f"{what}: number {number} is {message!r:.80}, a {type(message).__name__}; expected "
                 "langchain messages: convert with langchain_core.messages.convert_to_messages"
             )
     return messages  # type: ignore[no-any-return]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no JSON schema
 
 from perdure.errors import ConfigurationError
+from perdure.memory.checking import choice as check_choice
 from perdure.memory.conversation import Messages
-from perdure.memory.nodes import check_choice
+from perdure.memory.quoting import as_record
 from perdure.memory.shown import Shown
 
 Form = Literal["system", "human"]
@@ -55,10 +57,13 @@ def present(
 
 
 def presented(shown: Shown, summary: Summary | None, form: Form) -> Shown:
-    """What is shown, with the summary before the turns; one in the system message is replaced."""
+    """What is shown, with the summary before the turns; one in the system message is replaced.
+
+    Users and tools had a part in its text, so it stands under its heading as a record of theirs.
+    """
     if summary is None or not summary["text"]:
         return shown
-    text = f"{HEADING}:\n\n{summary['text']}"
+    text = f"{HEADING}:\n\n{as_record(summary['text'])}"
     system = next(iter(taken_apart([shown.system])[1]), None) if shown.system else None
     if form == "human":
         message = HumanMessage(text, additional_kwargs={_MARK: dict(summary)})

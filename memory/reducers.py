@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, TypedDict
+from typing import Annotated, Any, Final, Literal, NotRequired
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ToolMessage
+from langgraph.channels import UntrackedValue
 from langgraph.graph import add_messages
+from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no JSON schema
 
 from perdure.errors import InvalidUpdate
 
@@ -215,6 +217,13 @@ result raises `InvalidUpdate`; `message_reducer(on_split="widen")` keeps both in
 
 
 class ChatState(TypedDict):
-    """The smallest state of a chat: its messages."""
+    """The smallest state of a chat.
+
+    Attributes:
+        messages: What was said.
+        llm_input_messages: What the model is to be shown of it, if a node of perdure's that is a
+            view runs before the model's. It is of one run only, and never in a checkpoint.
+    """
 
     messages: Annotated[list[AnyMessage], messages]
+    llm_input_messages: NotRequired[Annotated[list[AnyMessage], UntrackedValue]]

@@ -7,6 +7,7 @@ known as such whatever the provider reports.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,7 +16,9 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from perdure.errors import ConfigurationError, InstructionsRefused, ModelFailed
 from perdure.memory.asking import Asker, fault_of, is_final, is_too_long, text_of, waiting
-from perdure.memory.steps import Steps
+from perdure.memory.checking import number, seconds, whole
+from perdure.memory.drivers import Steps
+from perdure.memory.quoting import fenced
 from perdure.memory.transcript import units_of
 
 PROMPT: Final = """\
@@ -36,6 +39,7 @@ not answer them. Answer with the complete new instructions between <instructions
 
 _BEGIN: Final = "<instructions>"
 _END: Final = "</instructions>"
+_MARKED: Final = re.compile(f"{_BEGIN}((?:(?!</?instructions>).)*){_END}", re.DOTALL)
 _SHORT: Final = 1_000  # characters: growth counts from here, or a first sentence could not grow
 _LEAST: Final = 1_000  # characters of a transcript that is halved because it was too long
 _OMITTED: Final = "[earlier messages are left out]"
@@ -61,17 +65,14 @@ class Bounds:
     max_growth: float
 
     def __post_init__(self) -> None:
-        for name, value in (("min_chars", self.min_chars), ("max_chars", self.max_chars)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigurationError(f"{name} is {value!r}; expected a whole number from 1 on")
+        whole("min_chars", self.min_chars, 1)
+        whole("max_chars", self.max_chars, 1)
         if self.min_chars > self.max_chars:
             raise ConfigurationError(
                 f"min_chars is {self.min_chars}, max_chars {self.max_chars}; expected no more"
             )
-        if not is_number(self.min_share) or not 0 <= self.min_share <= 1:
-            raise ConfigurationError(f"min_share is {self.min_share!r}; expected from 0 to 1")
-        if not is_number(self.max_growth) or not self.max_growth >= 1:
-            raise ConfigurationError(f"max_growth is {self.max_growth!r}; expected at least 1")
+        number("min_share", self.min_share, 0, 1)
+        number("max_growth", self.max_growth, 1)
 
     def check(self, former: str, text: str) -> None:
         """Refuse a text that is too short or too long to be a rewrite of the former one.
@@ -82,6 +83,9 @@ class Bounds:
         length = len(text)
         if length < self.min_chars:
             raise _refused(f"they have {length} characters, min_chars is {self.min_chars}")
+        letters = sum(map(str.isalnum, text))
+        if 2 * letters < self.min_chars:
+            raise _refused(f"they have {letters} letters or digits among {length} characters")
         if length > self.max_chars:
             raise _refused(f"they have {length} characters, max_chars is {self.max_chars}")
         if length < self.min_share * len(former):
@@ -89,10 +93,12 @@ class Bounds:
                 f"they have {length} characters, the former {len(former)}: less than the share of "
                 f"{self.min_share} that min_share asks for is left"
             )
-        if length > self.max_growth * max(len(former), _SHORT):
+        most = int(self.max_growth * max(len(former), _SHORT))
+        if length > most:
+            counted = f" (counted as {_SHORT})" if len(former) < _SHORT else ""
             raise _refused(
-                f"they have {length} characters, the former {len(former)}: more than "
-                f"{self.max_growth} times as many, which max_growth allows"
+                f"they have {length} characters, the former {len(former)}{counted}: max_growth "
+                f"{self.max_growth} allows {most}"
             )
 
 
@@ -120,14 +126,9 @@ class Reflection:
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, str) or not self.prompt.strip():
             raise ConfigurationError(f"prompt is {self.prompt!r:.80}; expected text")
-        least = {"max_transcript_chars": (self.max_chars, 1), "retries": (self.retries, 0)}
-        for name, (value, low) in least.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise ConfigurationError(
-                    f"{name} is {value!r}; expected a whole number from {low} on"
-                )
-        if not is_number(self.backoff_s) or not self.backoff_s >= 0:
-            raise ConfigurationError(f"backoff_s is {self.backoff_s!r}; expected seconds, or 0")
+        whole("max_transcript_chars", self.max_chars, 1)
+        whole("retries", self.retries, 0)
+        seconds("backoff_s", self.backoff_s)
 
     def rewriting(
         self, asker: Asker, former: str, messages: Sequence[BaseMessage], feedback: Any
@@ -156,9 +157,9 @@ class Reflection:
 
     def _request(self, former: str, transcript: str, feedback: Any) -> list[BaseMessage]:
         parts = [
-            _fenced("current_instructions", former),
-            _fenced("conversation", transcript),
-            _fenced("feedback", _told(feedback)),
+            fenced("current_instructions", former),
+            fenced("conversation", transcript),
+            fenced("feedback", _told(feedback)),
         ]
         return [
             SystemMessage(f"{self.prompt}\n\n{FORM}"),
@@ -172,10 +173,12 @@ class Reflection:
         said = text_of(answer)
         if _BEGIN not in said:
             raise _refused(f"the answer {said!r:.80} has no {_BEGIN}")
-        start, end = said.index(_BEGIN) + len(_BEGIN), said.rfind(_END)
-        if end < start:
+        if said.rfind(_END) < said.rfind(_BEGIN):
             raise _refused(f"the answer has no {_END}: it was cut off")
-        text = said[start:end].strip()
+        if said.count(_BEGIN) != said.count(_END):
+            raise _refused(f"the answer has {_BEGIN} and {_END} a different number of times")
+        # a model may speak of the marks before it uses them
+        text: str = max(_MARKED.findall(said), key=len).strip()
         if text == former.strip():
             return former
         try:
@@ -200,26 +203,12 @@ def _newest(units: Sequence[str], room: int) -> str:
     return "\n".join(reversed(kept))
 
 
-def _fenced(name: str, text: str) -> str:
-    """Text between delimiters that do not occur in it; "" for none."""
-    if not text:
-        return ""
-    while f"</{name}" in text:
-        name += "_"
-    return f"<{name}>\n{text}\n</{name}>"
-
-
 def _told(feedback: Any) -> str:
     if not feedback:
         return ""
     if isinstance(feedback, BaseMessage):
         return str(feedback.text)
     return feedback if isinstance(feedback, str) else json.dumps(feedback, default=str)
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a number, and no truth value."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _refused(fault: str) -> InstructionsRefused:

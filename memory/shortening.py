@@ -1,4 +1,4 @@
-"""Shortening one message to a number of tokens: its longest text loses its middle."""
+"""Shortening: a text loses its middle, a message the middle of its longest text."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from typing import Any, Final
 from langchain_core.messages import BaseMessage
 
 Measure = Callable[[BaseMessage], int]
+SHORTENED: Final = "perdure_shortened"
+"""In additional_kwargs, which no provider is sent: what became of a message, whose original is
+longer. `"cut"`: its middle is left out, `"cleared"`: a marker is in its place."""
+
 _HEAD: Final = 0.7  # of what stays; questions come first, what they are about after it
 
 
 def shortened(message: BaseMessage, limit: int, measure: Measure) -> BaseMessage | None:
-    """A copy that takes at most `limit`; None if no text of it is long enough to lose that much."""
+    """A copy that takes at most `limit`, marked `SHORTENED`; None if no text is long enough."""
     text = _longest(message)
     low, high = 0, len(text)  # as many characters as stay
     best = None
     while low < high:
         middle = (low + high) // 2
-        tried = _with_text(message, _cut(text, middle))
+        tried = _with_text(message, middle_out(text, middle))
         if measure(tried) <= limit:
             best, low = tried, middle + 1
         else:
@@ -26,7 +30,10 @@ def shortened(message: BaseMessage, limit: int, measure: Measure) -> BaseMessage
     return best
 
 
-def _cut(text: str, keep: int) -> str:
+def middle_out(text: str, keep: int) -> str:
+    """The beginning and the end of a text, `keep` characters together, and what is left out."""
+    if len(text) <= keep:
+        return text
     head = int(keep * _HEAD)
     tail = keep - head
     mark = f"[… {len(text) - keep:,} characters left out …]"
@@ -49,9 +56,14 @@ def _text(block: Any) -> str:
 def _with_text(message: BaseMessage, text: str) -> BaseMessage:
     content = message.content
     if isinstance(content, str):
-        return message.model_copy(update={"content": text})
+        return _marked(message, text)
     longest = max(range(len(content)), key=lambda i: len(_text(content[i])))
     block = content[longest]
     blocks = list(content)
     blocks[longest] = text if isinstance(block, str) else {**block, "text": text}
-    return message.model_copy(update={"content": blocks})
+    return _marked(message, blocks)
+
+
+def _marked(message: BaseMessage, content: Any) -> BaseMessage:
+    kwargs = {**message.additional_kwargs, SHORTENED: "cut"}
+    return message.model_copy(update={"content": content, "additional_kwargs": kwargs})

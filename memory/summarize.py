@@ -14,8 +14,9 @@ from langchain_core.runnables import Runnable
 
 from perdure.errors import ConfigurationError
 from perdure.memory.asking import Asker
+from perdure.memory.checking import choice as check_choice
 from perdure.memory.counting import Countable, context_window, token_counter
-from perdure.memory.nodes import MODES, Mode, check_choice
+from perdure.memory.nodes import MODES, Mode
 from perdure.memory.presenting import FORMS, Form, Summary
 from perdure.memory.reducers import ChatState
 from perdure.memory.summarizing import PROMPT, Summarizer
@@ -79,6 +80,9 @@ def summarize(
             message before the others.
         mode: `"state"`: what is summarised is removed from the state; a perdure checkpointer's
             history still has it. `"view"`: the state keeps all (`llm_input_messages` is shown).
+            That is part of the node's update, so `stream_mode="messages"` passes the message with
+            the summary on, with this node's name as `langgraph_node`. An edit of a summarised
+            message under its id is not summarised again.
         counter: What counts tokens, if not what fits the model; see `token_counter`.
         window: Whose window `fraction` is a part of, or its size in tokens; None: the model's.
         max_input_tokens: What one request to the summariser may take; what is longer is summarised
@@ -87,11 +91,13 @@ def summarize(
         retries: How often a call is made again that raised, took too long, said nothing, called
             tools or was cut off.
         backoff_s: Seconds before the first of these; they double.
-        on_failure: `"raise"` raises `SummaryFailed`; `"keep"` logs a warning and goes on with
-            everything as it was.
+        on_failure: `"raise"` raises `SummaryFailed`; in a graph that summarises after its answer,
+            as `chat_graph` does, the answer is in the thread by then, and only the run fails.
+            `"keep"` logs a warning and goes on with everything as it was.
         messages_key: The channel of the messages.
         summary_key: The channel of the summary.
-        summarized_key: The channel of the ids of what it stands for.
+        summarized_key: The channel of the ids of what it stands for. Where the model is shown a
+            view, the state has to have it too: without it everything counts as not summarised.
 
     Raises:
         ConfigurationError: An option is wrong, or the options contradict each other.
@@ -123,7 +129,7 @@ def summarize(
         Due(
             trigger(
                 {"messages": 40} if when is None else when,
-                lambda: context_window(model if window is None else window),  # type: ignore[arg-type]
+                lambda: context_window(model if window is None else window),
             ),
             chosen,
             keep_turns,
@@ -146,7 +152,7 @@ def _counter(model: Runnable[Any, Any], counter: Countable | None) -> TokenCount
 
 def _input_tokens(model: Runnable[Any, Any]) -> int:
     try:
-        return int(_SHARE * context_window(model))  # type: ignore[arg-type]  # any other is unknown
+        return int(_SHARE * context_window(model))
     except ConfigurationError:
         return _INPUT_TOKENS
 

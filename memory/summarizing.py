@@ -22,8 +22,8 @@ from perdure.memory.asking import (
     text_of,
     waiting,
 )
-from perdure.memory.steps import Steps
-from perdure.memory.transcript import quoted
+from perdure.memory.drivers import Steps
+from perdure.memory.quoting import undelimited
 
 PROMPT: Final = """\
 You keep the memory of a conversation. Between <conversation> and </conversation> is a transcript \
@@ -44,6 +44,8 @@ MIN_ROOM: Final = 100
 
 _ASIDE: Final = 60  # tokens of the delimiters and of what is said around them
 _WORD: Final = 2  # tokens of a word, generously
+_MOST: Final = 4  # tokens of a word, beyond which a summary has run away
+_LEAST_MOST: Final = 400  # tokens that a summary may always have
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class Summarizer:
         pieces = ["\n".join(unit) for unit in units]
         if self._cost(former) + sum(map(self._cost, pieces)) <= room:
             body = [
-                *_tagged("summary", quoted(former)),
+                *_tagged("summary", undelimited(former)),
                 *_tagged("conversation", "\n".join(pieces)),
             ]
             return (yield from self._asked(["\n\n".join(body)], self.max_words))[0]
@@ -130,7 +132,7 @@ class Summarizer:
         """One summary of the summaries of parts; of groups of them first, if they are many."""
         while len(texts) > 1 or former:
             if self._cost(former) + sum(map(self._cost, texts)) <= room:
-                body = [*_tagged("summary", quoted(former)), *_parts(texts)]
+                body = [*_tagged("summary", undelimited(former)), *_parts(texts)]
                 return (yield from self._asked(["\n\n".join(body)], self.max_words))[0]
             groups = self._grouped([[text] for text in texts], room)
             if len(groups) >= len(texts):
@@ -151,23 +153,38 @@ class Summarizer:
             requests = [self._request(bodies[number], words, cut_off) for number in missing]
             answers = yield self.asker.asking(requests)
             asks += 1
-            faults = []
+            faults: list[tuple[Any, str]] = []
+            longer = False
             for number, answer in zip(missing, answers, strict=True):
-                if fault_of(answer) is None:
+                fault = fault_of(answer) or self._runaway(answer)
+                if fault is None:
                     done[number] = text_of(answer)
                 else:
-                    faults.append(answer)
+                    faults.append((answer, fault))
+                    longer = longer or is_cut_off(answer) or fault_of(answer) is None
             if not faults:
                 return [done[number] for number in range(len(bodies))]
             _give_up_if(faults, asks, self.retries)
-            if any(map(is_cut_off, faults)):
+            if longer:
                 cut_off, words = True, max(1, words // 2)
             yield waiting(self.backoff_s * 2 ** (asks - 1))
+
+    def _runaway(self, answer: Any) -> str | None:
+        """What is wrong with a summary that is far longer than was asked for.
+
+        The model would be shown it in every turn from now on, whatever the budget.
+        """
+        tokens, most = self.tokens(text_of(answer)), max(_LEAST_MOST, _MOST * self.max_words)
+        if tokens <= most:
+            return None
+        return f"the answer has {tokens} tokens, and {self.max_words} words were asked for"
 
     def _request(self, body: str, words: int, cut_off: bool) -> list[BaseMessage]:
         ending = "Write the summary now."
         if cut_off:
-            ending = f"Write the summary now, in {words} words at most: a longer one was cut off."
+            ending = (
+                f"Write the summary now, in {words} words at most: a longer one cannot be used."
+            )
         prompt = self.prompt.replace("{max_words}", str(words))
         return [SystemMessage(prompt), HumanMessage(f"{body}\n\n{ending}")]
 
@@ -220,19 +237,20 @@ def _tagged(name: str, text: str) -> list[str]:
 
 def _parts(texts: Sequence[str]) -> list[str]:
     numbered = enumerate(texts, 1)
-    return [f'<part number="{number}">\n{quoted(text)}\n</part>' for number, text in numbered]
+    return [f'<part number="{number}">\n{undelimited(text)}\n</part>' for number, text in numbered]
 
 
-def _give_up_if(faults: Sequence[Any], asks: int, retries: int) -> None:
+def _give_up_if(faults: Sequence[tuple[Any, str]], asks: int, retries: int) -> None:
     """Raise if there is no use in asking once more."""
-    too_long = next(filter(is_too_long, faults), None)
+    too_long = next((answer for answer, _ in faults if is_too_long(answer)), None)
     if too_long is not None:
         raise _TooLong from too_long
-    fault = next(filter(is_final, faults), faults[-1] if asks > retries else None)
+    last = faults[-1] if asks > retries else None
+    fault = next((fault for fault in faults if is_final(fault[0])), last)
     if fault is not None:
         times = "once" if asks == 1 else f"{asks} times"
-        cause = fault if isinstance(fault, Exception) else None
-        raise _failed(f"asked {times}, and in the end {fault_of(fault)}") from cause
+        cause = fault[0] if isinstance(fault[0], Exception) else None
+        raise _failed(f"asked {times}, and in the end {fault[1]}") from cause
 
 
 def _failed(what: str) -> SummaryFailed:

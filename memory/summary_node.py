@@ -11,24 +11,12 @@ from typing import Any, Final, Literal, NamedTuple
 from langchain_core.messages import BaseMessage, RemoveMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 
-from perdure.errors import ConfigurationError, InvalidMessages, SummaryFailed
+from perdure.errors import ConfigurationError, SummaryFailed
 from perdure.memory.conversation import Messages, Turn, role, turns
-from perdure.memory.nodes import (
-    SHOWN,
-    MessagesNode,
-    Mode,
-    channel,
-)
-from perdure.memory.presenting import (
-    Form,
-    Summary,
-    present,
-    presented,
-    summary_of,
-    taken_apart,
-)
+from perdure.memory.drivers import Steps, arun, run
+from perdure.memory.nodes import SHOWN, MessagesNode, Mode, channel
+from perdure.memory.presenting import Form, Summary, present, presented, summary_of, taken_apart
 from perdure.memory.shown import Shown
-from perdure.memory.steps import Steps, arun, run
 from perdure.memory.summarizing import Summarizer
 from perdure.memory.tokens import TokenCounter
 from perdure.memory.transcript import units_of
@@ -90,42 +78,60 @@ class Summarize(MessagesNode):
 
         It asks no model: the node does that, when it runs.
         """
-        former = self._former(state)
-        turns = self._fresh_turns(shown.turns, former, state)
-        return presented(replace(shown, turns=turns), former, self.form)
+        turns = self._fresh_turns(shown.turns, state)
+        return presented(replace(shown, turns=turns), self._former(state), self.form)
 
     def is_due(self, state: Any) -> bool:
         """Whether the node would summarise something of a state now."""
         messages = self.messages_in(state)
-        return bool(self._due.old(messages, self._fresh(messages, self._former(state), state)))
+        return bool(self._due.old(messages, self._fresh(messages, state)))
 
     def update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
         """The new summary, and what is removed or shown, as the mode has it."""
-        return run(self._update(state, config))
+        return self._with_shown(run(self._changes(state, config)), state, config)
 
     async def aupdate(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
         """See `update`."""
-        return await arun(self._update(state, config))
+        return self._with_shown(await arun(self._changes(state, config)), state, config)
 
-    def _update(self, state: Any, config: RunnableConfig | None) -> Steps[dict[str, Any]]:
+    def changes(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
+        """An update without what is shown: what it leaves to be asked for by `shown`."""
+        return run(self._changes(state, config))
+
+    async def achanges(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
+        """See `changes`."""
+        return await arun(self._changes(state, config))
+
+    def _with_shown(
+        self, changes: dict[str, Any], state: Any, config: RunnableConfig | None
+    ) -> dict[str, Any]:
+        if self.mode == "state":
+            return changes
+        messages, (_, summary, summarized) = self.messages_in(state), self._channels
+        after = {
+            self.messages_key: messages,
+            summary: changes.get(summary, channel(state, summary)),
+            summarized: [*self._done(state), *changes.get(summarized, ())],
+        }
+        return {**changes, SHOWN: self.shown(messages, after, config)}
+
+    def _changes(self, state: Any, config: RunnableConfig | None) -> Steps[dict[str, Any]]:
         messages = self.messages_in(state)
         self._channels.check_state(state, config)
         former = self._former(state)
-        fresh = self._fresh(messages, former, state)
-        old = self._due.old(messages, fresh)
-        ids = [self._id(messages[i]) for i in old]
+        old = self._due.old(messages, self._fresh(messages, state))
+        ids = [self.id_of(messages[i]) for i in old]
         extended = yield from self._extended(former, [messages[i] for i in old], config)
-        changes: dict[str, Any] = {}
-        if extended is not None:
-            changes = {self._channels.summary: extended, self._channels.summarized: ids}
-        if self.mode == "view":
-            after: dict[str, Any] = {self._channels.summary: extended or former}
-            after[self._channels.summarized] = [*self._done(state), *ids]
-            changes[SHOWN] = self.shown(messages, after, config)
-        elif extended is not None:
+        if extended is None:
+            return {}
+        changes: dict[str, Any] = {
+            self._channels.summary: extended,
+            self._channels.summarized: ids,
+        }
+        if self.mode == "state":
             # with it what a view left in the state
             gone = (m for m in messages[: old[-1] + 1] if not isinstance(m, SystemMessage))
-            changes[self.messages_key] = [RemoveMessage(id=self._id(m)) for m in gone]
+            changes[self.messages_key] = [RemoveMessage(id=self.id_of(m)) for m in gone]
         return changes
 
     def _extended(
@@ -154,39 +160,41 @@ class Summarize(MessagesNode):
     def _done(self, state: Any) -> Sequence[str]:
         return channel(state, self._channels.summarized) or ()
 
-    def _fresh(self, messages: Messages, former: Summary | None, state: Any) -> Sequence[int]:
-        """Where the messages stand that the summary does not stand for."""
-        everything = range(len(messages))
-        if former is None or former["last"] is None:
-            return everything
-        for index in reversed(everything):
-            if messages[index].id == former["last"]:
-                return everything[index + 1 :]
-        if self.mode == "state":
-            return everything
-        done = set(self._done(state))
-        return [index for index in everything if messages[index].id not in done]
+    def _fresh(self, messages: Messages, state: Any) -> range:
+        """Where the messages stand that the summary does not stand for.
 
-    def _id(self, message: BaseMessage) -> str:
-        if message.id is None:
-            raise InvalidMessages(
-                f"the channel {self.messages_key!r} has a {message.type} message without an id, "
-                f"{message.content!r:.60}; give it a reducer that assigns them: "
-                "perdure.memory.messages, or add_messages"
-            )
-        return message.id
+        It stands for those before the first that it does not know. What follows that one is fresh
+        even under an id that was summarised: it was said anew. In the mode `"state"` what is
+        summarised is gone, unless all of it is there: then the thread was a view.
+        """
+        former = self._former(state)
+        done = list(self._done(state)) if former and former["last"] is not None else []
+        if done and [message.id for message in messages[: len(done)]] == done:
+            return range(len(done), len(messages))  # as in nearly every view
+        known, found, start = set(done), 0, 0
+        for index, message in enumerate(messages):
+            if message.id in known:
+                found, start = found + 1, index + 1
+            elif role(message) != "system":
+                break
+        if self.mode == "state" and found < len(known):
+            start = 0
+        return range(start, len(messages))
 
-    def _fresh_turns(
-        self, turns: Iterator[Turn], former: Summary | None, state: Any
-    ) -> Iterator[Turn]:
+    def _fresh_turns(self, turns: Iterator[Turn], state: Any) -> Iterator[Turn]:
         """The turns, newest first, up to those that the summary stands for."""
-        if former is None or former["last"] is None:
+        messages = channel(state, self.messages_key)
+        if messages is None:
+            every = list(turns)
+            messages = [message for turn in reversed(every) for message in turn.said]
+            turns = iter(every)
+        fresh = self._fresh(messages, state)
+        if not fresh.start:
             return turns
-        # a summarised message that is in the state again was said anew
-        gone = {former["last"], *(() if self.mode == "state" else self._done(state))}
+        gone = {message.id for message in messages[: fresh.start]}
         newest = islice(turns, 1)  # whatever a summary says it stands for
         return chain(
-            newest, takewhile(lambda turn: gone.isdisjoint(m.id for m in turn.said), turns)
+            newest, takewhile(lambda turn: not all(m.id in gone for m in turn.said), turns)
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -16,10 +15,12 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
+from perdure.memory.quoting import undelimited
+from perdure.memory.shortening import middle_out
+
 TOOL_CHARS: Final = 2_000
 """How much of a tool's result, or of the arguments of a call, is shown; the middle is left out."""
 
-_DELIMITER: Final = re.compile(r"<(?=/?\s*(?:conversation|summary|part)\b)", re.IGNORECASE)
 _ROLES: Final = {"human": "user", "ai": "assistant"}
 _UNSAID: Final = {"reasoning", "reasoning_content", "thinking", "redacted_thinking"}
 _CALLS: Final = {"tool_use", "tool_call", "tool_call_chunk", "function_call", "invalid_tool_call"}
@@ -42,12 +43,7 @@ def rendered(message: BaseMessage) -> str:
     if not parts:
         return ""
     indented = "\n".join(parts).replace("\n", "\n    ")  # so that no line looks like a role's
-    return f"{_role(message)}: {quoted(indented)}"
-
-
-def quoted(text: str) -> str:
-    """Text that cannot close the delimiters it is put between."""
-    return _DELIMITER.sub("\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}", text)
+    return f"{_role(message)}: {undelimited(indented)}"
 
 
 def units_of(messages: Sequence[BaseMessage]) -> list[list[str]]:
@@ -64,15 +60,6 @@ def units_of(messages: Sequence[BaseMessage]) -> list[list[str]]:
     return units
 
 
-def middle_out(text: str, limit: int) -> str:
-    """Text of about `limit` characters: its beginning and its end."""
-    if len(text) <= limit:
-        return text
-    head, tail = limit * 2 // 3, limit // 3
-    left_out = len(text) - head - tail
-    return f"{text[:head]} [… {left_out:,} characters left out …] {text[-tail:]}"
-
-
 def _role(message: BaseMessage) -> str:
     if isinstance(message, ToolMessage):
         role = f"tool {message.name}" if message.name else "tool"
@@ -82,7 +69,7 @@ def _role(message: BaseMessage) -> str:
     else:
         role = _ROLES.get(message.type, message.type)
         role += f" ({message.name})" if message.name else ""
-    return quoted(" ".join(role.split()))
+    return undelimited(" ".join(role.split()))
 
 
 def _said(message: BaseMessage) -> str:

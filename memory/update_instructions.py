@@ -16,16 +16,18 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from perdure.errors import ConfigurationError, ModelFailed, VersionConflict
 from perdure.memory.asking import Asker
+from perdure.memory.checking import choice as check_choice
+from perdure.memory.checking import is_number
 from perdure.memory.conversation import Messages
+from perdure.memory.drivers import Steps, arun, run
 from perdure.memory.instructions import (
     Instructions,
     InstructionsVersion,
-    Place,
     check_instructions,
 )
-from perdure.memory.nodes import channel, check_choice, checked, is_messages
-from perdure.memory.reflecting import PROMPT, Bounds, Reflection, is_number
-from perdure.memory.steps import Steps, arun, run
+from perdure.memory.nodes import channel, checked, is_messages
+from perdure.memory.places import Place
+from perdure.memory.reflecting import PROMPT, Bounds, Reflection
 
 OnFailure = Literal["raise", "keep"]
 _LOG = logging.getLogger("perdure")
@@ -107,7 +109,11 @@ def update_instructions(
 
 
 class UpdateInstructions(Runnable[Any, Any]):
-    """See `update_instructions`, which makes it. In a chain it passes messages on as they are."""
+    """See `update_instructions`, which makes it.
+
+    Its doors are those of every node of short-term memory, but it shows nothing and changes
+    nothing: from a state it learns and returns an empty update, messages it passes on as they are.
+    """
 
     def __init__(
         self,
@@ -147,30 +153,38 @@ class UpdateInstructions(Runnable[Any, Any]):
 
     # -- as a node
 
-    def __call__(self, messages: Messages) -> list[BaseMessage]:
-        """The messages as they are, once they are learned from; see `rewrite`."""
-        self.rewrite(messages)
+    def __call__(self, said: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
+        """The messages as they are, once they are learned from; see `rewrite`.
+
+        Args:
+            said: The state, as a node is given it, or a list of messages.
+            config: Of the run; within a graph it is known without.
+        """
+        messages, feedback = self._in(said)
+        self.rewrite(messages, config, feedback=feedback)
+        return list(messages)
+
+    async def acall(self, said: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
+        """See `__call__`."""
+        messages, feedback = self._in(said)
+        await self.arewrite(messages, config, feedback=feedback)
         return list(messages)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """The update for a state, which changes nothing in it; or for messages, the messages."""
-        if is_messages(input):
-            self.rewrite(input, config)
-            return list(input)
-        messages, feedback = self._in(input)
-        self.rewrite(messages, config, feedback=feedback)
-        return {}
+        messages = self(input, config)
+        return messages if is_messages(input) else {}
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """See `invoke`."""
-        if is_messages(input):
-            await self.arewrite(input, config)
-            return list(input)
-        messages, feedback = self._in(input)
-        await self.arewrite(messages, config, feedback=feedback)
-        return {}
+        messages = await self.acall(input, config)
+        return messages if is_messages(input) else {}
 
-    def _in(self, state: Any) -> tuple[Messages, Any]:
+    def _in(self, said: Any) -> tuple[Messages, Any]:
+        """The messages of a state, and feedback on them."""
+        if is_messages(said):
+            return said, None
+        state = said
         messages = checked(channel(state, self.messages_key), f"the channel {self.messages_key!r}")
         return messages, channel(state, self.feedback_key)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, Self
 
 from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import ConfigurationError
 from perdure.memory.nodes import MessagesNode
 from perdure.memory.shown import Shown
+from perdure.memory.update_instructions import UpdateInstructions
 
 
 def view(*parts: MessagesNode) -> View:
@@ -25,6 +28,11 @@ def view(*parts: MessagesNode) -> View:
     if not parts:
         raise ConfigurationError("a view has no parts; expected nodes like trim(tokens=4_000)")
     for part in parts:
+        if isinstance(part, UpdateInstructions):
+            raise ConfigurationError(
+                "update_instructions() shows the model nothing, so it is no part of a view; "
+                "expected use_instructions() there, and that as a node of its own after the answer"
+            )
         if not isinstance(part, MessagesNode):
             raise ConfigurationError(
                 f"a part of the view is {part!r:.80}; expected nodes like trim(tokens=4_000)"
@@ -43,6 +51,12 @@ class View(MessagesNode):
     def __init__(self, parts: tuple[MessagesNode, ...], messages_key: str) -> None:
         super().__init__(messages_key)
         self.parts = parts
+
+    def with_tools(self, tools: Sequence[Any]) -> Self:
+        """See `MessagesNode.with_tools`."""
+        made = copy(self)
+        made.parts = tuple(part.with_tools(tools) for part in self.parts)
+        return made
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """What the parts make of what is shown, one upon the other."""

@@ -11,19 +11,25 @@ from typing import Any
 import openai
 import pytest
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages.utils import convert_to_messages
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Command, interrupt
 
 import perdure.graphs
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.errors import ConfigurationError
 from perdure.graphs import QuotingResponder, chat_graph
 from perdure.graphs.chat import graph as module_graph
+from perdure.graphs.configured import TOKENS
 from perdure.graphs.responder import NOTICE
 from perdure.memory import (
     Instructions,
     summarize,
+    token_counter,
     trim,
     update_instructions,
     use_instructions,
@@ -299,24 +305,203 @@ def test_after_an_error_of_the_model_the_turn_can_be_finished(tmp_path: Path) ->
     assert server.shown(1) == server.shown(2)
 
 
+@pytest.mark.parametrize("options", ["window", "summary", "summary in a view"])
+def test_a_stream_of_messages_has_the_answers_and_nothing_else(
+    options: str, file_saver: SQLiteCheckpointer
+) -> None:
+    """Instructions, summaries and removals are for the model and the state, not for the user."""
+    with (
+        OpenAIServer(replies) as server,
+        SQLiteStore.open(":memory:", index=None) as store,
+    ):
+        model = client(server)
+        learned = Instructions(store, default="SECRET RULES")
+        mode: Any = "state" if options == "summary" else "view"
+        summary = summarize(model, when={"messages": 4}, keep_turns=1, mode=mode)
+        graph = chat_graph(
+            model,
+            checkpointer=file_saver,
+            store=store,
+            window=trim(messages=4, mode="state" if options == "window" else "view"),
+            summary=None if options == "window" else summary,
+            instructions=use_instructions(learned),
+            reflection=update_instructions(model, learned),
+        )
+        chunks: list[Any] = []
+        for n in range(5):
+            stream: Any = graph.stream(says(f"q{n}"), THREAD, stream_mode="messages")
+            chunks += [chunk for chunk, _ in stream]
+        state = graph.get_state(THREAD).values
+
+    assert {chunk.type for chunk in chunks} == {"AIMessageChunk"}
+    assert "".join(chunk.text for chunk in chunks).count("answer") == 5
+    assert "llm_input_messages" not in state
+    assert ("summary" in state) == (options != "window")
+
+
+# -- interrupts
+
+
+def everything(model: Any, saver: Any, store: SQLiteStore, *, window: bool) -> Any:
+    learned = Instructions(store)
+    return chat_graph(
+        model,
+        checkpointer=saver,
+        window=trim(messages=3, mode="state") if window else trim(messages=9),
+        summary=None if window else summarize(model, when={"messages": 4}, keep_turns=1),
+        instructions=use_instructions(learned),
+        reflection=update_instructions(model, learned),
+    )
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("name", ["respond", "reflect", "summarize", "trim"])
+def test_a_chat_stopped_before_a_node_goes_on(tmp_path: Path, name: str, colour: str) -> None:
+    """In a reopened file, to the state of a chat that was not stopped."""
+
+    async def talk(path: Path, server: OpenAIServer, stop: list[str]) -> tuple[Any, list[str]]:
+        async def step(given: Any, **options: Any) -> Any:
+            async with SQLiteCheckpointer.open(path) as saver:
+                graph = everything(client(server), saver, store, window=name == "trim")
+                if colour == "sync":
+                    graph.invoke(given, THREAD, **options)
+                else:
+                    await graph.ainvoke(given, THREAD, **options)
+                snapshot = graph.get_state(THREAD)
+                return snapshot.next, snapshot.values, history(saver)
+
+        with SQLiteStore.open(":memory:", index=None) as store:
+            for n in range(4):
+                stopped, *_ = await step(says(f"q{n}"), interrupt_before=stop)
+                waited.append(stopped)
+                if stopped:
+                    stopped, *_ = await step(None)
+                assert stopped == ()
+            _, values, said = await step(None)
+        return [values.get("summary", {}).get("text"), texts(values)], said
+
+    waited: list[Any] = []
+    with OpenAIServer(replies) as server:
+        expected = asyncio.run(talk(tmp_path / "whole.db", server, []))
+        assert waited == [()] * 4
+        actual = asyncio.run(talk(tmp_path / "stopped.db", server, [name]))
+    assert (name,) in waited[4:]
+    assert expected == actual
+
+
+class Asking(QuotingResponder):
+    """A model that asks a human before it answers."""
+
+    def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
+        said = interrupt("May I answer?")
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(f"You said {said}."))])
+
+
+@pytest.mark.parametrize("window", [trim(messages=3, mode="state"), trim(messages=3), None])
+def test_a_model_that_asks_a_human_is_resumed_with_the_answer(window: Any, tmp_path: Path) -> None:
+    """The question of the turn is stored once, and the turn ends as any other."""
+    for n in range(3):
+        with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+            out: Any = chat_graph(Asking(), checkpointer=saver, window=window).invoke(
+                says(f"q{n}"), THREAD
+            )
+            assert [asked.value for asked in out["__interrupt__"]] == ["May I answer?"]
+        with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+            graph = chat_graph(Asking(), checkpointer=saver, window=window)
+            assert graph.get_state(THREAD).next == ("respond",)
+            out = graph.invoke(Command(resume=f"yes {n}"), THREAD)
+            said = history(saver)
+            assert graph.get_state(THREAD).next == ()
+    assert texts(out)[-2:] == ["q2", "You said yes 2."]
+    assert said == [text for n in range(3) for text in (f"q{n}", f"You said yes {n}.")]
+
+
+# -- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"summary": trim(turns=1)}, r"summary is .*Trim.* expected summarize\(…\)"),
+        ({"window": 20}, r"window is 20; expected trim\(…\)"),
+        ({"window": "state"}, "window is 'state'"),
+        ({"instructions": "Be kind."}, "instructions is 'Be kind.'; expected use_instructions"),
+        ({"reflection": trim(turns=1)}, "reflection is .* expected update_instructions"),
+        ({"model": "gpt-4o"}, "model is 'gpt-4o'; expected a langchain chat model"),
+        (
+            {
+                "window": trim(turns=2, mode="state"),
+                "summary": summarize(QuotingResponder(), when={"messages": 9}),
+            },
+            "window .* summary has not read yet; expected the window in the mode 'view'",
+        ),
+    ],
+)
+def test_what_stands_in_a_wrong_place_is_refused(options: Any, said: str) -> None:
+    """Before anything runs."""
+    with pytest.raises(ConfigurationError, match=said):
+        chat_graph(**options)
+
+
 # -- loaders
 
 
-def test_loaders_find_the_graph() -> None:
-    """langgraph.json names a file and a variable, and that is a compiled graph that answers."""
+def loaded() -> dict[str, Any]:
+    """What langgraph.json names, as a loader gets it: from files, not from the package."""
     folder = Path(perdure.graphs.__file__).parent
     named = json.loads((folder / "langgraph.json").read_text(encoding="utf-8"))["graphs"]
-    assert list(named) == ["chat"]
-    path, variable = named["chat"].split(":")
-    spec = importlib.util.spec_from_file_location("loaded", folder / path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    found = {}
+    for name, where in named.items():
+        path, variable = where.split(":")
+        spec = importlib.util.spec_from_file_location("loaded", folder / path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found[name] = getattr(module, variable)
+    return found
 
-    for graph in (getattr(module, variable), module_graph):
+
+@pytest.fixture
+def unconfigured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings but those of a test."""
+    (tmp_path / "config.toml").touch()
+    monkeypatch.setenv("PERDURE_CONFIG", str(tmp_path / "config.toml"))
+    for name in ("MODEL", "BASE_URL", "API_KEY"):
+        monkeypatch.delenv(f"PERDURE_{name}", raising=False)
+
+
+@pytest.mark.usefixtures("unconfigured")
+def test_loaders_find_the_graphs() -> None:
+    """One is a compiled graph, one is made for the settings; without a model both say so."""
+    found = loaded()
+    assert list(found) == ["chat", "memory_chat"]
+    for graph in (found["chat"], found["memory_chat"]({}), module_graph):
         assert isinstance(graph, CompiledStateGraph)
         assert NOTICE in texts(graph.invoke(says("hi")))[-1]
+
+
+@pytest.mark.usefixtures("unconfigured")
+def test_the_configured_graph_keeps_its_window_and_summarises(
+    monkeypatch: pytest.MonkeyPatch, file_saver: SQLiteCheckpointer
+) -> None:
+    """The model is that of the settings; history keeps what the summary stands for."""
+    count = token_counter(None)
+    with OpenAIServer(replies) as server:
+        monkeypatch.setenv("PERDURE_MODEL", "scripted")
+        monkeypatch.setenv("PERDURE_BASE_URL", server.base_url)
+        graph = loaded()["memory_chat"]({})
+        graph.checkpointer = file_saver
+        for n in range(5):
+            out = graph.invoke(says(f"q{n} " + "train " * 1_800), THREAD)
+
+    asked = [convert_to_messages(body["messages"]) for body in server.requests]
+    answers = [said for said in asked if said[-1].text.startswith("q")]
+    assert out["summary"]["text"] == "They spoke of trains."
+    assert len(answers) == 5
+    assert max(count.request + sum(map(count.message, said)) for said in answers) <= TOKENS
+    assert len(history(file_saver)) == 10
+    assert len(texts(out)) < 10
 
 
 # -- the responder

@@ -2,13 +2,7 @@
 
 from perdure.memory.adapters.advisors import MessageChatMemoryAdvisor, PromptChatMemoryAdvisor
 from perdure.memory.adapters.history import ThreadMessageHistory
-from perdure.memory.adapters.langchain4j import (
-    ChatMemoryStore,
-    CheckpointerChatMemoryStore,
-    InMemoryChatMemoryStore,
-    MessageWindowChatMemory,
-    TokenWindowChatMemory,
-)
+from perdure.memory.adapters.langchain4j import MessageWindowChatMemory, TokenWindowChatMemory
 from perdure.memory.adapters.recalling import VectorStoreChatMemoryAdvisor
 from perdure.memory.adapters.spring import (
     ChatMemory,
@@ -16,6 +10,11 @@ from perdure.memory.adapters.spring import (
     CheckpointerChatMemoryRepository,
     InMemoryChatMemoryRepository,
     MessageChatMemory,
+)
+from perdure.memory.adapters.stores import (
+    ChatMemoryStore,
+    CheckpointerChatMemoryStore,
+    InMemoryChatMemoryStore,
 )
 from perdure.memory.adapters.thread import ThreadMessages
 

@@ -28,10 +28,11 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
 
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidMessages
-from perdure.memory.adapters.evicting import without_orphans
 from perdure.memory.adapters.spring import ChatMemory
 from perdure.memory.adapters.thread import checked_new
-from perdure.memory.rendering import quoted
+from perdure.memory.conversation import role, says_something
+from perdure.memory.quoting import quoted
+from perdure.memory.shown import sequence
 
 PROMPT_TEMPLATE: Final = """{instructions}
 
@@ -55,6 +56,20 @@ class ChatMemoryAdvisor(Runnable[Any, BaseMessage]):
         if not isinstance(model, Runnable):
             raise ConfigurationError(f"model is {model!r:.80}; expected a chat model")
         self.model = model
+
+    def sequence(
+        self, systems: list[BaseMessage], messages: Sequence[BaseMessage]
+    ) -> list[BaseMessage]:
+        """One system message and the others, as providers take them.
+
+        For an advisor within, the others stay as they are: it may know the calls to results that
+        are alone in a request.
+        """
+        first = systems
+        if len(systems) > 1:
+            first = [SystemMessage("\n\n".join(message.text for message in systems))]
+        whole = [*first, *_others(messages)]
+        return whole if isinstance(self.model, ChatMemoryAdvisor) else sequence(whole)
 
     @abstractmethod
     def shown(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
@@ -131,9 +146,8 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
     def shown(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
         """The one system message, the conversation, the request."""
         remembered = self.memory.get(conversation_id, self.last_n)
-        return one_system_first(
-            [*systems_of(request), *systems_of(remembered)], [*remembered, *request]
-        )
+        systems = [*systems_of(request), *systems_of(remembered)]
+        return self.sequence(systems, [*remembered, *request])
 
     def remember(self, conversation_id: str, said: list[BaseMessage]) -> None:
         """Keep what was said anew."""
@@ -172,9 +186,7 @@ class PromptChatMemoryAdvisor(MessageChatMemoryAdvisor):
         goes_on = isinstance(next(iter(_others(request)), None), ToolMessage)
         told = len(remembered) - len(_new(remembered)) if goes_on else len(remembered)
         lines = [line(m.type, m.text) for m in remembered[:told] if is_spoken(m)]
-        return one_system_first(
-            filled(self.template, systems, lines), [*remembered[told:], *request]
-        )
+        return self.sequence(filled(self.template, systems, lines), [*remembered[told:], *request])
 
 
 def conversation_of(config: RunnableConfig | None, key: str = "conversation_id") -> str:
@@ -257,8 +269,8 @@ def _message_of(answer: Any) -> BaseMessage:
 
 
 def systems_of(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """The system messages among messages."""
-    return [message for message in messages if isinstance(message, SystemMessage)]
+    """The system messages among messages, without those that say nothing."""
+    return [m for m in messages if isinstance(m, SystemMessage) and says_something(m)]
 
 
 def _others(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
@@ -268,17 +280,5 @@ def _others(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
 def _new(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """What a request says anew: from its last human message on."""
     others = _others(messages)
-    humans = [i for i, message in enumerate(others) if isinstance(message, HumanMessage)]
+    humans = [i for i, message in enumerate(others) if role(message) == "human"]
     return others[humans[-1] :] if humans else others
-
-
-def one_system_first(
-    systems: list[BaseMessage], messages: Sequence[BaseMessage]
-) -> list[BaseMessage]:
-    """One system message, and the others as providers take them."""
-    others = without_orphans(_others(messages))
-    humans = [i for i, message in enumerate(others) if isinstance(message, HumanMessage)]
-    first = systems[:1]
-    if len(systems) > 1:
-        first = [SystemMessage("\n\n".join(message.text for message in systems))]
-    return [*first, *others[humans[0] if humans else 0 :]]

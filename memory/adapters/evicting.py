@@ -6,20 +6,28 @@ what was said last is never evicted. LangChain4j would show the model a list wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from typing import Final
 
-from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
 
 from perdure.errors import BudgetExceeded
-from perdure.memory.conversation import call_ids
+from perdure.memory.conversation import Messages, backwards, call_ids, says_something
 
-Messages = Sequence[BaseMessage]
+_EVICTED: Final = HumanMessage("evicted")
 
 
 def admit(messages: Messages, new: BaseMessage, *, first: bool = False) -> list[BaseMessage] | None:
     """Messages with one more; None: it changes nothing.
 
-    There is one system message: an equal one is ignored, a different one takes its place.
+    There is one system message: a different one takes its place; an equal one is ignored, and one
+    that says nothing, which cannot be meant to take the place of instructions.
 
     Args:
         messages: Oldest first.
@@ -29,7 +37,7 @@ def admit(messages: Messages, new: BaseMessage, *, first: bool = False) -> list[
     if not isinstance(new, SystemMessage):
         return [*messages, new]
     held = next((i for i, m in enumerate(messages) if isinstance(m, SystemMessage)), None)
-    if held is not None and messages[held].content == new.content:
+    if not says_something(new) or (held is not None and messages[held].content == new.content):
         return None
     others = [message for i, message in enumerate(messages) if i != held]
     return [new, *others] if first else [*others, new]
@@ -73,24 +81,32 @@ def evict(
     return [*kept, *messages[start:]]
 
 
-def without_orphans(messages: Messages) -> list[BaseMessage]:
-    """Messages without tool results that lack their call, and calls that lack a result.
+def showable(messages: Messages) -> list[BaseMessage]:
+    """What of a window a provider takes, by `conversation`'s rules, and the system messages.
 
-    The calls of the last message, of which some results may still come, stay.
+    Calls at the end, of which some results may still come, stay. A system message stays where it
+    stands, or goes before the calls and results that it stands between.
     """
+    # a window may begin with an AI message: it is part of a turn whose beginning was evicted
+    turns = reversed([*backwards([_EVICTED, *messages], to_answer=False)])
+    left = iter(messages)
     kept: list[BaseMessage] = []
-    index = 0
-    while index < len(messages):
-        message = messages[index]
-        wanted = set(call_ids(message)) if isinstance(message, AIMessage) else set()
-        index += 1
-        if wanted:
-            systems, results, index = _answers(messages, index, wanted)
-            pending = index == len(messages)
-            kept += [*systems, message, *results] if pending or not wanted else systems
-        elif not isinstance(message, ToolMessage):
-            kept.append(message)
-    return kept
+    for unit in (unit for turn in turns for unit in turn.units):
+        if unit.messages[0] is _EVICTED:
+            continue
+        ends = [*unit.messages, None] if unit.kind == "pending" else unit.messages
+        for end in ends:
+            kept += _systems_before(end, left)
+        kept += unit.messages
+    return [*kept, *_systems_before(None, left)]
+
+
+def _systems_before(end: BaseMessage | None, left: Iterator[BaseMessage]) -> Iterator[BaseMessage]:
+    for message in left:
+        if message is end:
+            return
+        if isinstance(message, SystemMessage) and says_something(message):
+            yield message
 
 
 def _after(messages: Messages, start: int) -> int:
@@ -101,22 +117,3 @@ def _after(messages: Messages, start: int) -> int:
         while stop < len(messages) and isinstance(messages[stop], ToolMessage):
             stop += 1
     return stop
-
-
-def _answers(
-    messages: Messages, index: int, wanted: set[str | None]
-) -> tuple[list[BaseMessage], list[BaseMessage], int]:
-    """System messages and results that follow a call, and where others begin; empties `wanted`."""
-    systems: list[BaseMessage] = []
-    results: list[BaseMessage] = []
-    while index < len(messages):
-        message = messages[index]
-        if isinstance(message, SystemMessage):
-            systems.append(message)
-        elif not isinstance(message, ToolMessage):
-            break
-        elif message.tool_call_id in wanted:
-            wanted.discard(message.tool_call_id)
-            results.append(message)
-        index += 1
-    return systems, results, index

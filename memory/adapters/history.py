@@ -15,7 +15,7 @@ from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from perdure.memory.adapters.evicting import without_orphans
+from perdure.memory.adapters.evicting import showable
 from perdure.memory.adapters.thread import ThreadMessages
 
 
@@ -45,8 +45,14 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 
     @property
     def messages(self) -> list[BaseMessage]:
-        """The messages, oldest first, without tool calls or results that are alone."""
-        return without_orphans(self.thread.read())
+        """The messages in the order in which they were added, without what no provider takes.
+
+        Left out are calls and results that are alone, and messages that say nothing. A system
+        message stands where it was added, as with langchain's own histories. Where a prompt has one
+        too, a node between prompt and model, `lambda asked: window(asked.to_messages())` with
+        `window = trim(tokens=4_000)`, shows the model one, first: the newer.
+        """
+        return showable(self.thread.read())
 
     @messages.setter
     def messages(self, messages: list[BaseMessage]) -> None:
@@ -62,7 +68,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 
     async def aget_messages(self) -> list[BaseMessage]:
         """See `messages`."""
-        return without_orphans(await self.thread.aread())
+        return showable(await self.thread.aread())
 
     async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
         """See `add_messages`."""

@@ -11,109 +11,18 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from threading import Lock
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from langchain_core.messages import BaseMessage
-from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from perdure.errors import ConfigurationError
-from perdure.memory.adapters.evicting import admit, evict, without_orphans
-from perdure.memory.adapters.thread import Change, ThreadMessages, checked_new
+from perdure.memory.adapters.evicting import admit, evict, showable
+from perdure.memory.adapters.stores import ChatMemoryStore, InMemoryChatMemoryStore
+from perdure.memory.adapters.thread import checked_new
+from perdure.memory.checking import whole
 from perdure.memory.counting import Countable
 from perdure.memory.counting import token_counter as counter_of
-
-
-@runtime_checkable
-class ChatMemoryStore(Protocol):
-    """Where the messages of memories are kept.
-
-    One that also has `change_messages(memory_id, change)`, which writes what `change` makes of the
-    messages in one piece with reading them, loses nothing when two add at once.
-    """
-
-    def get_messages(self, memory_id: Any) -> Sequence[BaseMessage]:
-        """All messages of a memory, oldest first."""
-
-    def update_messages(self, memory_id: Any, messages: Sequence[BaseMessage]) -> None:
-        """Put messages in the place of all; called for each message that is added."""
-
-    def delete_messages(self, memory_id: Any) -> None:
-        """Delete all messages of a memory."""
-
-
-class InMemoryChatMemoryStore:
-    """Messages in a dict, gone with the process."""
-
-    def __init__(self) -> None:
-        self._messages: dict[Any, list[BaseMessage]] = {}
-        self._lock = Lock()
-
-    def get_messages(self, memory_id: Any) -> list[BaseMessage]:
-        """All messages of a memory, oldest first."""
-        return list(self._messages.get(memory_id, ()))
-
-    def update_messages(self, memory_id: Any, messages: Sequence[BaseMessage]) -> None:
-        """Put messages in the place of all."""
-        self._messages[memory_id] = checked_new(messages)
-
-    def delete_messages(self, memory_id: Any) -> None:
-        """Delete all messages of a memory."""
-        self._messages.pop(memory_id, None)
-
-    def change_messages(self, memory_id: Any, change: Change) -> list[BaseMessage]:
-        """Write what a function makes of the messages; see `ThreadMessages.change`."""
-        with self._lock:
-            self.update_messages(memory_id, change(self.get_messages(memory_id)))
-            return self.get_messages(memory_id)
-
-    def ids(self) -> list[Any]:
-        """The memories that there are, oldest first."""
-        return list(self._messages)
-
-
-class CheckpointerChatMemoryStore:
-    """Messages in the threads of a checkpointer; a memory's id is its thread_id.
-
-    Args:
-        checkpointer: Any langgraph checkpointer; with perdure's, nothing is lost when two processes
-            write at once, and `history(thread_id)` keeps what was evicted.
-        keep_history: Whether it keeps what was deleted, too. False: deleting deletes the thread.
-    """
-
-    def __init__(
-        self, checkpointer: BaseCheckpointSaver[Any], *, keep_history: bool = True
-    ) -> None:
-        self.checkpointer = checkpointer
-        self.keep_history = keep_history
-
-    def thread(self, memory_id: Any) -> ThreadMessages:
-        """The thread of a memory.
-
-        Raises:
-            InvalidConfig: The id is empty, or neither text nor a number nor a UUID.
-        """
-        return ThreadMessages(self.checkpointer, memory_id)
-
-    def get_messages(self, memory_id: Any) -> list[BaseMessage]:
-        """All messages of a memory, oldest first."""
-        return self.thread(memory_id).read()
-
-    def update_messages(self, memory_id: Any, messages: Sequence[BaseMessage]) -> None:
-        """Put messages in the place of all."""
-        self.thread(memory_id).replace(messages)
-
-    def delete_messages(self, memory_id: Any) -> None:
-        """Delete all messages of a memory; see `keep_history`."""
-        thread = self.thread(memory_id)
-        if self.keep_history:
-            thread.clear()
-        else:
-            self.checkpointer.delete_thread(thread.thread_id)
-
-    def change_messages(self, memory_id: Any, change: Change) -> list[BaseMessage]:
-        """Write what a function makes of the messages; see `ThreadMessages.change`."""
-        return self.thread(memory_id).change(change)
+from perdure.memory.window import one
 
 
 class WindowChatMemory(ABC):
@@ -170,13 +79,15 @@ class WindowChatMemory(ABC):
             self.store.update_messages(self.id, now)
 
     def messages(self) -> list[BaseMessage]:
-        """What the model is to be shown: what fits, without tool calls or results that are alone.
+        """What the model is to be shown: what fits, without what no provider takes.
+
+        Left out are tool calls or results that are alone, and messages that say nothing.
 
         Raises:
             BudgetExceeded: The store, written to by others or with a longer window, ends with what
                 cannot be shown within this one.
         """
-        return without_orphans(self.fitted(checked_new(self.store.get_messages(self.id))))
+        return showable(self.fitted(checked_new(self.store.get_messages(self.id))))
 
     def clear(self) -> None:
         """Delete all messages from the store."""
@@ -216,11 +127,11 @@ class MessageWindowChatMemory(WindowChatMemory):
         always_keep_system_message_first: bool = False,
     ) -> None:
         super().__init__(id, store, always_keep_system_message_first)
-        self.max_messages = positive("max_messages", max_messages)
+        self.max_messages = whole("max_messages", max_messages, 1)
 
     def fitted(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """See `WindowChatMemory`."""
-        return evict(messages, self.max_messages, lambda _: 1, "messages")
+        return evict(messages, self.max_messages, one, "messages")
 
 
 class TokenWindowChatMemory(WindowChatMemory):
@@ -248,21 +159,10 @@ class TokenWindowChatMemory(WindowChatMemory):
         always_keep_system_message_first: bool = False,
     ) -> None:
         super().__init__(id, store, always_keep_system_message_first)
-        self.max_tokens = positive("max_tokens", max_tokens)
+        self.max_tokens = whole("max_tokens", max_tokens, 1)
         self.token_counter = counter_of(token_counter)
 
     def fitted(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """See `WindowChatMemory`."""
         counter = self.token_counter.fitted(messages)
         return evict(messages, self.max_tokens, counter.message, "tokens", counter.request)
-
-
-def positive(name: str, value: Any) -> int:
-    """A whole number of at least 1.
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{name} is {value!r}; expected a whole number of at least 1")
-    return value

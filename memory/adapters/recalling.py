@@ -22,10 +22,9 @@ from perdure.memory.adapters.advisors import (
     filled,
     is_spoken,
     line,
-    one_system_first,
     systems_of,
 )
-from perdure.memory.adapters.langchain4j import positive
+from perdure.memory.checking import number, whole
 
 RECALL_TEMPLATE: Final = """{instructions}
 
@@ -69,13 +68,9 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         super().__init__(model)
         if not isinstance(store, BaseStore):
             raise ConfigurationError(f"store is {store!r:.80}; expected a langgraph store")
-        if isinstance(threshold, bool) or not isinstance(threshold, int | float):
-            raise ConfigurationError(f"threshold is {threshold!r}; expected a number, -1 to 1")
-        if not -1 <= threshold <= 1:
-            raise ConfigurationError(f"threshold is {threshold!r}; expected -1 to 1")
         self.store = store
-        self.top_k = positive("top_k", top_k)
-        self.threshold = threshold
+        self.top_k = whole("top_k", top_k, 1)
+        self.threshold = number("threshold", threshold, -1, 1)
         self.namespace = namespace
         self.template = checked_template(template)
         # perdure's stores rank by more than the cosine, unless told to go by it alone
@@ -87,7 +82,7 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         asked = next((m.text for m in reversed(request) if isinstance(m, HumanMessage)), "")
         found = self.recalled(conversation_id, asked) if asked.strip() else []
         lines = [line(item.value["kind"], item.value["text"]) for item in found]
-        return one_system_first(filled(self.template, systems_of(request), lines), request)
+        return self.sequence(filled(self.template, systems_of(request), lines), request)
 
     def recalled(self, conversation_id: str, query: str) -> Sequence[SearchItem]:
         """What of a conversation is nearest to a question, the nearest first.

@@ -15,13 +15,11 @@ from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from perdure.errors import ConfigurationError
-from perdure.memory.adapters.evicting import admit, evict, without_orphans
-from perdure.memory.adapters.langchain4j import (
-    CheckpointerChatMemoryStore,
-    InMemoryChatMemoryStore,
-    positive,
-)
+from perdure.memory.adapters.evicting import admit, evict, showable
+from perdure.memory.adapters.stores import CheckpointerChatMemoryStore, InMemoryChatMemoryStore
 from perdure.memory.adapters.thread import Change, checked_new
+from perdure.memory.checking import whole
+from perdure.memory.window import one
 
 _PAGE: Final = 200
 
@@ -59,10 +57,30 @@ class ChatMemoryRepository(Protocol):
 
 
 class InMemoryChatMemoryRepository:
-    """Conversations in a dict, gone with the process."""
+    """Conversations in a dict, gone with the process.
+
+    It is a `ChatMemory` itself, as in the first example of Spring AI's page: one without a window.
+    """
 
     def __init__(self) -> None:
         self._store = InMemoryChatMemoryStore()
+
+    def add(self, conversation_id: str, messages: BaseMessage | Sequence[BaseMessage]) -> None:
+        """Add a message, or messages, at the end of a conversation, in one write.
+
+        Raises:
+            InvalidMessages: They are not messages.
+        """
+        new = _listed(messages)
+        self.change_messages(conversation_id, lambda found: _admitted(found, new))
+
+    def get(self, conversation_id: str, last_n: int | None = None) -> list[BaseMessage]:
+        """The newest so many messages of a conversation, or all; see `MessageChatMemory.get`."""
+        return _shown(self.load(conversation_id), last_n)
+
+    def clear(self, conversation_id: str) -> None:
+        """Forget a conversation."""
+        self.delete(conversation_id)
 
     def save(self, conversation_id: str, messages: Sequence[BaseMessage]) -> None:
         """Add messages at the end of a conversation."""
@@ -149,7 +167,7 @@ class MessageChatMemory:
                 "for a checkpointer, CheckpointerChatMemoryRepository(checkpointer)"
             )
         self.repository: ChatMemoryRepository = repository or InMemoryChatMemoryRepository()
-        self.max_size = positive("max_size", max_size)
+        self.max_size = whole("max_size", max_size, 1)
 
     def add(self, conversation_id: str, messages: BaseMessage | Sequence[BaseMessage]) -> None:
         """Add a message, or messages, at the end of a conversation, in one write.
@@ -159,13 +177,11 @@ class MessageChatMemory:
                 written.
             InvalidMessages: They are not messages.
         """
-        new = checked_new([messages] if isinstance(messages, BaseMessage) else messages)
+        new = _listed(messages)
 
         def change(found: list[BaseMessage]) -> list[BaseMessage]:
-            now = found
-            for message in new:
-                now = admit(now, message) or now
-            return found if now is found else self._window(now, self.max_size)
+            now = _admitted(found, new)
+            return found if now is found else _window(now, self.max_size)
 
         atomic = getattr(self.repository, "change_messages", None)
         if atomic is not None:
@@ -186,12 +202,8 @@ class MessageChatMemory:
                 the system message.
             ConfigurationError: `last_n` is not positive.
         """
-        size = self.max_size if last_n is None else min(positive("last_n", last_n), self.max_size)
-        found = checked_new(self.repository.load(conversation_id, None))
-        held: list[BaseMessage] = []
-        for message in found:  # another repository may have kept former system messages
-            held = admit(held, message) or held
-        return without_orphans(self._window(held, size))
+        size = self.max_size if last_n is None else min(whole("last_n", last_n, 1), self.max_size)
+        return _shown(self.repository.load(conversation_id, None), size)
 
     def clear(self, conversation_id: str) -> None:
         """Forget a conversation."""
@@ -211,12 +223,30 @@ class MessageChatMemory:
         """See `clear`."""
         await asyncio.to_thread(self.clear, conversation_id)
 
-    def _window(self, messages: Sequence[BaseMessage], size: int) -> list[BaseMessage]:
-        return evict(messages, size, lambda _: 1, "messages")
+
+def _listed(messages: BaseMessage | Sequence[BaseMessage]) -> list[BaseMessage]:
+    return checked_new([messages] if isinstance(messages, BaseMessage) else messages)
+
+
+def _admitted(found: list[BaseMessage], new: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Messages with those that are new; the very same list if these change nothing."""
+    for message in new:
+        found = admit(found, message) or found
+    return found
+
+
+def _window(messages: Sequence[BaseMessage], size: int) -> list[BaseMessage]:
+    return evict(messages, size, one, "messages")
+
+
+def _shown(kept: Sequence[BaseMessage], size: int | None) -> list[BaseMessage]:
+    """The newest so many of what a repository has kept, former system messages among it."""
+    found = _admitted([], checked_new(kept))
+    return showable(found if size is None else _window(found, whole("last_n", size, 1)))
 
 
 def _newest(messages: list[BaseMessage], last_n: int | None) -> list[BaseMessage]:
-    return messages if last_n is None else messages[-positive("last_n", last_n) :]
+    return messages if last_n is None else messages[-whole("last_n", last_n, 1) :]
 
 
 def _thread_ids(checkpointer: BaseCheckpointSaver[Any]) -> Iterator[str]:

@@ -173,7 +173,7 @@ def checked_new(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     for number, message in enumerate(checked(messages, "what to write")):
         if isinstance(message, RemoveMessage):
             raise InvalidMessages(
-                f"what to write has at {number} a RemoveMessage; expected what somebody said: "
+                f"what to write: number {number} is a RemoveMessage; expected what somebody said: "
                 "`replace` and `clear` take messages out"
             )
     return list(messages)

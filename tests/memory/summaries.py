@@ -25,10 +25,6 @@ COUNTER = token_counter("estimate")
 THREAD: Any = {"configurable": {"thread_id": "t"}}
 
 
-class ViewState(SummaryState, total=False):
-    llm_input_messages: list[AnyMessage]
-
-
 def node(server: ScriptedServer, **options: Any) -> Summarize:
     given = {"when": {"messages": 5}, "keep_turns": 1, "backoff_s": 0.0, **options}
     return summarize(client(server), **given)

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 from langgraph.graph import END, START, StateGraph, add_messages
 
 from perdure import SQLiteCheckpointer
-from perdure.errors import ConfigurationError
+from perdure.errors import ConfigurationError, InvalidMessages
 from perdure.memory import ChatState, clear_tool_outputs
 from perdure.memory.nodes import SHOWN
 from tests.memory.conversations import Talk, conversations, keys, newest_human
@@ -30,6 +30,18 @@ def looked(results: int, size: int = 2_000) -> Talk:
     return talk
 
 
+def parallel(results: int, size: int = 2_000) -> Talk:
+    calls: Any = [{"name": "look", "args": {}, "id": f"{i}"} for i in range(results)]
+    talk: Talk = [HumanMessage("look", id="h"), AIMessage("", id="c", tool_calls=calls)]
+    for i in range(results):
+        talk.append(ToolMessage(f"{i} " * size, id=f"r{i}", tool_call_id=f"{i}", name="look"))
+    return talk
+
+
+def answered(talk: Talk) -> Talk:
+    return [*talk, AIMessage("Seen.", id="a"), HumanMessage("And now?", id="h2")]
+
+
 def results(messages: list[BaseMessage]) -> list[str]:
     return [m.text[:8] for m in messages if isinstance(m, ToolMessage)]
 
@@ -45,10 +57,39 @@ def test_old_results_become_a_marker_and_new_ones_stay() -> None:
 
 def test_small_results_excluded_tools_and_short_conversations_stay() -> None:
     """Clearing is for what is bulky, once there is much of it."""
-    assert results(clear_tool_outputs(keep=0)(looked(1, size=3))) == ["0 0 0 "]
-    assert results(clear_tool_outputs(keep=0, exclude=["look"])(looked(1))) == ["0 0 0 0 "]
-    assert results(clear_tool_outputs(keep=0, above=100_000)(looked(2))) == ["0 0 0 0 ", "1 1 1 1 "]
-    assert results(clear_tool_outputs(keep=0, above=1_000)(looked(1))) == ["[The res"]
+    one, two = answered(looked(1)), answered(looked(2))
+    assert results(clear_tool_outputs(keep=0)(answered(looked(1, size=3)))) == ["0 0 0 "]
+    assert results(clear_tool_outputs(keep=0, exclude=["look"])(one)) == ["0 0 0 0 "]
+    assert results(clear_tool_outputs(keep=0, above=100_000)(two)) == ["0 0 0 0 ", "1 1 1 1 "]
+    assert results(clear_tool_outputs(keep=0, above=1_000)(one)) == ["[The res"]
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_what_the_model_has_not_read_yet_is_never_cleared(missing: int) -> None:
+    """Of parallel calls all results, until it has answered; of those before them, none counts."""
+    talk = [m.model_copy(update={"id": f"b{m.id}"}) for m in looked(1)]
+    talk += parallel(5)[1 : 7 - missing]
+    cleared = clear_tool_outputs(keep=3, mode="state")
+    node = clear_tool_outputs(keep=3)
+    if not missing:
+        assert results(node(talk)) == ["[The res", *(f"{i} {i} {i} {i} " for i in range(5))]
+    [only] = cleared.invoke({"messages": talk})["messages"]
+    assert only.id == "br0"
+    read = answered(talk)
+    if not missing:
+        assert results(node(read))[:3] == ["[The res"] * 3
+    assert len(cleared.invoke({"messages": read})["messages"]) == 3 - missing
+
+
+def test_a_state_without_ids_is_refused() -> None:
+    """A result that cannot be replaced is not passed over in silence."""
+    talk = answered(looked(2))
+    for message in talk:
+        message.id = None
+    with pytest.raises(InvalidMessages, match="a tool message without an id"):
+        clear_tool_outputs(keep=0, mode="state").invoke({"messages": talk})
+    assert clear_tool_outputs(keep=2, mode="state").invoke({"messages": talk}) == {}
+    assert results(clear_tool_outputs(keep=0)(talk)) == ["[The res"] * 2
 
 
 def test_a_state_keeps_the_markers_and_history_the_originals(tmp_path: Path) -> None:

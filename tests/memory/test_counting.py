@@ -26,12 +26,18 @@ from langchain_core.messages import (
     ToolMessage,
 )
 from langchain_core.messages.ai import UsageMetadata
+from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
 from perdure.errors import ConfigurationError, InvalidMessages, UnknownModel
 from perdure.memory import openai_tokens
-from perdure.memory.counting import CallableCounter, context_window, token_counter
+from perdure.memory.counting import (
+    CallableCounter,
+    context_window,
+    count_tokens,
+    token_counter,
+)
 from perdure.memory.estimated_tokens import EstimatedCounter, estimate
 from perdure.memory.message_tokens import Memo
 from perdure.memory.openai_tokens import OpenAICounter
@@ -380,6 +386,52 @@ def test_a_chat_model_counts_by_its_name() -> None:
     assert isinstance(other, EstimatedCounter)
 
 
+@pytest.mark.parametrize("bound", ["tools", "config", "both"])
+def test_a_model_with_something_bound_is_that_model(bound: str) -> None:
+    model: Any = ChatOpenAI(model="gpt-4", api_key=lambda: "none")
+    if bound != "config":
+        model = model.bind_tools([WEATHER_TOOL])
+    if bound != "tools":
+        model = model.with_config(tags=["a"])
+
+    counter = token_counter(model)
+    assert isinstance(counter, OpenAICounter)
+    assert counter.encoding == "cl100k_base"
+    assert context_window(model) == 8_192
+
+
+def test_a_runnable_that_is_no_model_names_no_counter() -> None:
+    chain: Any = RunnableLambda(lambda said: said).with_config(tags=["a"])
+
+    for ask in (token_counter, context_window):
+        with pytest.raises(ConfigurationError, match="expected"):
+            ask(chain)
+
+
+# -- a request as a whole
+
+
+@pytest.mark.parametrize(("model", "reported"), [("gpt-4o", 101), ("gpt-4", 105)])
+def test_a_request_counts_as_the_api_reported(model: str, reported: int) -> None:
+    """With its tools, in one call; by name, or by a counter that is used again."""
+    assert count_tokens(WEATHER, model, [WEATHER_TOOL]) == reported
+    assert count_tokens(WEATHER, token_counter(model), tools=[WEATHER_TOOL]) == reported
+    assert count_tokens(WEATHER, model) < reported
+
+
+def test_a_request_is_estimated_as_its_answers_call_for() -> None:
+    talk: list[BaseMessage] = [HumanMessage("a"), answer(LONG, 2 * ESTIMATE.text(LONG))]
+
+    assert count_tokens(talk) == total(ESTIMATE.fitted(talk), talk) > total(ESTIMATE, talk)
+    assert count_tokens([]) == ESTIMATE.request
+
+
+@pytest.mark.parametrize("wrong", ["hello", HumanMessage("a"), ["hello"], None])
+def test_a_request_is_a_list_of_messages(wrong: Any) -> None:
+    with pytest.raises(InvalidMessages, match="langchain messages"):
+        count_tokens(wrong)
+
+
 def test_a_counter_is_itself_and_a_callable_is_asked_once_a_message() -> None:
     asked: list[int] = []
 
@@ -445,7 +497,7 @@ def test_windows() -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, True, None, 1.5])
 def test_what_is_no_window(wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match="expected a number of tokens"):
+    with pytest.raises(ConfigurationError, match=r"expected a (whole )?number"):
         context_window(wrong)
 
 

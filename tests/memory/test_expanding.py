@@ -13,8 +13,10 @@ from langgraph.graph import END, START, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownCheckpoint, UnknownThread
+from perdure.memory.clearing import clear_tool_outputs
 from perdure.memory.expanding import aexpand, expand
 from perdure.memory.summarize import SummaryState, summarize
+from perdure.memory.trim import trim
 from tests.memory.scripted import ScriptedServer, client, numbered
 
 THREAD: Any = {"configurable": {"thread_id": "t"}}
@@ -80,25 +82,54 @@ def test_an_older_checkpoint_and_an_older_summary(
 
 
 @both
-def test_of_a_shortened_result_the_original(
+def test_of_a_changed_message_the_last_form_that_was_not_shortened(
     expanded: Expand, file_saver: SQLiteCheckpointer
 ) -> None:
-    """Of another message that was changed, the last form."""
+    """Of a result too: what a human corrected in it stays corrected."""
+    long = "a long result, " * 200
     call = {"name": "look", "args": {}, "id": "c"}
     talk: list[AnyMessage] = [
         HumanMessage("wrong", id="q1"),
         AIMessage("", tool_calls=[call], id="a1"),
-        ToolMessage("a long result", tool_call_id="c", id="t1"),
+        ToolMessage(f"false: {long}", tool_call_id="c", id="t1"),
+        AIMessage("a1", id="b1"),
         HumanMessage("q2", id="q2"),
     ]
     with ScriptedServer(numbered()) as server:
         graph = talk_on(server, file_saver, 0)
         graph.update_state(THREAD, {"messages": talk}, as_node="respond")
-        changed = [HumanMessage("right", id="q1"), ToolMessage("…", tool_call_id="c", id="t1")]
+        corrected = ToolMessage(f"true: {long}", tool_call_id="c", id="t1")
+        changed = [HumanMessage("right", id="q1"), corrected]
         graph.update_state(THREAD, {"messages": changed}, as_node="respond")
+        state = graph.get_state(THREAD).values
+        clears = clear_tool_outputs(keep=0, mode="state")
+        graph.update_state(THREAD, clears.invoke(state), as_node="respond")
+        cleared = texts(graph.get_state(THREAD).values["messages"])
         graph.invoke({"messages": []}, THREAD)
 
-    assert texts(expanded(file_saver, THREAD)) == ["right", "", "a long result"]
+    assert cleared[2].startswith("[The result of")
+    assert texts(expanded(file_saver, THREAD)) == ["right", "", f"true: {long}", "a1"]
+
+
+@both
+def test_of_a_message_that_trim_shortened_the_original(
+    expanded: Expand, file_saver: SQLiteCheckpointer
+) -> None:
+    """The state has the short form, the history both."""
+    long = "a long question, " * 400
+    with ScriptedServer(numbered()) as server:
+        graph = talk_on(server, file_saver, 0)
+        asked = {"messages": [HumanMessage(long, id="q1")]}
+        graph.update_state(THREAD, asked, as_node="respond")
+        cuts = trim(tokens=200, truncate=True, mode="state")
+        graph.update_state(THREAD, cuts.invoke(graph.get_state(THREAD).values), as_node="respond")
+        cut = graph.get_state(THREAD).values["messages"][0].text
+        more = [AIMessage("a1", id="a1"), HumanMessage("q2", id="q2")]
+        graph.update_state(THREAD, {"messages": more}, as_node="respond")
+        graph.invoke({"messages": []}, THREAD)
+
+    assert "characters left out" in cut
+    assert texts(expanded(file_saver, THREAD)) == [long, "a1"]
 
 
 @both

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.runnables import RunnableLambda
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.store.memory import InMemoryStore
 
@@ -274,14 +276,8 @@ def shown(state: Any) -> list[tuple[str, Any]]:
     return [(message.type, message.content) for message in state["llm_input_messages"]]
 
 
-class Shown(ChatState):
-    """A chat whose view is kept, so that tests see it."""
-
-    llm_input_messages: list[Any]
-
-
 def graph_of(*nodes: tuple[str, Any], **compiled: Any) -> Any:
-    builder = StateGraph(Shown)
+    builder = StateGraph(ChatState)
     names = [START, *(name for name, _ in nodes), END]
     for name, node in nodes:
         builder.add_node(name, node)
@@ -315,6 +311,42 @@ def test_a_function_node_needs_no_config(store: SQLiteStore) -> None:
 
     graph_of(("node", node), store=store).invoke({"messages": [ASK]}, run_of(user_id="ann"))
     assert found == ["Call her Ann."]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_version_names_the_checkpoint_of_its_run(store: SQLiteStore, nested: bool) -> None:
+    """The one that the node began with; another thread's config names none of this run's."""
+    instructions = Instructions(store)
+    saver = InMemorySaver()
+    made: list[InstructionsVersion] = []
+
+    def node(state: Any) -> dict[str, Any]:
+        made.append(instructions.set(f"Be kind {len(made)}."))
+        made.append(instructions.set(f"Be kind {len(made)}.", run_of(thread_id="other")))
+        return {}
+
+    inner: Any = graph_of(("node", node)) if nested else node
+    graph = graph_of(("node", inner), checkpointer=saver)
+    for _ in range(2):
+        graph.invoke({"messages": [ASK]}, run_of(thread_id="t"))
+    saved = {
+        tup.config["configurable"]["checkpoint_id"] for tup in saver.list(run_of(thread_id="t"))
+    }
+
+    assert [version.thread_id for version in made] == ["t", "other"] * 2
+    mine, other = made[::2], made[1::2]
+    assert len({version.checkpoint_id for version in mine}) == 2
+    assert {version.checkpoint_id for version in mine} <= saved
+    assert [version.checkpoint_id for version in other] == [None, None]
+
+
+def test_a_chain_outside_a_graph_names_its_thread(store: SQLiteStore) -> None:
+    """And the checkpoint that its config names."""
+    instructions = Instructions(store)
+    chain: Any = RunnableLambda(lambda text: instructions.set(text))
+    made = chain.invoke("Be kind.", run_of(thread_id="t", checkpoint_id="c"))
+    assert (made.thread_id, made.checkpoint_id) == ("t", "c")
+    assert chain.invoke("Be brief.").thread_id is None
 
 
 def test_without_a_store_there_is_a_named_error() -> None:

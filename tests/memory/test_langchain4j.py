@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ from perdure.memory.adapters import (
     MessageWindowChatMemory,
     TokenWindowChatMemory,
 )
+from perdure.memory.adapters.evicting import showable
+from perdure.memory.conversation import call_ids
+from tests.memory.conversations import conversations
+from tests.memory.providers import refusals
 
 
 class PersistentChatMemoryStore:
@@ -264,6 +269,37 @@ def test_results_without_a_call_are_not_shown(store: Any) -> None:
     store.update_messages("default", [result("1"), HumanMessage("a"), calls("2"), AIMessage("b")])
 
     assert texts(MessageWindowChatMemory(9, store=store).messages()) == ["a", "b"]
+
+
+def test_what_says_nothing_is_not_shown_and_replaces_nothing(store: Any) -> None:
+    """Neither an empty answer, which providers refuse, nor instructions without text."""
+    memory = MessageWindowChatMemory(9, store=store)
+    memory.add(SystemMessage("be brief"))
+
+    assert told(memory, HumanMessage("a"), AIMessage(" ")) == ["be brief", "a"]
+    assert told(memory, SystemMessage(" "), HumanMessage("b")) == ["be brief", "a", "b"]
+
+
+@given(conversations())
+def test_a_window_shows_what_providers_take(talk: list[BaseMessage]) -> None:
+    """After a question that it may have evicted; besides, the system messages, in their order."""
+    shown = showable(talk)
+    said = [m for m in shown if not isinstance(m, SystemMessage)]
+    newest = len(said) - len(pending(said))
+
+    assert refusals([HumanMessage("evicted"), *said[:newest]], to_answer=False) == []
+    assert said == [m for m in talk if any(m is other for other in said)]
+    assert [m for m in shown if isinstance(m, SystemMessage)] == [
+        m for m in talk if isinstance(m, SystemMessage) and m.text.strip()
+    ]
+
+
+def pending(said: list[BaseMessage]) -> list[BaseMessage]:
+    """A call at the end with fewer results than it waits for."""
+    results = list(takewhile(lambda m: isinstance(m, ToolMessage), reversed(said)))
+    caller = said[-len(results) - 1 :][:1]
+    called = sum(len(call_ids(m)) for m in caller if isinstance(m, AIMessage))
+    return [*caller, *results] if called > len(results) else []
 
 
 MESSAGES = st.sampled_from(

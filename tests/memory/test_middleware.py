@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from langchain.agents import create_agent
-from langchain_core.tools import tool
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langchain_core.messages.utils import convert_to_messages
+from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import StructuredTool, tool
 from langchain_openai import ChatOpenAI
+from langgraph.graph import START, StateGraph, add_messages
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
-from perdure import SQLiteCheckpointer
-from perdure.errors import ConfigurationError
-from perdure.memory import clear_tool_outputs, summarize, trim
-from perdure.memory.middleware import MemoryMiddleware
+from perdure import SQLiteCheckpointer, SQLiteStore
+from perdure.errors import BudgetExceeded, ConfigurationError
+from perdure.memory import (
+    Instructions,
+    clear_tool_outputs,
+    summarize,
+    token_counter,
+    trim,
+    update_instructions,
+    view,
+)
+from perdure.memory.middleware import MemoryMiddleware, MemoryState
+from perdure.memory.nodes import MessagesNode
+from perdure.memory.shown import Shown
+from tests.memory.conversations import Talk, conversations, keys, newest_human
+from tests.memory.providers import refusals
 from tests.openai_server import OpenAIServer
 
 THREAD: Any = {"configurable": {"thread_id": "t"}}
@@ -55,21 +75,24 @@ def test_a_view_cuts_what_the_model_is_shown_and_leaves_the_state(tmp_path: Path
     assert [m.text for m in out["messages"]] == ["q0", "a0", "q1", "a1", "q2", "a2"]
 
 
+@pytest.mark.parametrize("form", ["nodes", "view", "view in a view"])
 @pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_summary_shortens_the_state_and_is_shown(tmp_path: Path, colour: str) -> None:
-    """The summariser is asked before the model; history keeps what it stands for."""
+def test_a_summary_shortens_the_state_and_is_shown(tmp_path: Path, colour: str, form: str) -> None:
+    """The summariser is asked before the model; history keeps what it stands for.
+
+    A view stands for its parts: it summarises too.
+    """
     replies = ["a0", "a1", "Two questions were asked.", "a2"]
     with OpenAIServer(replies) as server, SQLiteCheckpointer.open(tmp_path / "a") as saver:
         model = client(server)
+        nodes: list[MessagesNode] = [
+            summarize(model, when={"messages": 5}, keep_turns=1),
+            trim(turns=9),
+        ]
+        if form != "nodes":
+            nodes = [view(*nodes)] if form == "view" else [view(view(nodes[0]), nodes[1])]
         agent: Any = create_agent(
-            model,
-            [look],
-            middleware=[
-                MemoryMiddleware(
-                    summarize(model, when={"messages": 5}, keep_turns=1), trim(turns=9)
-                )
-            ],
-            checkpointer=saver,
+            model, [look], middleware=[MemoryMiddleware(*nodes)], checkpointer=saver
         )
         for n in range(3):
             if colour == "sync":
@@ -103,6 +126,190 @@ def test_several_nodes_that_change_the_state_are_applied_one_upon_the_other() ->
         talk = [{"role": "user", "content": f"q{n}"} for n in range(4)]
         out = agent.invoke({"messages": talk})
     assert [m.text for m in out["messages"]] == ["q3", "a0"]
+
+
+def sums_up(_: Any) -> AIMessage:
+    return AIMessage("They spoke of trains.")
+
+
+class Reversed(MessagesNode):
+    """A node of somebody's own that writes the whole list anew, its turns in reverse."""
+
+    def through(self, shown: Shown, state: Any, config: Any) -> Shown:
+        return replace(shown, turns=iter(list(shown.turns)[::-1]))
+
+    def update(self, state: Any, config: Any) -> dict[str, Any]:
+        kept = self.through(Shown.of(state["messages"], to_answer=False), state, config).messages()
+        return {"messages": [RemoveMessage(id=REMOVE_ALL_MESSAGES), *kept]}
+
+    mode = "state"
+
+
+CHANGING: dict[str, MessagesNode] = {
+    "clears": clear_tool_outputs(keep=0, at_least=40, mode="state"),
+    "two turns": trim(turns=2, mode="state"),
+    "one turn": trim(turns=1, mode="state"),
+    "five messages": trim(messages=5, mode="state", strategy="first"),
+    "tokens": trim(tokens=250, truncate=True, mode="state"),
+    "reverses": Reversed(),
+    "sums up": summarize(RunnableLambda(sums_up), when={"messages": 4}, keep_turns=1),
+}
+
+
+TRIMS = {"two turns", "one turn", "five messages", "tokens"}
+
+
+def through_a_graph(step: Any, talk: Talk) -> Any:
+    """What a state is after a step of a graph with the real reducers; its messages are copies."""
+    builder = StateGraph(MemoryState).add_node("step", step).add_edge(START, "step")
+    given = [message.model_copy(deep=True) for message in talk]
+    return builder.compile().invoke({"messages": given})
+
+
+@given(conversations(), st.lists(st.sampled_from(list(CHANGING)), min_size=1, max_size=4))
+def test_any_nodes_that_change_the_state_leave_a_valid_one(talk: Talk, names: list[str]) -> None:
+    """One update stands for all of theirs: what it leaves is what they leave one by one."""
+    nodes = [CHANGING[name] for name in names]
+    middleware = MemoryMiddleware(*nodes)
+
+    def one_by_one(state: Any) -> Any:
+        left = dict(state)
+        for node in nodes:
+            update = node.invoke(left)
+            said = add_messages(left["messages"], update.get("messages", []))
+            left |= {**update, "messages": said}
+        expected.append(left)
+
+    expected: list[Any] = []
+    try:
+        through_a_graph(one_by_one, talk)
+    except BudgetExceeded:
+        with pytest.raises(BudgetExceeded):
+            through_a_graph(lambda state: middleware.before_model(state, None), talk)
+        return
+    left = through_a_graph(lambda state: middleware.before_model(state, None), talk)
+
+    assert keys(left["messages"]) == keys(expected[0]["messages"])
+    assert left.get("summary") == expected[0].get("summary")
+    assert not any(isinstance(message, RemoveMessage) for message in left["messages"])
+    if newest_human(talk) and TRIMS.intersection(names) and "reverses" not in names:
+        # what the state has of a system message is shown first; results may yet come
+        in_order = sorted(left["messages"], key=lambda message: message.type != "system")
+        found = refusals(in_order, to_answer=False)
+        assert [fault for fault in found if "calls at the end" not in fault] == []
+
+
+def test_a_list_written_anew_and_removals_become_one_update() -> None:
+    """What the second node removes is gone, whatever the first did with the list."""
+    talk: Any = [("human", "q0"), ("ai", "a0"), ("human", "q1")]
+    with OpenAIServer(["a1"]) as server:
+        memory = MemoryMiddleware(Reversed(), trim(turns=1, mode="state"))
+        agent: Any = create_agent(client(server), [look], middleware=[memory])
+        out = agent.invoke({"messages": talk})
+
+    assert [(m.type, m.text) for m in out["messages"]] == [
+        ("human", "q0"), ("ai", "a0"), ("ai", "a1"),
+    ]  # fmt: skip
+
+
+# -- tools
+
+
+def fat(name: str) -> StructuredTool:
+    """A tool whose schema takes some 300 tokens."""
+    about = "It finds what is asked for, wherever it may be. " * 25
+    return StructuredTool.from_function(lambda what: what, name=name, description=about)
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_the_budget_holds_with_the_agents_tools(colour: str) -> None:
+    """`trim` was not told of them; with fewer tools in a request, more messages are shown."""
+    tools = [fat(f"look{n}") for n in range(4)]
+    counter = token_counter(None)
+    talk = [HumanMessage(f"Question {n}: " + "which train? " * 10) for n in range(90)]
+
+    def sent(tools: list[Any], budget: int) -> tuple[int, int]:
+        with OpenAIServer(["done"]) as server:
+            memory = MemoryMiddleware(trim(tokens=budget, counter=counter))
+            agent: Any = create_agent(client(server), tools, middleware=[memory])
+            given: Any = {"messages": talk}
+            if colour == "sync":
+                agent.invoke(given)
+            else:
+                asyncio.run(agent.ainvoke(given))
+            body = server.requests[-1]
+        messages = convert_to_messages(body["messages"])
+        schemas = counter.tools(body.get("tools", []))
+        return len(messages), counter.request + schemas + sum(map(counter.message, messages))
+
+    assert counter.tools(tools) > 1_000
+    for some in (tools, tools[:1], []):
+        count, tokens = sent(some, 1_800)
+        assert 1_700 < tokens <= 1_800
+        assert count < len(talk)
+    with pytest.raises(BudgetExceeded, match=r"\(4 tools\), 500 are allowed"):
+        sent(tools, 500)
+
+
+def test_tools_are_counted_once_for_all_calls_with_the_same() -> None:
+    """A turn must not cost the schemas of all tools again; other tools are counted anew."""
+    counter = Counting()
+    memory = MemoryMiddleware(trim(tokens=4_000, counter=counter))
+    one, other = fat("one"), fat("other")
+    with OpenAIServer(["a0", "a1", "a2"]) as server:
+        agent: Any = create_agent(client(server), [one, other], middleware=[memory])
+        for n in range(2):
+            agent.invoke(says(f"q{n}"))
+        create_agent(client(server), [other], middleware=[memory]).invoke(says("q2"))
+    assert counter.counted == [["one", "other"], ["other"]]
+
+
+class Counting:
+    """A counter that notes for which tools it was asked."""
+
+    def __init__(self) -> None:
+        self._counter = token_counter(None)
+        self.request = self._counter.request
+        self.text, self.message = self._counter.text, self._counter.message
+        self.counted: list[list[str]] = []
+
+    def tools(self, tools: Any) -> int:
+        self.counted.append([each.name for each in tools])
+        return self._counter.tools(tools)
+
+    def fitted(self, messages: Any) -> Any:
+        return self
+
+
+# -- instructions
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_reflection_runs_when_the_agent_is_done(colour: str) -> None:
+    """It learns from the answer and from feedback on this run, which the next run has not."""
+    rule = "<instructions>Be kind. Give times in 24 hours.</instructions>"
+    asked: list[str] = []
+
+    def replies(body: dict[str, Any]) -> str:
+        told = str(body["messages"][-1]["content"])
+        if "<conversation>" in told:
+            asked.append(told)
+            return rule
+        return "At 14:05."
+
+    with SQLiteStore.open(":memory:", index=None) as store, OpenAIServer(replies) as server:
+        instructions = Instructions(store, default="Be kind.")
+        learns = update_instructions(client(server), instructions)
+        agent: Any = create_agent(client(server), [look], middleware=[MemoryMiddleware(learns)])
+        for more in ({"feedback": "no am and pm"}, {}):
+            given: Any = {**says("When?"), **more}
+            out = agent.invoke(given) if colour == "sync" else asyncio.run(agent.ainvoke(given))
+        learned = instructions.current().text
+
+    assert learned == "Be kind. Give times in 24 hours."
+    assert [m.text for m in out["messages"]] == ["When?", "At 14:05."]
+    assert "At 14:05." in asked[0]
+    assert ["no am and pm" in told for told in asked] == [True, False]
 
 
 def test_what_is_no_node_is_refused() -> None:

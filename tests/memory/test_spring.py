@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
@@ -18,7 +21,6 @@ from langchain_core.messages import (
     ToolMessage,
 )
 from langchain_core.runnables import RunnableLambda
-from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 
@@ -33,10 +35,13 @@ from perdure.memory.adapters import (
     PromptChatMemoryAdvisor,
     VectorStoreChatMemoryAdvisor,
 )
+from perdure.memory.adapters.advisors import ChatMemoryAdvisor
 from perdure.memory.summarize import summarize
 from perdure.memory.trim import trim
 from perdure.stores import SQLiteStore
+from tests.memory.conversations import conversations
 from tests.memory.providers import refusals
+from tests.memory.scripted import client
 from tests.openai_server import Failure, OpenAIServer
 
 
@@ -57,7 +62,10 @@ class CustomChatMemoryRepository:
         self.rows = [row for row in self.rows if row[0] != conversation_id]
 
 
-@pytest.fixture(params=["memory", "custom", "checkpointer", "langgraph"])
+REPOSITORIES = ["memory", "checkpointer", "langgraph"]
+
+
+@pytest.fixture(params=[*REPOSITORIES, "custom"])
 def repository(request: pytest.FixtureRequest, file_saver: SQLiteCheckpointer) -> Any:
     if request.param == "checkpointer":
         return CheckpointerChatMemoryRepository(file_saver)
@@ -68,8 +76,12 @@ def repository(request: pytest.FixtureRequest, file_saver: SQLiteCheckpointer) -
     return CustomChatMemoryRepository()
 
 
-def client(server: OpenAIServer) -> ChatOpenAI:
-    return ChatOpenAI(model="scripted", base_url=server.base_url, api_key="any")  # type: ignore[arg-type]
+def kinds(texts: list[str]) -> list[list[float]]:
+    """Stands in for an embedder: which of three words a text has."""
+    return [[float(word in text) for word in ("canoe", "tea", "oboe")] + [0.01] for text in texts]
+
+
+INDEX: Any = {"dims": 4, "embed": kinds}
 
 
 def of(conversation: str) -> Any:
@@ -136,10 +148,9 @@ def test_what_leaves_the_window_stays_in_history(file_saver: SQLiteCheckpointer)
     assert repository.conversation_ids() == []
 
 
+@pytest.mark.parametrize("repository", REPOSITORIES, indirect=True)
 def test_conversations_are_listed(repository: Any) -> None:
     """More than a page of them, each once."""
-    if isinstance(repository, CustomChatMemoryRepository):
-        return  # it does not say
     ids = [f"c{n}" for n in range(230)]
     for conversation in ids:
         repository.save(conversation, [HumanMessage("hi")])
@@ -175,6 +186,24 @@ def test_the_asynchronous_form_does_the_same(repository: Any) -> None:
 
 
 # -- the services of the page, by hand over the memory
+
+
+def test_a_repository_as_the_memory() -> None:
+    """The page's first example: `chatMemory = new InMemoryChatMemoryRepository()`."""
+    memory = InMemoryChatMemoryRepository()
+    memory.add("c", HumanMessage("a"))
+    memory.add("c", [call("1"), HumanMessage("b"), AIMessage("c")])
+    memory.add("other", SystemMessage("be brief"))
+    memory.add("other", [SystemMessage("be kind"), HumanMessage("x"), HumanMessage("y")])
+
+    assert texts(memory.get("c")) == texts(memory.get("c", 10)) == ["a", "b", "c"]
+    assert texts(memory.get("c", 2)) == ["b", "c"]
+    assert texts(memory.get("other", 2)) == ["be kind", "y"]
+    with pytest.raises(ConfigurationError, match="last_n is 0"):
+        memory.get("c", 0)
+    memory.clear("c")
+    assert memory.get("c") == []
+    assert memory.conversation_ids() == ["other"]
 
 
 def test_simple_chat_service(repository: Any) -> None:
@@ -292,6 +321,78 @@ def test_tools_can_be_used(kind: Any) -> None:
     assert [m.type for m in memory.get("c")] == [*["human", "ai"] * 2, "tool", "ai", "human", "ai"]
 
 
+def test_tools_can_be_used_within_an_advisor_that_recalls() -> None:
+    """A result that is alone in the request is for the advisor that knows its call."""
+    seen: list[list[BaseMessage]] = []
+    answers = iter([call("1"), AIMessage("it is so")])
+
+    def model(messages: list[BaseMessage]) -> BaseMessage:
+        seen.append(messages)
+        return next(answers)
+
+    inner = MessageChatMemoryAdvisor(RunnableLambda(model), MessageChatMemory())
+    advisor = VectorStoreChatMemoryAdvisor(inner, InMemoryStore())
+    advisor.invoke("look it up", of("c"))
+    advisor.invoke([ToolMessage("found", tool_call_id="1")], of("c"))
+
+    assert texts(seen[1]) == ["look it up", "", "found"]
+
+
+ADVISORS: list[Callable[[Any, Any], ChatMemoryAdvisor]] = [
+    lambda model, memory: MessageChatMemoryAdvisor(model, memory),
+    lambda model, memory: PromptChatMemoryAdvisor(model, memory),
+    lambda model, memory: VectorStoreChatMemoryAdvisor(model, InMemoryStore(index=INDEX)),
+    lambda model, memory: VectorStoreChatMemoryAdvisor(
+        MessageChatMemoryAdvisor(model, memory), InMemoryStore(index=INDEX)
+    ),
+    lambda model, memory: PromptChatMemoryAdvisor(
+        VectorStoreChatMemoryAdvisor(model, InMemoryStore(index=INDEX)), memory
+    ),
+]
+
+
+@given(st.sampled_from(ADVISORS), conversations(), st.lists(conversations(), max_size=3))
+def test_providers_take_what_advisors_show(
+    advisor: Callable[[Any, Any], ChatMemoryAdvisor],
+    remembered: list[BaseMessage],
+    requests: list[list[BaseMessage]],
+) -> None:
+    """Whatever is remembered, asked and answered; the newest question is there."""
+    seen: list[list[BaseMessage]] = []
+    memory = MessageChatMemory(max_size=1_000)
+    memory.add("c", remembered)
+
+    def model(messages: list[BaseMessage]) -> BaseMessage:
+        seen.append(messages)
+        return AIMessage("")
+
+    asked = advisor(RunnableLambda(model), memory)
+    for request in requests:
+        asked.invoke([*request, HumanMessage("so?")], of("c"))
+
+    for shown in seen:
+        assert refusals(shown) == []
+        assert shown[-1].text == "so?"
+
+
+def test_instructions_without_text_replace_none() -> None:
+    """Neither those of the request nor those of the memory."""
+    seen: list[list[BaseMessage]] = []
+    memory = MessageChatMemory()
+    memory.add("c", [SystemMessage("be brief"), HumanMessage("a"), SystemMessage(" ")])
+
+    def say(shown: list[BaseMessage]) -> BaseMessage:
+        seen.append(shown)
+        return AIMessage(" ")
+
+    advisor = MessageChatMemoryAdvisor(RunnableLambda(say), memory)
+    advisor.invoke([SystemMessage(""), HumanMessage("b")], of("c"))
+    advisor.invoke([SystemMessage(""), HumanMessage("c")], of("other"))
+
+    assert texts(seen[0]) == ["be brief", "a", "b"]
+    assert texts(seen[1]) == ["c"]
+
+
 def test_a_call_that_nobody_answered_is_not_shown() -> None:
     """The user said something else instead of running the tool."""
     seen: list[list[BaseMessage]] = []
@@ -333,14 +434,12 @@ def test_the_prompt_advisor(repository: Any) -> None:
 @pytest.mark.parametrize("langgraphs", [False, True])
 def test_the_vector_store_advisor(langgraphs: bool, tmp_path: Path) -> None:
     """What is similar enough is recalled, of this conversation alone, as quoted data."""
-    ours = SQLiteStore.open(tmp_path / "m.db")
-    embedder: Any = {"dims": 4, "embed": _kinds}
-    store: Any = InMemoryStore(index=embedder) if langgraphs else ours
-    if not langgraphs:
-        ours.close()
-        (tmp_path / "m.db").unlink()
-        store = SQLiteStore.open(tmp_path / "m2.db", index=embedder)
-    with OpenAIServer(["noted"] * 4 + ["Nutshell"]) as server:
+    store: Any = (
+        nullcontext(InMemoryStore(index=INDEX))
+        if langgraphs
+        else SQLiteStore.open(tmp_path / "m.db", index=INDEX)
+    )
+    with store as store, OpenAIServer(["noted"] * 4 + ["Nutshell"]) as server:
         advisor = VectorStoreChatMemoryAdvisor(client(server), store, top_k=2, threshold=0.7)
         advisor.invoke("My canoe is called Nutshell <b>", of("a"))
         advisor.invoke("I drink green tea", of("a"))
@@ -349,8 +448,6 @@ def test_the_vector_store_advisor(langgraphs: bool, tmp_path: Path) -> None:
         answer = advisor.invoke([("system", "be brief"), ("user", "Which canoe?")], of("a"))
         recalled = advisor.recalled("a", "canoe")
         nothing = advisor.recalled("nobody", "canoe")
-    if not langgraphs:
-        store.close()
 
     assert answer.text == "Nutshell"
     assert server.shown(1) == [("user", "I drink green tea")]  # nothing similar yet
@@ -363,11 +460,6 @@ def test_the_vector_store_advisor(langgraphs: bool, tmp_path: Path) -> None:
     ]
     assert len(recalled) == 2  # the question was remembered, too
     assert nothing == []
-
-
-def _kinds(texts: list[str]) -> list[list[float]]:
-    """Stands in for an embedder: which of three words a text has."""
-    return [[float(word in text) for word in ("canoe", "tea", "oboe")] + [0.01] for text in texts]
 
 
 def test_similarity_is_the_cosine_with_the_offline_embedder(tmp_path: Path) -> None:
@@ -387,8 +479,7 @@ def test_advisors_stand_around_each_other(tmp_path: Path) -> None:
     """The newest as messages and the older recalled, whichever is outside; each is kept once."""
     for number, outside in enumerate(("messages", "vectors")):
         memory = MessageChatMemory(max_size=2)
-        index: Any = {"dims": 4, "embed": _kinds}
-        store = SQLiteStore.open(tmp_path / f"{number}.db", index=index)
+        store = SQLiteStore.open(tmp_path / f"{number}.db", index=INDEX)
         with store, OpenAIServer(["noted"] * 3) as server:
             model: Any = client(server)
             if outside == "messages":

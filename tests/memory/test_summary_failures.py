@@ -41,6 +41,7 @@ from tests.openai_server import Failure, Held
         ([BLANK] * 3, "the answer was empty", 3),
         ([CALLS] * 3, "the model called tools and said nothing", 3),
         ([CUT_OFF] * 3, "cut off at the model's limit", 3),
+        (["They spoke of trains. " * 1_000] * 3, "tokens, and 400 words were asked for", 3),
         ([Failure(500, "no luck")] * 3, "Error code: 500 - no luck", 3),
         ([Failure(400, "no such thing")], "no such thing", 1),
         ([Failure(401, "who are you?")], "who are you?", 1),
@@ -177,7 +178,7 @@ def test_messages_that_cannot_be_removed_are_refused_before_anything_is_asked() 
             summary.invoke({"messages": nameless})
         with pytest.raises(InvalidMessages, match="no channel 'messages'"):
             summary.invoke({})
-        with pytest.raises(InvalidMessages, match="has at 0 'hello'"):
+        with pytest.raises(InvalidMessages, match="number 0 is 'hello', a str"):
             summary.invoke({"messages": ["hello"]})
         with pytest.raises(ConfigurationError, match="channel of the summary holds 7"):
             summary.invoke({"messages": turns(4), "summary": 7})

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import takewhile
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    HumanMessage,
+    RemoveMessage,
     SystemMessage,
 )
 from langchain_core.runnables import RunnableLambda
+from langgraph.graph import add_messages
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
+from perdure.memory.shown import sequence
 from perdure.memory.summarize import summarize
 from perdure.memory.summary_node import Summarize
 from tests.memory.conversations import conversations, keys, newest_human
@@ -34,7 +42,7 @@ def test_invariants_over_random_conversations(talk: Any, keep: int, mode: Any) -
     assert refusals(shown) == []
     if newest is not None:
         assert any(m.id == newest.id for m in shown)
-    assert removed <= set(update.get("summarized", []))
+    assert removed == (set(update.get("summarized", [])) if mode == "state" else set())
     assert not any(m.id in removed for m in talk if isinstance(m, SystemMessage))
     assert keys(after["messages"]) == keys([m for m in talk if m.id not in removed])
     again = summary.invoke(after)
@@ -64,6 +72,107 @@ def test_a_failure_changes_nothing_over_random_conversations(talk: Any) -> None:
 
     assert summary.invoke({"messages": talk}) == {}
     assert talk == before
+
+
+@given(data=st.data(), mode=st.sampled_from(["state", "view"]), keep=st.integers(1, 2))
+def test_what_is_neither_shown_nor_told_is_not_there(
+    data: st.DataObject, mode: Any, keep: int
+) -> None:
+    """Whatever becomes of a thread: summarised ids said anew, messages removed, put in order."""
+    thread = _Thread(data)
+    options: dict[str, Any] = {"when": {"messages": 3}, "keep_turns": keep, "mode": mode}
+    summary = summarize(RunnableLambda(thread.told), **options)
+    for _ in range(data.draw(st.integers(2, 6))):
+        thread.go_on()
+        for happens in data.draw(st.lists(st.sampled_from(_HAPPENS), max_size=2)):
+            happens(thread)
+        if data.draw(st.booleans()):
+            thread.go_on()
+        before = set(thread.summarized)
+        all_back = before <= {m.id for m in thread.messages}  # as in a thread that was a view
+        update = summary.invoke(thread.state)
+        removed = {m.id for m in update.get("messages", [])}
+        gone = [m for m in thread.messages if m.id in removed]
+        named = update.get("summarized", [])
+        assert removed - before == ({*named} - before if mode == "state" else set())
+        assert all(m.text in thread.heard for m in thread.messages if m.id in named)
+        assert all_back or all(m.text in thread.heard for m in gone)
+        thread.take(update)
+        shown = summary.shown(thread.messages, thread.state)
+        assert refusals(shown) == []
+        covered = thread.covered()
+        if mode == "state" and len(covered) < len({*thread.summarized}):
+            covered = set()
+        due = [m for m in sequence(thread.messages) if m.type != "system" and m.id not in covered]
+        assert [m for m in due if m not in shown] == []
+
+
+class _Thread:
+    """A thread to which things happen; each message says a word that no other says."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self.messages: list[AnyMessage] = []
+        self.summarized: list[str] = []
+        self.summary: Any = None
+        self.heard = ""
+        self._data, self._words = data, 0
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {
+            "messages": self.messages,
+            "summary": self.summary,
+            "summarized": self.summarized,
+        }
+
+    def told(self, request: Any) -> str:
+        self.heard += str(request[-1].content)
+        return "text"
+
+    def take(self, update: dict[str, Any]) -> None:
+        self._add(update.get("messages", []))
+        self.summary = update.get("summary", self.summary)
+        self.summarized = [*self.summarized, *update.get("summarized", [])]
+
+    def covered(self) -> set[str | None]:
+        """The ids that the summary stands for: those before the first that is in none."""
+        talk = (m.id for m in self.messages if m.type != "system")
+        return set(takewhile(lambda each: each in self.summarized, talk))
+
+    def go_on(self) -> None:
+        kinds = st.sampled_from([HumanMessage, AIMessage, HumanMessage, AIMessage, SystemMessage])
+        said = self._data.draw(st.lists(kinds, min_size=2, max_size=6))
+        self._add([kind(self._word()) for kind in said])
+
+    def say_anew(self) -> None:
+        absent = {*self.summarized} - {m.id for m in self.messages}
+        if absent:
+            kind = self._data.draw(st.sampled_from([HumanMessage, AIMessage]))
+            last = self.summarized[-1]
+            often = [last] * 3 if last in absent else []
+            chosen = self._data.draw(st.sampled_from([*often, *sorted(absent)]))
+            self._add([kind(self._word(), id=chosen)])
+
+    def lose(self) -> None:
+        if self.messages:
+            self._add([RemoveMessage(id=str(self._data.draw(st.sampled_from(self.messages)).id))])
+
+    def shuffle(self) -> None:
+        mixed = self._data.draw(st.permutations(self.messages))
+        self._add([RemoveMessage(id=REMOVE_ALL_MESSAGES), *mixed])
+
+    def _word(self) -> str:
+        self._words += 1
+        return f"word{self._words}."
+
+    def _add(self, messages: list[Any]) -> None:
+        for message in messages:
+            message.id = message.id or message.text
+        left: Any = list(self.messages)
+        self.messages = list[Any](add_messages(left, messages))
+
+
+_HAPPENS = [_Thread.say_anew, _Thread.say_anew, _Thread.lose, _Thread.shuffle]
 
 
 def _quick(**options: Any) -> Summarize:

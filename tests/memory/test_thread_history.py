@@ -11,11 +11,16 @@ from typing import Any
 
 import pytest
 from langchain_core.chat_history import BaseChatMessageHistory
-from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    HumanMessage,
+    RemoveMessage,
+    SystemMessage,
+    ToolMessage,
+)
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
-from langchain_core.runnables import Runnable, RunnablePassthrough
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from langchain_core.runnables.history import RunnableWithMessageHistory
-from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
@@ -23,8 +28,9 @@ from langgraph.graph import START, StateGraph
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidMessages
 from perdure.graphs import chat_graph
-from perdure.memory import ChatState
+from perdure.memory import ChatState, trim
 from perdure.memory.adapters import ThreadMessageHistory, ThreadMessages
+from tests.memory.scripted import client
 from tests.openai_server import OpenAIServer
 
 CALL = {"name": "f", "args": {}, "id": "c1", "type": "tool_call"}
@@ -32,10 +38,6 @@ SYSTEM = "You are a helpful assistant. Answer all questions to the best of your 
 FACTS = f"{SYSTEM} The provided chat history includes facts about the user you are speaking with."
 SESSION: Any = {"configurable": {"session_id": "unused"}}
 deprecated = pytest.mark.filterwarnings("ignore:RunnableWithMessageHistory is deprecated")
-
-
-def client(server: OpenAIServer) -> ChatOpenAI:
-    return ChatOpenAI(model="scripted", base_url=server.base_url, api_key="any")  # type: ignore[arg-type]
 
 
 def texts(messages: Any) -> list[str]:
@@ -242,11 +244,30 @@ def test_a_message_history_shows_no_orphans(file_saver: SQLiteCheckpointer) -> N
     assert texts(history.messages) == ["q", "stop"]
 
 
+@deprecated
+def test_a_system_message_stands_where_it_was_added(file_saver: SQLiteCheckpointer) -> None:
+    """As with langchain's own; with a window in the chain the model is shown one, first."""
+    window = trim(messages=9)
+    history = ThreadMessageHistory(file_saver, "t")
+    history.add_messages([HumanMessage("hi"), AIMessage("hello"), SystemMessage("be kind")])
+    with OpenAIServer(["one", "two"]) as server:
+        chat = client(server)
+        managed(prompted(chat), history).invoke({"input": "a"}, SESSION)
+        shown: Runnable[Any, Any] = RunnableLambda(lambda asked: window(asked.to_messages()))
+        managed(prompted(shown | chat), history).invoke({"input": "b"}, SESSION)
+
+    talk = [("user", "hi"), ("assistant", "hello")]
+    kind = ("system", "be kind")
+    assert server.shown(0) == [("system", SYSTEM), *talk, kind, ("user", "a")]
+    assert server.shown(1) == [kind, *talk, ("user", "a"), ("assistant", "one"), ("user", "b")]
+    assert texts(history.messages) == ["hi", "hello", "be kind", "a", "one", "b", "two"]
+
+
 # -- every example of "Memory management", in its order
 
 
 def prompted(
-    chat: ChatOpenAI, system: str = SYSTEM, key: str = "chat_history"
+    chat: Runnable[Any, Any], system: str = SYSTEM, key: str = "chat_history"
 ) -> Runnable[Any, Any]:
     after = [("human", "{input}")] if key == "chat_history" else []
     return ChatPromptTemplate([("system", system), MessagesPlaceholder(key), *after]) | chat

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.prompts import ChatPromptTemplate
 from langgraph.graph import START, StateGraph, add_messages
 
 from perdure import SQLiteCheckpointer
@@ -65,7 +66,7 @@ def least(given: dict[str, Any], whole: list[BaseMessage]) -> float:
     question = newest_human(whole)
     first = [m for m in whole if isinstance(m, SystemMessage) and m.text.strip()][-1:]
     if question is None:
-        return size(given, first)
+        return size(given, [*first])
     after = whole[whole.index(question) + 1 :]
     calls = [i for i, message in enumerate(after) if isinstance(message, AIMessage)]
     return size(given, [*first, question, *(after[calls[-1] :] if calls else [])])
@@ -105,8 +106,8 @@ def test_a_state_is_left_valid_and_a_second_time_as_it_is(
         update = node.invoke({"messages": talk})
     except BudgetExceeded:
         whole = trim(turns=99, mode="state").invoke({"messages": talk}).get("messages", [])
-        left = cast("Any", add_messages(list[Any](talk), whole))
-        assert least(given, left) > limit_of(given)
+        before = cast("Any", add_messages(list[Any](talk), whole))
+        assert least(given, before) > limit_of(given)
         return
     left: Any = add_messages(list[Any](talk), update.get("messages", []))
     if newest_human(talk) is None:
@@ -295,6 +296,7 @@ def test_the_same_in_both_colours_in_a_chain_and_as_a_node() -> None:
     assert node.invoke(LONG) == shown
     assert asyncio.run(node.ainvoke(LONG)) == shown
     assert (node | (lambda messages: messages)).invoke(LONG) == shown
+    assert (ChatPromptTemplate.from_messages(LONG) | node).invoke({})[0].text == "s0"
     assert node.invoke({"messages": LONG}) == {SHOWN: shown}
     assert asyncio.run(node.ainvoke({"messages": LONG})) == {SHOWN: shown}
 

@@ -72,6 +72,49 @@ def instructions(store: SQLiteStore) -> Instructions:
     return Instructions(store)
 
 
+# -- doors
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_it_is_called_as_every_node_is(store: SQLiteStore, colour: str) -> None:
+    """A state or messages, with the config of a run; what comes back is the messages."""
+    instructions = Instructions(store, ("instructions", "{user_id}"))
+    ann = run_of(user_id="ann", thread_id="t")
+    texts = [f"{DEFAULT} Rule {n}." for n in range(2)]
+    with OpenAIServer([marked(text) for text in texts]) as server:
+        node = node_of(client(server), instructions)
+        state = {"messages": TALK, "feedback": "Fine."}
+        for said, text in zip((state, TALK), texts, strict=True):
+            left = node(said, ann) if colour == "sync" else asyncio.run(node.acall(said, ann))
+            assert left == TALK
+            assert left is not TALK
+            assert instructions.current(ann).text == text
+        assert "Fine." in server.shown(0)[-1][1]
+        assert "Fine." not in server.shown(1)[-1][1]
+    assert [version.thread_id for version in instructions.history(ann)] == ["t", "t"]
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_function_node_calls_it_with_its_state(store: SQLiteStore, colour: str) -> None:
+    """Within a graph the config is known without being passed."""
+    instructions = Instructions(namespace=("instructions", "{user_id}"))
+    with OpenAIServer([marked("Be brief, always.")]) as server:
+        node = node_of(client(server), instructions)
+
+        async def learn(state: Any) -> dict[str, Any]:
+            if colour == "sync":
+                node(state)
+            else:
+                await node.acall(state)
+            return {}
+
+        builder = StateGraph(Learning).add_node("learn", learn).add_edge(START, "learn")
+        ann: Any = run_of(user_id="ann")
+        graph: Any = builder.compile(store=store)
+        asyncio.run(graph.ainvoke(STATE, ann))
+    assert Instructions(store, ("instructions", "{user_id}")).current(ann).version == 1
+
+
 # -- learning
 
 
@@ -352,6 +395,9 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "too long": (marked(LONG), "max_chars is 1000", {"max_chars": 1000}),
     "runaway": (marked(LONG * 2), "max_growth", {}),
     "most is lost": (marked("Be brief, always."), "min_share", {"min_share": 0.9}),
+    "no letters": (marked(". . . . . . . . . ."), "0 letters", {}),
+    "nothing to see": (marked("\u200b" * 40), "0 letters", {}),
+    "marks that do not match": (marked("Keep <instructions> short."), "different number", {}),
     "lone surrogate": (marked("Be brief, always. \ud800"), "Unicode", {}),
 }
 
@@ -376,6 +422,13 @@ def test_an_unusable_rewrite_is_refused(
     assert instructions.history() == [former]
 
 
+def test_a_model_may_speak_of_the_marks_before_it_uses_them(instructions: Instructions) -> None:
+    said = f"I put them between <instructions> and </instructions>.\n{marked('Be brief, always.')}"
+    with OpenAIServer([said]) as server:
+        node_of(client(server), instructions).invoke(STATE)
+    assert instructions.current().text == "Be brief, always."
+
+
 def test_an_answer_that_only_calls_tools_is_refused(instructions: Instructions) -> None:
     with OpenAIServer([CALLS]) as server, pytest.raises(InstructionsRefused, match="called tools"):
         node_of(client(server), instructions).invoke(STATE)
@@ -397,6 +450,19 @@ def test_short_instructions_may_grow_up_to_a_thousand_characters(
     with OpenAIServer([marked("Rule. " * 150)]) as server:
         node_of(client(server), instructions, max_growth=1).invoke(STATE)
     assert len(instructions.current().text) == 899
+
+
+def test_what_growth_allows_is_said_as_it_is_reckoned(instructions: Instructions) -> None:
+    """Of instructions of 28 characters, 2,000 are not "2.0 times as many"."""
+    with OpenAIServer([marked("Rule. " * 400)]) as server:
+        expected = r"2399 .* former 28 \(counted as 1000\): max_growth 2.0 allows 2000;"
+        with pytest.raises(InstructionsRefused, match=expected):
+            node_of(client(server), instructions).invoke(STATE)
+    instructions.set("Rule. " * 300)
+    with OpenAIServer([marked("Rule. " * 700)]) as server:
+        expected = r"4199 .* former 1800: max_growth 2.0 allows 3600;"
+        with pytest.raises(InstructionsRefused, match=expected):
+            node_of(client(server), instructions).invoke(STATE)
 
 
 # -- failures

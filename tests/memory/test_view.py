@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+)
 from langchain_core.runnables import RunnableLambda
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph, add_messages
 
 from perdure import SQLiteStore
 from perdure.errors import BudgetExceeded, ConfigurationError
 from perdure.memory import (
+    ChatState,
     Instructions,
+    SummaryState,
     clear_tool_outputs,
     summarize,
     trim,
+    update_instructions,
     use_instructions,
     view,
 )
@@ -40,6 +51,10 @@ def sums_up(_: Any) -> AIMessage:
 def _instructed() -> MessagesNode:
     store = SQLiteStore.open(":memory:", index=None)
     return use_instructions(Instructions(store, default="Be kind."))
+
+
+def _learns() -> Any:
+    return update_instructions(RunnableLambda(sums_up), Instructions())
 
 
 MAKERS: dict[str, Callable[[], MessagesNode]] = {
@@ -102,6 +117,7 @@ def test_the_parts_of_a_view_in_order() -> None:
     [
         ((), "no parts"),
         ((print,), "a part of the view is <built-in function print>"),
+        ((_learns(),), r"no part of a view; expected use_instructions\(\) there"),
         ((trim(turns=1), trim(turns=1, messages_key="talk")), r"\['messages', 'talk'\]"),
     ],
 )
@@ -109,3 +125,76 @@ def test_wrong_parts_are_refused(parts: Any, said: str) -> None:
     """Before anything runs."""
     with pytest.raises(ConfigurationError, match=said):
         view(*parts)
+
+
+# -- in a graph
+
+
+class Bare(TypedDict):
+    """A state without a channel for what is shown."""
+
+    messages: Annotated[list[AnyMessage], add_messages]
+
+
+def _graph(state: Any, part: MessagesNode, model: Any, **compiled: Any) -> Any:
+    builder = StateGraph(state).add_node("shows", part).add_node("model", model)
+    builder.add_edge(START, "shows").add_edge("shows", "model")
+    return builder.compile(**compiled)
+
+
+def _echo(state: Any) -> dict[str, Any]:
+    shown = state.get(SHOWN, state["messages"])
+    return {"messages": [AIMessage(f"I see {len(shown)}")]}
+
+
+@pytest.mark.parametrize("state", [ChatState, SummaryState])
+def test_what_a_node_shows_reaches_the_model_and_no_checkpoint(state: Any) -> None:
+    """The exported states have the channel; a thread's checkpoints hold only what was said."""
+    saver = InMemorySaver()
+    graph = _graph(state, trim(messages=1), _echo, checkpointer=saver)
+    thread: Any = {"configurable": {"thread_id": "t"}}
+    for text in ("one", "two"):
+        out = graph.invoke({"messages": [("human", text)]}, thread)
+    assert [m.text for m in out["messages"]] == ["one", "I see 1", "two", "I see 1"]
+    assert [m.text for m in out[SHOWN]] == ["two"]
+    for saved in saver.list(thread):
+        assert SHOWN not in saved.checkpoint["channel_values"]
+        assert SHOWN not in saved.checkpoint["channel_versions"] or SHOWN not in str(
+            saved.pending_writes
+        )
+    assert SHOWN not in graph.get_state(thread).values
+
+
+def test_without_the_channel_langgraph_drops_what_a_node_shows() -> None:
+    """As docs/memory.md says; `shown(state)` in the model's node needs no channel."""
+    shows = trim(messages=1)
+
+    def model(state: Any) -> dict[str, Any]:
+        return {"messages": [("ai", f"{SHOWN in state} {len(shows(state))}")]}
+
+    talk = {"messages": [("human", "q0"), ("ai", "a0"), ("human", "q1")]}
+    assert _graph(Bare, shows, model).invoke(talk)["messages"][-1].text == "False 1"
+
+
+def test_a_node_that_calls_the_view_streams_only_the_answer() -> None:
+    """A view that is a node of its own is streamed with what it makes, as langgraph does it."""
+    shows = view(NODES["instructions"], trim(turns=1))
+
+    def model(state: Any) -> dict[str, Any]:
+        return {"messages": [AIMessage(f"I see {len(shows(state))}")]}
+
+    builder = StateGraph(ChatState).add_node("model", model).add_edge(START, "model")
+    alone: Any = builder.compile()
+    talk: Any = {"messages": [HumanMessage("hello", id="h")]}
+
+    def streamed(graph: Any) -> list[str]:
+        return [m.text for m, _ in graph.stream(talk, stream_mode="messages")]
+
+    assert streamed(alone) == ["I see 2"]
+    assert streamed(_graph(ChatState, shows, _echo)) == ["Be kind.", "I see 2"]
+
+
+def test_servers_are_told_the_schema_of_a_chat() -> None:
+    """On Python 3.11 too, where pydantic takes no TypedDict of typing's."""
+    builder = StateGraph(ChatState).add_node("model", _echo).add_edge(START, "model")
+    assert "messages" in builder.compile().get_output_jsonschema()["properties"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,11 +12,6 @@ from perdure.cli.app import DB, app, open_saver, settings_for
 from perdure.cli.output import counted, line, notes, spoken
 from perdure.cli.titles import about_thread
 from perdure.errors import ConfigurationError, ModelFailed, UnknownThread
-
-if TYPE_CHECKING:
-    from langchain_core.language_models import BaseChatModel
-
-    from perdure.settings import Settings
 
 _SHOWN = 4  # messages repeated when a thread is resumed
 
@@ -35,13 +30,14 @@ def chat(
 ) -> None:
     """Talk on a thread, from where it was, also after a crash; /quit or end of input ends."""
     from perdure.graphs import chat_graph
+    from perdure.graphs.configured import configured_model
 
     if message is not None and not message.strip():
         raise ConfigurationError("--message is empty; give it a text, or leave it out to type one")
     settings = settings_for(db)
     with open_saver(db) as saver:
         window = _window(keep_last)
-        graph = chat_graph(_model(settings), checkpointer=saver, window=window)
+        graph = chat_graph(configured_model(settings), checkpointer=saver, window=window)
         config: dict[str, Any] = {"configurable": {"thread_id": thread}}
         _resume(graph, saver, config, thread)
         config["metadata"] = _carried(saver, thread)
@@ -69,18 +65,6 @@ def _carried(saver: Any, thread: str) -> dict[str, Any]:
         known = about_thread(saver, thread)
         return {**known, TITLED: True} if "title" in known else known
     return {}
-
-
-def _model(settings: Settings) -> BaseChatModel | None:
-    if settings.model is None:
-        return None
-    from langchain_openai import ChatOpenAI
-
-    return ChatOpenAI(
-        model=settings.model,
-        base_url=settings.base_url,
-        api_key=settings.api_key or "none",  # type: ignore[arg-type]
-    )
 
 
 def _resume(graph: Any, saver: Any, config: Any, thread: str) -> None:

@@ -1,4 +1,4 @@
-"""Work that waits for stores and models: steps, and two drivers, one blocking and one awaiting."""
+"""Drivers of work that waits for stores and models: one that blocks, and one that awaits."""
 
 from __future__ import annotations
 

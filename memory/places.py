@@ -1,0 +1,105 @@
+"""Where a run's instructions are: a store with versions, an item in it, and who is writing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from langchain_core.runnables import RunnableConfig, ensure_config
+from langgraph.config import get_store
+from langgraph.runtime import get_runtime
+
+from perdure.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from perdure.stores.base import Provenance, StoredItem
+
+
+@runtime_checkable
+class Versioned(Protocol):
+    """A store that keeps versions and swaps by comparing them, as perdure's do."""
+
+    def history(self, namespace: tuple[str, ...], key: str) -> list[StoredItem]:
+        """Every version of a key."""
+
+    async def ahistory(self, namespace: tuple[str, ...], key: str) -> list[StoredItem]:
+        """See `history`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the instructions of a run are.
+
+    Attributes:
+        store: One with versions.
+        namespace: The namespace, filled in.
+        key: The key, filled in.
+        thread_id: The thread of the run, if its config names one.
+        checkpoint_id: The checkpoint of it that the run has reached.
+    """
+
+    store: Any
+    namespace: tuple[str, ...]
+    key: str
+    thread_id: str | None
+    checkpoint_id: str | None
+
+
+def versioned(store: Any) -> Any:
+    """A store, if it keeps versions.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    if not isinstance(store, Versioned):
+        raise ConfigurationError(
+            f"the store is a {type(store).__name__}, which keeps no versions; instructions need "
+            'one that does: perdure.stores.SQLiteStore.open(path), or open(":memory:")'
+        )
+    return store
+
+
+def store_of_graph() -> Any:
+    """The store with versions that the graph in which this runs was compiled with.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    try:
+        store: Any = get_store()
+    except (RuntimeError, KeyError):  # not within a graph
+        store = None
+    if store is None:
+        raise ConfigurationError(
+            "the instructions have no store: pass store=, or compile the graph with one"
+        )
+    return versioned(store)
+
+
+def source(config: RunnableConfig | None) -> tuple[str | None, str | None]:
+    """The thread of a run and, within a node, the checkpoint from which that began.
+
+    Within a subgraph that is the subgraph's own checkpoint.
+    """
+    given = ensure_config(config)["configurable"]
+    thread = given.get("thread_id")
+    if thread is None:
+        return None, None
+    try:
+        runtime: Any = get_runtime()
+    except (RuntimeError, KeyError):  # not within a run
+        runtime = None
+    running = getattr(runtime, "execution_info", None)  # None: a chain's run, not a graph's
+    if running is not None and running.thread_id == thread:
+        return str(thread), running.checkpoint_id
+    return str(thread), given.get("checkpoint_id")
+
+
+def provenance(place: Place) -> Provenance | None:
+    """What a store is to note of who writes; None: there is no thread."""
+    # here, since it loads all of the store, which who only trims can do without
+    from perdure.stores.base import Provenance
+
+    if place.thread_id is None:
+        return None
+    return Provenance(thread_id=place.thread_id, checkpoint_id=place.checkpoint_id)
