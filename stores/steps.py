@@ -7,10 +7,11 @@ it computes; the async driver does that, and the reading, in the database's thre
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from perdure.storage.flow import Flow
 from perdure.storage.glancing import Declined
@@ -63,6 +64,7 @@ class WritePuts(NamedTuple):
 Step = Embed | EmbedAll | Read | Write | WritePuts
 Steps = Generator[Step, Any, T]
 _Answer = Callable[[], Any]
+_LOOKS: Final = 2  # searches that are done at once in one turn of the loop
 
 
 @dataclass(slots=True)
@@ -82,6 +84,7 @@ class Driver:
     in_process: bool
     _reads: Gatherer = field(init=False)
     _puts: PutGatherer = field(init=False)
+    _looks: int = 0
 
     def __post_init__(self) -> None:
         self._reads = Gatherer(self.database)
@@ -123,7 +126,7 @@ class Driver:
 
     def _glanced(self, step: Read) -> _Answer | None:
         """The answer to what is read, if it could be had at once."""
-        if step.again is None:
+        if step.again is None or (step.snapshot and self._crowded()):
             return None
         try:
             result = self.database.glance(step.again(), snapshot=step.snapshot)
@@ -132,6 +135,16 @@ class Driver:
         except Exception as exc:
             return _raising(exc)
         return lambda: result
+
+    def _crowded(self) -> bool:
+        """Whether several looked in this turn of the loop: then a thread is worth its while."""
+        self._looks += 1
+        if self._looks == 1:
+            asyncio.get_running_loop().call_soon(self._rest)
+        return self._looks > _LOOKS
+
+    def _rest(self) -> None:
+        self._looks = 0
 
     def _advance_from(self, steps: Steps[Any], step: Read) -> Step | _Done:
         return self._advance(steps, self._caught(step))
