@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,9 +62,6 @@ class Scope:
         known: What the numbers in them stand for.
         prefix: The path of the prefix.
         ids: Sorted ids that the rows are limited to; None: all that are alive.
-
-    Attributes:
-        ids, thread, position, actor, at, lengths, asks: One value a row.
     """
 
     def __init__(
@@ -71,7 +69,8 @@ class Scope:
     ) -> None:
         self.known = known
         self._runs: list[_Run] = []
-        chosen: list[tuple[Segment, Ints]] = []
+        self._chosen: list[tuple[Segment, slice | Ints]] = []
+        self._order: Ints | None = None
         base = 0
         for segment in segments:
             start, stop = segment.under(prefix)
@@ -79,39 +78,63 @@ class Scope:
                 continue
             inside = _inside(segment, start, stop, ids)
             if inside is None:
-                rows = np.arange(start, stop)
                 self._runs.append(_Run(segment, start, stop, None, base))
+                self._chosen.append((segment, slice(start, stop)))
+                base += stop - start
             else:
                 rows = np.flatnonzero(inside)
                 places = np.full(stop - start, -1, np.int64)
                 places[rows] = np.arange(len(rows)) + base
                 self._runs.append(_Run(segment, start, stop, places, base))
-                rows += start
-            chosen.append((segment, rows))
-            base += len(rows)
-        self._gather(chosen)
+                self._chosen.append((segment, rows + start))
+                base += len(rows)
         if len(self._runs) > 1 and (self.thread >= 0).any():
             self._reorder(np.lexsort((self.position, self.thread)))
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def _gather(self, chosen: list[tuple[Segment, Ints]]) -> None:
-        def joined(name: str, kind: Any) -> Any:
-            if len(chosen) == 1 and self._runs[0].places is None:
-                run = self._runs[0]
-                return getattr(run.segment, name)[run.start : run.stop]
-            return np.concatenate(
-                [np.empty(0, kind), *(getattr(s, name)[rows] for s, rows in chosen)]
-            ).astype(kind, copy=False)
+    def _column(self, name: str, kind: Any) -> Any:
+        """One value a row; gathered when it is asked for, for few searches need all of them."""
+        parts = [getattr(segment, name)[rows] for segment, rows in self._chosen]
+        joined = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, kind), *parts])
+        joined = joined.astype(kind, copy=False)
+        return joined if self._order is None else joined[self._order]
 
-        self.ids: Ints = joined("ids", np.int64)
-        self.thread: Ints = joined("thread", np.int64)
-        self.position: NDArray[np.float64] = joined("position", np.float64)
-        self.actor: Ints = joined("actor", np.int64)
-        self.at: NDArray[np.float64] = joined("at", np.float64)
-        self.lengths: Floats = joined("lengths", np.float32)
-        self.asks: NDArray[np.bool_] = joined("asks", np.bool_)
+    @cached_property
+    def ids(self) -> Ints:
+        """The items."""
+        return self._column("ids", np.int64)  # type: ignore[no-any-return]
+
+    @cached_property
+    def thread(self) -> Ints:
+        """The number of its thread; negative: none."""
+        return self._column("thread", np.int64)  # type: ignore[no-any-return]
+
+    @cached_property
+    def position(self) -> NDArray[np.float64]:
+        """Its place in the thread."""
+        return self._column("position", np.float64)  # type: ignore[no-any-return]
+
+    @cached_property
+    def actor(self) -> Ints:
+        """The number of who said it; negative: nobody."""
+        return self._column("actor", np.int64)  # type: ignore[no-any-return]
+
+    @cached_property
+    def at(self) -> NDArray[np.float64]:
+        """When it was said."""
+        return self._column("at", np.float64)  # type: ignore[no-any-return]
+
+    @cached_property
+    def lengths(self) -> Floats:
+        """How many words it has."""
+        return self._column("lengths", np.float32)  # type: ignore[no-any-return]
+
+    @cached_property
+    def asks(self) -> NDArray[np.bool_]:
+        """Whether it is a question."""
+        return self._column("asks", np.bool_)  # type: ignore[no-any-return]
 
     def _reorder(self, order: Ints) -> None:
         place = np.empty(len(order), np.int64)
@@ -122,8 +145,9 @@ class Scope:
             else:
                 inside = run.places >= 0
                 run.places[inside] = place[run.places[inside]]
-        for name in ("ids", "thread", "position", "actor", "at", "lengths", "asks"):
-            setattr(self, name, getattr(self, name)[order])
+        self._order = order
+        for name in ("thread", "position"):  # gathered in the former order
+            self.__dict__.pop(name, None)
 
     def arrangement(self) -> Arrangement | None:
         """Who is next to whom; None if no row belongs to a thread."""
