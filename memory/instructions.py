@@ -130,7 +130,9 @@ class Instructions:
         Raises:
             ConfigurationError: There is no store with versions, or no such place.
         """
-        store = store_of_graph() if self.store is None else self.store
+        store = self.store
+        if store is None:
+            store = versioned(store_of_graph("the instructions"))
         namespace, [key] = self.namespace.filled(config), self.key.filled(config)
         return Place(store, namespace, key, *source(config))
 
@@ -152,8 +154,8 @@ class Instructions:
         """
         value = {TEXT: text, "diff": _diff(former.text, text), "change": change}
         options: dict[str, Any] = {
-            "index": False,  # instructions are no memory that a search should recall
-            "ttl": None,  # nor do they expire, whatever the store's default
+            "index": [TEXT],  # what changed in it is not searched
+            "ttl": None,  # they do not expire, whatever the store's default
             "if_version": former.version,
             "provenance": provenance(place),
         }

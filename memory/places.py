@@ -1,4 +1,4 @@
-"""Where a run's instructions are: a store with versions, an item in it, and who is writing."""
+"""Where a run's memory is: the store, instructions in one with versions, and who is writing."""
 
 from __future__ import annotations
 
@@ -59,8 +59,11 @@ def versioned(store: Any) -> Any:
     return store
 
 
-def store_of_graph() -> Any:
-    """The store with versions that the graph in which this runs was compiled with.
+def store_of_graph(what: str) -> Any:
+    """The store that the graph in which this runs was compiled with.
+
+    Args:
+        what: What needs one, for the message.
 
     Raises:
         ConfigurationError: There is none.
@@ -71,9 +74,9 @@ def store_of_graph() -> Any:
         store = None
     if store is None:
         raise ConfigurationError(
-            "the instructions have no store: pass store=, or compile the graph with one"
+            f"{what} have no store: pass store=, or compile the graph with one"
         )
-    return versioned(store)
+    return store
 
 
 def source(config: RunnableConfig | None) -> tuple[str | None, str | None]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Literal
 
-from langgraph.store.base import Item, SearchItem
+from langgraph.store.base import NOT_PROVIDED, Item, NotProvided, SearchItem
 
 Mode = Literal["hybrid", "text", "semantic"]
 Namespace = tuple[str, ...]
+TTL = float | None | NotProvided  # minutes; None: for ever
 Progress = Callable[[int, int | None], None]  # how many are done, of how many if that is known
 
 
@@ -35,6 +36,31 @@ class Provenance:
     trust: str | None = None
     position: int | None = None
     at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PutItem:
+    """An operation of a batch: langgraph's `PutOp` with all that `put` takes.
+
+    A batch is written as one, so items that belong together are there together or not at all.
+
+    Attributes:
+        namespace: As given to `put`.
+        key: As given to `put`.
+        value: As given to `put`; None: the item is deleted.
+        index: As given to `put`.
+        ttl: As given to `put`.
+        if_version: As given to `put`; if it does not hold for one item, none is written.
+        provenance: As given to `put`.
+    """
+
+    namespace: Namespace
+    key: str
+    value: Mapping[str, Any] | None
+    index: Literal[False] | list[str] | None = None
+    ttl: TTL = NOT_PROVIDED
+    if_version: int | None = None
+    provenance: Provenance | None = None
 
 
 PROVENANCE = tuple(each.name for each in fields(Provenance))

@@ -10,12 +10,13 @@ from typing import Any, Final
 import orjson
 from langgraph.store.base import (
     BaseStore,
+    NotProvided,
     TTLConfig,
 )
 
 from perdure.errors import ConfigurationError
 from perdure.storage.sqlite import Database
-from perdure.stores.base import PROVENANCE, Provenance
+from perdure.stores.base import PROVENANCE, TTL, Provenance
 from perdure.stores.filters import Filter, parse
 from perdure.stores.namespaces import check_prefix
 from perdure.stores.preparing import Index, Preparer, Request
@@ -88,10 +89,12 @@ class Core(BaseStore):
         key: Any,
         value: Any,
         index: Index = None,
-        ttl: float | None = None,
+        ttl: TTL = None,
         if_version: int | None = None,
         provenance: Provenance | None = None,
     ) -> Request:
+        if isinstance(ttl, NotProvided):
+            ttl = (self.ttl_config or {}).get("default_ttl")
         return Request(namespace, key, value, index, ttl, if_version, provenance, self._limits)
 
     def _now(self) -> int:

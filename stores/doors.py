@@ -10,13 +10,21 @@ from langgraph.store.base import (
     NOT_PROVIDED,
     ListNamespacesOp,
     MatchCondition,
-    NotProvided,
     Op,
     Result,
 )
 
 from perdure.errors import ConfigurationError, InvalidValue
-from perdure.stores.base import FoundItem, Mode, Namespace, Provenance, StoredItem, WhyNot
+from perdure.stores.base import (
+    TTL,
+    FoundItem,
+    Mode,
+    Namespace,
+    Provenance,
+    PutItem,
+    StoredItem,
+    WhyNot,
+)
 from perdure.stores.forgetting import Forgetting
 from perdure.stores.namespaces import check_key
 from perdure.stores.preparing import Index, Request, is_brief
@@ -25,25 +33,25 @@ from perdure.stores.searching import Query
 from perdure.stores.steps import Read, Steps
 from perdure.stores.weighting import Weights
 
-TTL = float | None | NotProvided
-
 
 class Doors(Forgetting):
     """What can be asked of a store, or of the part of it that is under a prefix."""
 
     # -- langgraph's own doors
 
-    def batch(self, ops: Iterable[Op]) -> list[Result]:
+    def batch(self, ops: Iterable[Op | PutItem]) -> list[Result]:
         """Run operations as one; if one is wrong, none is written.
 
         Reads answer what was there before the batch; of several puts of one key the last counts.
+        A `PutItem` is a put with all that `put` takes, langgraph's `PutOp` one without provenance
+        and conditions.
 
         Raises:
             PerdureError: See `put`, `get`, `search` and `list_namespaces`.
         """
         return self._driver.run(self._batch(ops))
 
-    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+    async def abatch(self, ops: Iterable[Op | PutItem]) -> list[Result]:
         """See `batch`."""
         return await self._driver.arun(self._batch(ops))
 
@@ -347,8 +355,6 @@ class Doors(Forgetting):
         if_version: int | None,
         provenance: Provenance | None,
     ) -> Request:
-        if isinstance(ttl, NotProvided):
-            ttl = (self.ttl_config or {}).get("default_ttl")
         if value is None:  # in langgraph's own form of a put that is a delete; here it is a slip
             raise InvalidValue("the value is None; expected a dict: to remove an item, delete it")
         return self._limited(namespace, key, value, index, ttl, if_version, provenance)

@@ -10,7 +10,7 @@ from langgraph.store.base import GetOp, ListNamespacesOp, Op, PutOp, Result, Sea
 
 from perdure.errors import ConfigurationError
 from perdure.storage.flow import Flow, Row
-from perdure.stores.base import FoundItem, StoredItem
+from perdure.stores.base import FoundItem, PutItem, StoredItem
 from perdure.stores.namespaces import check_condition, check_key
 from perdure.stores.pending import Lacking
 from perdure.stores.preparing import Request
@@ -28,15 +28,15 @@ class Operations(Lacking):
 
     # -- many operations
 
-    def _batch(self, ops: Iterable[Op]) -> Steps[list[Result]]:
+    def _batch(self, ops: Iterable[Op | PutItem]) -> Steps[list[Result]]:
         """Answers in order; what is read is read before anything is written, as in langgraph's."""
         ops = list(ops)
         puts: dict[tuple[bytes, str], Request] = {}
         reads: list[tuple[int, Steps[Any]]] = []
         for number, op in enumerate(ops):
-            if isinstance(op, PutOp):
-                request = self._limited(op.namespace, op.key, op.value, op.index, op.ttl)
-                puts[self._path(op.namespace), check_key(op.key)] = request  # the last counts
+            if isinstance(op, PutOp | PutItem):
+                # the last counts
+                puts[self._path(op.namespace), check_key(op.key)] = self._put_op(op)
             else:
                 reads.append((number, self._read_op(op)))
         prepared = [self._preparer.put(request) for request in puts.values()]
@@ -46,6 +46,10 @@ class Operations(Lacking):
         if prepared:
             yield from self._write(prepared)
         return results
+
+    def _put_op(self, op: PutOp | PutItem) -> Request:
+        extra = (op.if_version, op.provenance) if isinstance(op, PutItem) else ()
+        return self._limited(op.namespace, op.key, op.value, op.index, op.ttl, *extra)
 
     def _read_op(self, op: Op) -> Steps[Any]:
         match op:
@@ -60,7 +64,7 @@ class Operations(Lacking):
                 return self._list(op, None)
             case _:
                 raise ConfigurationError(
-                    f"a store has no operation {op!r}; expected GetOp, PutOp, SearchOp or "
+                    f"a store has no operation {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
                     "ListNamespacesOp"
                 )
 

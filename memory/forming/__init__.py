@@ -1,0 +1,1 @@
+"""Forming long-term memory from threads: at once, or in the background."""

@@ -1,0 +1,1 @@
+"""Long-term memory: what is kept of conversations in a store, and how it is found again."""

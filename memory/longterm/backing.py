@@ -1,0 +1,254 @@
+"""A store as memories need it: perdure's with versions and provenance, others as far as they go.
+
+Another store keeps provenance in a field of the value, has no past, and writes without conditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, Final
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.store.base import BaseStore, Item, PutOp
+
+from perdure.errors import ConfigurationError, InvalidNamespace
+from perdure.memory.drivers import Step, Steps
+from perdure.memory.instructions import TEXT
+from perdure.memory.longterm.memories import Former, Memory
+from perdure.memory.places import Versioned, store_of_graph
+from perdure.memory.quoting import quoted
+from perdure.memory.templates import Template
+from perdure.stores.base import Namespace, Provenance, PutItem
+
+RESERVED: Final = "perdure"
+"""The first label of what perdure keeps beside memories: its notes on threads, the quarantine."""
+SOURCE: Final = "provenance"
+FORMERLY: Final = "formerly"
+SEARCHED: Final = ["text"]
+"""What of a memory is searched, and no label or date beside it."""
+
+
+class Backing:
+    """A store, for memories.
+
+    Its methods are steps, which `drivers.run` and `drivers.arun` take.
+
+    Args:
+        store: Any; what needs versions or provenance goes better on perdure's.
+
+    Raises:
+        ConfigurationError: It is no store.
+    """
+
+    def __init__(self, store: Any) -> None:
+        if not isinstance(store, BaseStore):
+            raise ConfigurationError(
+                f"the store is {store!r:.80}; expected a BaseStore, like "
+                "perdure.stores.SQLiteStore.open(path)"
+            )
+        self.store: Any = store
+        self.versioned = isinstance(store, Versioned)
+
+    # -- reading
+
+    def got(
+        self, namespace: Namespace, key: str, as_of: datetime | None = None
+    ) -> Steps[Memory | None]:
+        """A memory; None if there is none.
+
+        Raises:
+            ConfigurationError: `as_of` is asked of a store without a past.
+        """
+        options = self._past(as_of)
+        item = yield Step(
+            lambda: self.store.get(namespace, key, **options),
+            lambda: self.store.aget(namespace, key, **options),
+        )
+        return None if item is None else memory_of(item)
+
+    def found(
+        self,
+        prefix: Namespace,
+        *,
+        query: str | None = None,
+        filter: Mapping[str, Any] | None = None,
+        limit: int = 10,
+        offset: int = 0,
+        as_of: datetime | None = None,
+        **options: Any,
+    ) -> Steps[list[Memory]]:
+        """Memories under a prefix; those that answer a query, best first.
+
+        Args:
+            prefix: Labels.
+            query: Words of the user.
+            filter: Of values.
+            limit: How many at most.
+            offset: How many to leave out.
+            as_of: At that moment.
+            options: Of perdure's `search`; another store is not told of them.
+
+        Raises:
+            ConfigurationError: `as_of` is asked of a store without a past.
+        """
+        given: dict[str, Any] = {
+            "query": query,
+            "filter": filter,
+            "limit": limit,
+            "offset": offset,
+            **self._past(as_of),
+            **(options if self.versioned else {}),
+        }
+        items = yield Step(
+            lambda: self.store.search(prefix, **given),
+            lambda: self.store.asearch(prefix, **given),
+        )
+        return [memory_of(item) for item in items]
+
+    def versions(self, namespace: Namespace, key: str) -> Steps[list[Memory]]:
+        """All versions of a memory, oldest first; of a store without any, the present one."""
+        if not self.versioned:
+            present = yield from self.got(namespace, key)
+            return [] if present is None else [present]
+        items = yield Step(
+            lambda: self.store.history(namespace, key),
+            lambda: self.store.ahistory(namespace, key),
+        )
+        return [memory_of(item) for item in items]
+
+    # -- writing
+
+    def written(self, puts: Sequence[PutItem]) -> Steps[None]:
+        """Write as one: all of it or, in a store with versions, nothing.
+
+        Raises:
+            VersionConflict: An item is not at the version that was expected; nothing is written.
+            PerdureError: See `Store.put`.
+        """
+        if not puts:
+            return
+        ops: list[Any] = list(puts) if self.versioned else [_plain(put) for put in puts]
+        yield Step(lambda: self.store.batch(ops), lambda: self.store.abatch(ops))
+
+    def _past(self, as_of: datetime | None) -> dict[str, Any]:
+        if as_of is None:
+            return {}
+        if not self.versioned:
+            raise ConfigurationError(
+                f"as_of={as_of.isoformat()} is asked of a {type(self.store).__name__}, which keeps "
+                "no past; use perdure.stores.SQLiteStore"
+            )
+        return {"as_of": as_of}
+
+
+def backing_of(store: BaseStore | None) -> Backing:
+    """The backing of a store; None: within a graph, of the one it was compiled with.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    return Backing(store_of_graph("the memories") if store is None else store)
+
+
+def namespace_of(template: Template, config: RunnableConfig | None) -> Namespace:
+    """The namespace of a run's memories.
+
+    Raises:
+        InvalidConfig: The config does not fill the template.
+        InvalidNamespace: It would be where perdure keeps its own notes.
+    """
+    namespace = template.filled(config)
+    if namespace[0] == RESERVED:
+        raise InvalidNamespace(
+            f"the namespace {namespace!r} begins with {RESERVED!r}, where perdure keeps its own "
+            "notes; expected another first label, like 'memories'"
+        )
+    return namespace
+
+
+def put_of(
+    namespace: Namespace,
+    key: str,
+    value: Mapping[str, Any],
+    *,
+    provenance: Provenance | None = None,
+    if_version: int | None = None,
+    searched: bool = True,
+) -> PutItem:
+    """The operation that writes a memory, or with `searched=False` a note that no query finds."""
+    return PutItem(
+        namespace,
+        key,
+        value,
+        SEARCHED if searched else False,
+        if_version=if_version,
+        provenance=provenance,
+    )
+
+
+def removal_of(namespace: Namespace, key: str, if_version: int | None = None) -> PutItem:
+    """The operation that deletes a memory; a store with versions keeps them."""
+    return PutItem(namespace, key, None, if_version=if_version)
+
+
+def memory_of(item: Item) -> Memory:
+    """The memory that an item of any store is."""
+    value = dict(item.value)
+    source = getattr(item, "provenance", None) or _provenance(value.pop(SOURCE, None))
+    text, kind = value.get("text"), value.get("kind", "")
+    if not isinstance(text, str) and isinstance(value.get(TEXT), str):  # see `Instructions`
+        text, kind = value[TEXT], "instructions"
+    return Memory(
+        tuple(item.namespace),
+        item.key,
+        text if isinstance(text, str) else quoted(value),
+        str(kind),
+        value,
+        source,
+        getattr(item, "version", None),
+        getattr(item, "valid_from", item.updated_at),
+        getattr(item, "valid_to", None),
+        tuple(_former(value.get(FORMERLY))),
+        getattr(item, "score", None),
+        getattr(item, "parts", None),
+    )
+
+
+def former_entry(text: str, until: datetime, change: str) -> dict[str, str]:
+    """What a value notes under `FORMERLY` of what the memory said before."""
+    return {"text": text, "until": until.isoformat(), "change": change}
+
+
+def _former(entries: Any) -> list[Former]:
+    return [
+        Former(each["text"], datetime.fromisoformat(each["until"]), each["change"])
+        for each in entries or ()
+    ]
+
+
+def _plain(put: PutItem) -> PutOp:
+    value = put.value
+    if value is not None and put.provenance is not None:
+        value = {**value, SOURCE: _noted(put.provenance)}
+    return PutOp(put.namespace, put.key, None if value is None else dict(value), put.index)
+
+
+def _noted(source: Provenance) -> dict[str, Any]:
+    fields = {name: value for name, value in asdict(source).items() if value not in (None, ())}
+    if source.message_ids:
+        fields["message_ids"] = list(source.message_ids)
+    if source.at is not None:
+        fields["at"] = source.at.isoformat()
+    return fields
+
+
+def _provenance(fields: Any) -> Provenance | None:
+    if not fields:
+        return None
+    known = dict(fields)
+    known["message_ids"] = tuple(known.get("message_ids", ()))
+    if "at" in known:
+        known["at"] = datetime.fromisoformat(known["at"])
+    return Provenance(**known)
