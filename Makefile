@@ -22,5 +22,5 @@ fix:   ; $(BIN)/ruff format . && $(BIN)/ruff check --fix .
 lint:  ; $(BIN)/ruff format --check . && $(BIN)/ruff check .
 view:  ; @rm -rf build/view && mkdir -p build/view/perdure && ln -s $(CURDIR)/src/perdure/* $(PARTS:%=$(CURDIR)/%) build/view/perdure/
 types: view ; $(BIN)/mypy -p perdure -p tests && PYTHONPATH=build/view $(BIN)/lint-imports --no-cache
-unit:  ; $(BIN)/python -m pytest
+unit:  ; $(BIN)/python -m pytest -n auto --dist worksteal
 clean: ; rm -rf build $(VENV) .mypy_cache .pytest_cache .ruff_cache

@@ -31,6 +31,9 @@ class Words:
     dims = DIMS
     in_process = True
 
+    def __repr__(self) -> str:
+        return "Words()"
+
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
         self.failing = False
