@@ -1,11 +1,13 @@
-"""Recall of search on conversations: perdure's ways to search, and langgraph's InMemoryStore.
+"""Recall on conversations: perdure's ways to search, `recall`, and langgraph's InMemoryStore.
 
     python benchmarks/recall.py --data locomo10.json --only conv-26 conv-50 --csv recall.csv
 
 Each turn is an item of its conversation's namespace, put with provenance (thread, position, actor,
 time); each question that names its evidence is a query. recall@k is the mean over questions of the
 share of the evidence among the first k. A "no word" question shares no telling word with any of its
-evidence. InMemoryStore has the same texts and the same embedder.
+evidence. "recall" goes through `perdure.memory`, asked today; "recall, at its end" is asked when the
+conversation has ended, so that "last week" means something. InMemoryStore has the same texts and
+the same embedder.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any
 import numpy as np
 from langgraph.store.memory import InMemoryStore
 
+from perdure.memory.longterm.recall import recall
 from perdure.stores import Provenance, SQLiteStore
 from perdure.stores.offline import DIMS, StaticEmbedder
 from perdure.stores.text import query_tokens, tokens
@@ -122,6 +125,25 @@ def peer(data: Sequence[Conversation]) -> Search:
 def way(store: SQLiteStore, **options: Any) -> Search:
     return lambda namespace, query, limit: [
         item.key for item in store.search(namespace, query=query, limit=limit, **options)
+    ]
+
+
+def recalled(
+    store: SQLiteStore, data: Sequence[Conversation], *, clock: bool = False, **options: Any
+) -> Search:
+    """Through `recall`; with `clock`, asked when the conversation has ended."""
+    ended = {c.namespace: max(t.provenance.at for t in c.turns if t.provenance.at) for c in data}
+    return lambda namespace, query, limit: [
+        memory.key
+        for memory in recall(
+            query,
+            store=store,
+            namespaces=[namespace],
+            limit=limit,
+            budget=None,
+            now=ended[namespace] if clock else None,
+            **options,
+        ).memories
     ]
 
 
@@ -230,6 +252,8 @@ def main() -> None:
     ):
         fill(store, data)
         results = {name: measured(way(store, **kind), data) for name, kind in ways.items()}
+        results["recall"] = measured(recalled(store, data), data)
+        results["recall, at its end"] = measured(recalled(store, data, clock=True), data)
         if args.embedder == "offline":
             results["InMemoryStore"] = measured(peer(data), data)
         show(results, data)

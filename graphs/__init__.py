@@ -1,6 +1,15 @@
 """Composed agent graphs, ready to run or to take apart."""
 
 from perdure.graphs.chat import chat_graph
+from perdure.graphs.memory_agent import memory_agent
+from perdure.graphs.reflection import reflection_graph
+from perdure.graphs.remembering import formation_graph
 from perdure.graphs.responder import QuotingResponder
 
-__all__ = ["QuotingResponder", "chat_graph"]
+__all__ = [
+    "QuotingResponder",
+    "chat_graph",
+    "formation_graph",
+    "memory_agent",
+    "reflection_graph",
+]

@@ -1,7 +1,13 @@
-"""The chat of whoever runs a server: the model that `PERDURE_*` names, with memory that fits it."""
+"""The graphs of whoever runs a server: the model and the database are those that `PERDURE_*` names.
+
+`langgraph.json` lists them with the checkpointer and the store of that database, so that what is
+said there is what the command line sees.
+"""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -9,9 +15,18 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph.state import CompiledStateGraph
 
 from perdure import settings
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.errors import ConfigurationError
 from perdure.graphs.chat import chat_graph
-from perdure.memory import summarize, trim
+from perdure.graphs.memory_agent import memory_agent
+from perdure.graphs.reflection import reflection_graph
+from perdure.graphs.remembering import Notes, formation_graph
+from perdure.memory import Instructions, recalling, summarize, trim, update_instructions
+from perdure.memory.forming.formation import Formation
+from perdure.memory.forming.tails import Tails
+from perdure.stores import SQLiteStore
 
+_FORMATIONS: dict[str, Formation] = {}
 TOKENS = 8_000
 """What the model is shown of a thread at most; what is old is summarised from 6,000 tokens on."""
 
@@ -29,13 +44,74 @@ def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, An
     Raises:
         ConfigurationError: The settings cannot be read.
     """
-    chosen = settings.load(db=":memory:")  # a name, so that none is looked for: none is opened
     window = trim(tokens=TOKENS)
-    model = configured_model(chosen)
+    model = configured_model(_chosen())
     if model is None:
         return chat_graph(window=window)
     summary = summarize(model, when={"tokens": TOKENS * 3 // 4}, on_failure="keep")
     return chat_graph(model, window=window, summary=summary)
+
+
+@asynccontextmanager
+async def checkpointer() -> AsyncIterator[SQLiteCheckpointer]:
+    """The checkpointer of the database that the settings name, for a server's lifetime."""
+    chosen = settings.load()
+    async with SQLiteCheckpointer.open(chosen.db, key=chosen.key) as saver:
+        yield saver
+
+
+@asynccontextmanager
+async def store() -> AsyncIterator[SQLiteStore]:
+    """The store of that database."""
+    chosen = settings.load()
+    async with SQLiteStore.open(chosen.db, key=chosen.key) as opened:
+        yield opened
+
+
+def agent(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
+    """The memory agent: `{"configurable": {"user_id": …}}` of a run says whose memories."""
+    return memory_agent(configured_model(_chosen()), window=trim(tokens=TOKENS))
+
+
+def remembering_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
+    """A chat that recalls, and notes its threads for `formation`, or `perdure worker`."""
+    forms = _formation()
+    return chat_graph(
+        configured_model(_chosen()),
+        window=trim(tokens=TOKENS),
+        recall=recalling(tails=Tails(forms)),
+        background=Notes(forms),
+    )
+
+
+def formation(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
+    """Forms memories of a thread of the database: of its turns, without a model."""
+    return formation_graph(_formation())
+
+
+def reflection(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
+    """Learns instructions from a conversation.
+
+    Raises:
+        ConfigurationError: The settings name no model, and nothing learns without one.
+    """
+    model = configured_model(_chosen())
+    if model is None:
+        raise ConfigurationError("reflection needs a model: set PERDURE_MODEL")
+    return reflection_graph(update_instructions(model, Instructions()))
+
+
+def _chosen() -> settings.Settings:
+    return settings.load(db=":memory:")  # a name, so that none is looked for: none is opened
+
+
+def _formation() -> Formation:
+    """The formation over the database, opened once a process for each file."""
+    chosen = settings.load()
+    if chosen.db not in _FORMATIONS:
+        saver = SQLiteCheckpointer.open(chosen.db, key=chosen.key)
+        _FORMATIONS[chosen.db] = Formation(saver, SQLiteStore.open(chosen.db, key=chosen.key))
+    return _FORMATIONS[chosen.db]
 
 
 def configured_model(chosen: settings.Settings) -> BaseChatModel | None:

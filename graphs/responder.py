@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any, Final
 
 from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+)
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
 NOTICE: Final = "(No model is configured; set PERDURE_MODEL for real answers.)"
 _WORD: Final = re.compile(r"\w+")
+_SECTION: Final = re.compile(r"<memories>\n(.*?)\n</memories>", re.DOTALL)
 _QUOTES = 2
 # words that say nothing of what a question is about
 # fmt: off
@@ -65,19 +73,51 @@ def _answer(messages: list[BaseMessage]) -> str:
     asked = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
     if asked is None:
         return f"I was shown no question. {NOTICE}"
-    earlier = [m for m in messages if m is not asked and m.text.strip() and NOTICE not in m.text]
+    told = [m for m in messages if isinstance(m, SystemMessage)]
+    talk = [m for m in messages if m not in told]
+    parts = [_from_thread(asked, talk), _from_memory([m for t in told for m in _recalled(t.text)])]
+    if any(parts):
+        return "\n".join([*filter(None, parts), NOTICE])
+    count = len(talk) - 1  # all that it is shown, its own answers too
+    said = f"This thread shows me {count} earlier message{'s' * (count != 1)}"
+    return f"{said}, and none of them speaks of that. {NOTICE}"
+
+
+def _from_thread(asked: HumanMessage, talk: list[BaseMessage]) -> str:
+    """What was said in the thread that shares most words with the question."""
+    earlier = [m for m in talk if m is not asked and m.text.strip() and NOTICE not in m.text]
     wanted = _words(asked.text)
     scored = [(len(wanted & _words(m.text)), i, m) for i, m in enumerate(earlier)]
     best = sorted((s for s in scored if s[0]), key=lambda s: (-s[0], -s[1]))[:_QUOTES]
     if not best:
-        count = len(messages) - 1  # all that it is shown, its own answers too
-        said = f"This thread shows me {count} earlier message{'s' * (count != 1)}"
-        return f"{said}, and none of them speaks of that. {NOTICE}"
-    quotes = "\n".join(
+        return ""
+    quotes = (
         f"- {'you' if isinstance(m, HumanMessage) else 'I'} said: “{_short(m.text)}”"
         for _, _, m in sorted(best, key=lambda s: s[1])
     )
-    return f"From this thread I remember:\n{quotes}\n{NOTICE}"
+    return "\n".join(["From this thread I remember:", *quotes])
+
+
+def _from_memory(recalled: list[dict[str, Any]]) -> str:
+    """The first of the recalled memories, with where they come from."""
+    if not recalled:
+        return ""
+    quotes = (
+        f"- {', '.join(filter(None, [_thread(m), m.get('on')]))}: “{_short(str(m['memory']))}”"
+        for m in recalled[:_QUOTES]
+    )
+    return "\n".join(["From earlier I remember:", *quotes])
+
+
+def _thread(memory: dict[str, Any]) -> str:
+    return f"thread {memory['thread']}" if memory.get("thread") else ""
+
+
+def _recalled(told: str) -> list[dict[str, Any]]:
+    """The memories in what a system message says, as `rendering` writes them."""
+    sections = _SECTION.findall(told)
+    lines = [line for section in sections for line in section.splitlines() if line[:1] == "{"]
+    return [memory for memory in map(json.loads, lines) if NOTICE not in str(memory["memory"])]
 
 
 def _words(text: str) -> set[str]:

@@ -152,7 +152,7 @@ class Instructions:
         Raises:
             VersionConflict: Another is in force by now.
         """
-        value = {TEXT: text, "diff": _diff(former.text, text), "change": change}
+        value = noted(former.text, text, change)
         options: dict[str, Any] = {
             "index": [TEXT],  # what changed in it is not searched
             "ttl": None,  # they do not expire, whatever the store's default
@@ -201,6 +201,11 @@ class Instructions:
                 f"expected one of {sorted(texts)}"
             )
         return (yield from self._setting(place, texts[n], "rollback"))
+
+
+def noted(former: str, text: str, change: Change) -> dict[str, str]:
+    """What an item holds of instructions that take the place of former ones."""
+    return {TEXT: text, "diff": _diff(former, text), "change": change}
 
 
 def check_instructions(instructions: Any) -> Instructions:

@@ -19,7 +19,7 @@ from perdure.memory.asking import Asker, fault_of, is_final, is_too_long, text_o
 from perdure.memory.checking import number, seconds, whole
 from perdure.memory.drivers import Steps
 from perdure.memory.quoting import fenced
-from perdure.memory.transcript import units_of
+from perdure.memory.transcript import newest, units_of
 
 PROMPT: Final = """\
 You maintain the instructions of an assistant. You are given its current instructions, the \
@@ -42,7 +42,6 @@ _END: Final = "</instructions>"
 _MARKED: Final = re.compile(f"{_BEGIN}((?:(?!</?instructions>).)*){_END}", re.DOTALL)
 _SHORT: Final = 1_000  # characters: growth counts from here, or a first sentence could not grow
 _LEAST: Final = 1_000  # characters of a transcript that is halved because it was too long
-_OMITTED: Final = "[earlier messages are left out]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,7 @@ class Reflection:
             return former
         room, asks = self.max_chars, 0
         while True:
-            [answer] = yield asker.asking([self._request(former, _newest(units, room), feedback)])
+            [answer] = yield asker.asking([self._request(former, newest(units, room), feedback)])
             asks += 1
             if not isinstance(answer, Exception):
                 return self._taken(former, answer)
@@ -187,20 +186,6 @@ class Reflection:
             raise _refused(f"they are no Unicode text ({exc.reason})") from exc
         self.bounds.check(former, text)
         return text
-
-
-def _newest(units: Sequence[str], room: int) -> str:
-    """As many of the newest messages as there is room for; of the very newest, its end."""
-    kept: list[str] = []
-    for unit in reversed(units):
-        room -= len(unit) + 1
-        if room < 0:
-            if not kept:
-                kept.append(unit[-room:])
-            kept.append(_OMITTED)
-            break
-        kept.append(unit)
-    return "\n".join(reversed(kept))
 
 
 def _told(feedback: Any) -> str:

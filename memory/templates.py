@@ -45,6 +45,15 @@ class Template:
     def __repr__(self) -> str:
         return f"Template({self.labels!r})"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What of a run's `configurable` fills it in.
+
+        >>> Template(["notes", "{user_id}"]).names
+        ('user_id',)
+        """
+        return tuple(dict.fromkeys(label.name for label in self._parsed if label.name is not None))
+
     def filled(self, config: RunnableConfig | None = None) -> tuple[str, ...]:
         """The labels for a run.
 

@@ -21,6 +21,7 @@ from perdure.memory.shortening import middle_out
 TOOL_CHARS: Final = 2_000
 """How much of a tool's result, or of the arguments of a call, is shown; the middle is left out."""
 
+_OMITTED: Final = "[earlier messages are left out]"
 _ROLES: Final = {"human": "user", "ai": "assistant"}
 _UNSAID: Final = {"reasoning", "reasoning_content", "thinking", "redacted_thinking"}
 _CALLS: Final = {"tool_use", "tool_call", "tool_call_chunk", "function_call", "invalid_tool_call"}
@@ -58,6 +59,20 @@ def units_of(messages: Sequence[BaseMessage]) -> list[list[str]]:
         else:
             units.append([text])
     return units
+
+
+def newest(units: Sequence[str], room: int) -> str:
+    """As many of the newest messages as there is room for; of the very newest, its end."""
+    kept: list[str] = []
+    for unit in reversed(units):
+        room -= len(unit) + 1
+        if room < 0:
+            if not kept:
+                kept.append(unit[-room:])
+            kept.append(_OMITTED)
+            break
+        kept.append(unit)
+    return "\n".join(reversed(kept))
 
 
 def _role(message: BaseMessage) -> str:

@@ -134,6 +134,11 @@ class Trim(MessagesNode):
         self._strategy, self.mode, self._truncate = strategy, mode, truncate
         self._fixed = self._fixed_with(tools)
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether what is limited are tokens, and not messages or turns."""
+        return self._unit == "tokens"
+
     def with_tools(self, tools: Sequence[Any]) -> Self:
         """The same for a request with these tools, whatever tools it was told of before.
 

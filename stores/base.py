@@ -11,6 +11,7 @@ from langgraph.store.base import NOT_PROVIDED, Item, NotProvided, SearchItem
 
 Mode = Literal["hybrid", "text", "semantic"]
 Namespace = tuple[str, ...]
+Span = tuple[datetime, datetime]  # from a moment on, up to another; with time zones
 TTL = float | None | NotProvided  # minutes; None: for ever
 Progress = Callable[[int, int | None], None]  # how many are done, of how many if that is known
 

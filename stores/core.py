@@ -120,16 +120,22 @@ class Core(BaseStore):
 
     @staticmethod
     def _query(
-        text: Any, mode: Any, context: bool, explain: bool, weights: Weights | None = None
+        text: Any,
+        mode: Any,
+        context: bool,
+        explain: bool,
+        weights: Weights | None = None,
+        during: Any = None,
     ) -> Query | None:
         if mode not in MODES:
             raise ConfigurationError(f"mode is {mode!r}; expected one of {MODES}")
+        span = None if during is None else _span(during)
         if text is None or text == "":
             return None
         if not isinstance(text, str):
             raise ConfigurationError(f"query is {text!r}; expected text")
         words = text.encode("utf-8", "replace").decode()
-        return Query(words, mode, context, explain, weights or Weights())
+        return Query(words, mode, context, explain, weights or Weights(), span)
 
     @staticmethod
     def _page(limit: Any, offset: Any) -> tuple[int, int]:
@@ -139,6 +145,21 @@ class Core(BaseStore):
                     f"{name} is {number!r}; expected a whole number, zero or more"
                 )
         return min(limit, _MOST), min(offset, _MOST)
+
+
+def _span(during: Any) -> tuple[float, float]:
+    """A span in seconds since 1970."""
+    if not isinstance(during, tuple | list) or len(during) != 2:
+        raise ConfigurationError(
+            f"during is {during!r:.80}; expected two datetimes, from when and up to when"
+        )
+    start, end = map(micros, during)
+    if start >= end:
+        raise ConfigurationError(
+            f"during ends at {during[1]}, not after it starts at {during[0]}; expected the earlier "
+            "moment first"
+        )
+    return start / 1e6, end / 1e6
 
 
 def _parsed(filter: Any, *, of_provenance: bool = False) -> Filter:

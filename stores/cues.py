@@ -118,6 +118,27 @@ def said_at(time: NamedTime, at: npt.NDArray[np.float64]) -> npt.NDArray[np.bool
     return inside & fits
 
 
+def said_when(
+    query: str, during: tuple[float, float] | None, at: npt.NDArray[np.float64]
+) -> npt.NDArray[np.bool_] | None:
+    """Which rows were said at a time that the query names, or within a span that it means.
+
+    Args:
+        query: What is asked.
+        during: The span, UTC seconds since 1970, half-open; None: it means none.
+        at: When each row was said, UTC seconds since 1970, NaN for unknown; float64[n].
+
+    Returns:
+        bool[n]; None if there is neither.
+    """
+    named = named_time(query)
+    fits = None if named is None else said_at(named, at)
+    if during is None:
+        return fits
+    inside = (at >= during[0]) & (at < during[1])
+    return inside if fits is None else fits | inside
+
+
 def _spans(time: NamedTime, first: date, last: date) -> list[tuple[date, date]]:
     """The half-open spans of days that a named time covers between two days."""
     spans = []

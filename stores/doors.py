@@ -22,6 +22,7 @@ from perdure.stores.base import (
     Namespace,
     Provenance,
     PutItem,
+    Span,
     StoredItem,
     WhyNot,
 )
@@ -168,6 +169,7 @@ class Doors(Forgetting):
         context: bool = True,
         explain: bool = False,
         weights: Weights | None = None,
+        during: Span | None = None,
     ) -> list[FoundItem]:
         """Items under a prefix that meet the filters; with a query, those that answer it best.
 
@@ -187,6 +189,9 @@ class Doors(Forgetting):
                 that the query names counts; without provenance there is none.
             explain: Whether each result tells the parts of its score.
             weights: How much each part counts, say `Weights(recency=0.2)`; None: as measured best.
+            during: A span of time that the query means, from its start up to its end, say what
+                "last week" is today: what was said then counts as what was said at a date that
+                the query names.
 
         Raises:
             InvalidFilter: A filter has an unknown operator or a wrong operand, or names a field
@@ -197,7 +202,7 @@ class Doors(Forgetting):
             ConfigurationError: Another argument is wrong.
         """
         wanted = self._wanted(namespace_prefix, filter, provenance, as_of)
-        asked = self._query(query, mode, context, explain, weights)
+        asked = self._query(query, mode, context, explain, weights, during)
         page = self._page(limit, offset)
         return self._driver.run(
             self._search(wanted, asked, *page, refresh=self._refreshes(refresh_ttl))
@@ -219,10 +224,11 @@ class Doors(Forgetting):
         context: bool = True,
         explain: bool = False,
         weights: Weights | None = None,
+        during: Span | None = None,
     ) -> list[FoundItem]:
         """See `search`."""
         wanted = self._wanted(namespace_prefix, filter, provenance, as_of)
-        asked = self._query(query, mode, context, explain, weights)
+        asked = self._query(query, mode, context, explain, weights, during)
         page = self._page(limit, offset)
         steps = self._search(wanted, asked, *page, refresh=self._refreshes(refresh_ttl))
         return await self._driver.arun(steps, brief=asked is None)
@@ -293,6 +299,7 @@ class Doors(Forgetting):
         provenance: Mapping[str, Any] | None = None,
         as_of: datetime | None = None,
         context: bool = True,
+        during: Span | None = None,
     ) -> WhyNot:
         """Where an item stands in the answers to a query under a prefix, and why.
 
@@ -306,12 +313,13 @@ class Doors(Forgetting):
             provenance: As given to `search`.
             as_of: As given to `search`.
             context: As given to `search`.
+            during: As given to `search`.
 
         Raises:
             ConfigurationError: There is no query; see also `search`.
         """
         wanted = self._wanted(namespace if prefix is None else prefix, filter, provenance, as_of)
-        asked = self._query(query, mode, context, True)
+        asked = self._query(query, mode, context, True, during=during)
         return self._driver.run(self._why(namespace, key, wanted, asked))
 
     async def awhy_not(
@@ -326,10 +334,11 @@ class Doors(Forgetting):
         provenance: Mapping[str, Any] | None = None,
         as_of: datetime | None = None,
         context: bool = True,
+        during: Span | None = None,
     ) -> WhyNot:
         """See `why_not`."""
         wanted = self._wanted(namespace if prefix is None else prefix, filter, provenance, as_of)
-        asked = self._query(query, mode, context, True)
+        asked = self._query(query, mode, context, True, during=during)
         return await self._driver.arun(self._why(namespace, key, wanted, asked))
 
     def _why(

@@ -14,7 +14,7 @@ from perdure.storage.flow import Flow, Row, Statement
 from perdure.storage.scrubbing import scrub_wanted
 from perdure.stores.base import PROVENANCE, Namespace, Receipt
 from perdure.stores.filters import Filter, parse
-from perdure.stores.namespaces import labels, span
+from perdure.stores.namespaces import check_key, labels, span
 from perdure.stores.operations import Operations
 from perdure.stores.records import moment
 from perdure.stores.text import query_tokens, tokens
@@ -68,6 +68,7 @@ class Forgetting(Operations):
         self,
         prefix: Namespace | None = None,
         *,
+        key: str | None = None,
         filter: Mapping[str, Any] | None = None,
         provenance: Mapping[str, Any] | None = None,
         query: str | None = None,
@@ -82,6 +83,7 @@ class Forgetting(Operations):
 
         Args:
             prefix: Only items under it; `()`: all. None, if something else is given: all.
+            key: Only the item of this key that is in the namespace `prefix` itself.
             filter: What a value must meet.
             provenance: What its provenance must meet.
             query: Words that a value's text must hold, every one of them, in any form; no ranking.
@@ -93,14 +95,12 @@ class Forgetting(Operations):
         Raises:
             InvalidFilter: A filter has an unknown operator or a wrong operand, or names a field
                 that no provenance has.
-            ConfigurationError: Nothing says what to forget, a query has no words, `threads` are
-                given without a checkpointer, or a checkpointer to a scoped store.
+            InvalidNamespace: The prefix or the key is none that a store can hold.
+            ConfigurationError: Nothing says what to forget, a query has no words, a key is given
+                without a namespace, `threads` without a checkpointer, or a checkpointer to a scoped
+                store.
         """
-        given = {"filter": filter, "provenance": provenance, "query": query}
-        for name, condition in given.items():
-            if condition is not None and not condition:
-                raise ConfigurationError(f"{name} is {condition!r}, which would forget all")
-        nothing = prefix is None and all(condition is None for condition in given.values())
+        nothing = _names_nothing(prefix, key, filter=filter, provenance=provenance, query=query)
         if nothing and not threads:
             raise ConfigurationError(
                 "forget() was not told what; give a prefix (() for everything), filter=, "
@@ -115,6 +115,7 @@ class Forgetting(Operations):
             )
         choice = _Choice(
             self._path(() if prefix is None else prefix),
+            None if key is None else check_key(key),
             parse(filter) if filter else None,
             parse(provenance, PROVENANCE) if provenance else None,
             _words(query),
@@ -138,6 +139,7 @@ class Forgetting(Operations):
         self,
         prefix: Namespace | None = None,
         *,
+        key: str | None = None,
         filter: Mapping[str, Any] | None = None,
         provenance: Mapping[str, Any] | None = None,
         query: str | None = None,
@@ -149,6 +151,7 @@ class Forgetting(Operations):
         return await asyncio.to_thread(
             lambda: self.forget(
                 prefix,
+                key=key,
                 filter=filter,
                 provenance=provenance,
                 query=query,
@@ -173,7 +176,10 @@ class Forgetting(Operations):
         )
 
     def _doomed(self, choice: _Choice) -> Flow[_Doomed]:
-        rows = yield Statement(self._sql["every_version"], span(choice.prefix))
+        if choice.key is None:
+            rows = yield Statement(self._sql["every_version"], span(choice.prefix))
+        else:
+            rows = yield Statement(self._sql["versions_of"], (choice.prefix, choice.key))
         values = {row[0]: self._records.value(row) for row in rows}
         fields = {row[0]: self._records.provenance(row[9], *row[1:4]) for row in rows}
         chosen = {(row[1], row[2]) for row in rows if choice.meets(values[row[0]], fields[row[0]])}
@@ -212,6 +218,7 @@ class _Choice:
     """What is to be forgotten."""
 
     prefix: bytes
+    key: str | None
     filter: Filter | None
     provenance: Filter | None
     words: frozenset[str]
@@ -222,6 +229,24 @@ class _Choice:
         if self.provenance is not None and not self.provenance.matches(provenance):
             return False
         return not self.words or self.words <= set(tokens("\n".join(texts(value, [WHOLE]))))
+
+
+def _names_nothing(
+    prefix: Namespace | None, key: str | None, **conditions: Mapping[str, Any] | str | None
+) -> bool:
+    """Whether nothing says which items are meant.
+
+    Raises:
+        ConfigurationError: A condition is empty, which would be all, or a key has no namespace.
+    """
+    for name, condition in conditions.items():
+        if condition is not None and not condition:
+            raise ConfigurationError(f"{name} is {condition!r}, which would forget all")
+    if key is not None and prefix is None:
+        raise ConfigurationError(
+            f"key is {key!r:.80}, and no namespace is given; give the one that it is in as prefix"
+        )
+    return prefix is None and all(condition is None for condition in conditions.values())
 
 
 def _words(query: str | None) -> frozenset[str]:

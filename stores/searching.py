@@ -14,7 +14,7 @@ from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import FoundItem, Mode, StoredItem, WhyNot
 from perdure.stores.bm25 import Term
-from perdure.stores.cues import named_actors, named_time, names_of, said_at
+from perdure.stores.cues import named_actors, names_of, said_when
 from perdure.stores.kinship import kin_of
 from perdure.stores.models import Model
 from perdure.stores.ranking import Cues, Ranked, rank
@@ -43,6 +43,7 @@ class Query:
         context: Whether neighbours in the thread, speaker and date count.
         explain: Whether each part of a score is told.
         weights: How much each part counts.
+        during: A span that it means, in seconds since 1970; half-open.
     """
 
     text: str
@@ -50,6 +51,7 @@ class Query:
     context: bool = True
     explain: bool = False
     weights: Weights = field(default_factory=Weights)
+    during: tuple[float, float] | None = None
 
 
 @dataclass(slots=True)
@@ -252,10 +254,9 @@ class Searcher:
         return len(self._term(scope, word)[0]) > 0
 
     def _cues(self, scope: Scope, query: Query, named: dict[int, frozenset[str]], now: int) -> Cues:
-        when = named_time(query.text)
         return Cues(
             actor=np.isin(scope.actor, list(named)) if named else None,
-            date=said_at(when, scope.at) if when is not None and query.context else None,
+            date=said_when(query.text, query.during, scope.at) if query.context else None,
             age_s=now / 1e6 - scope.at if query.weights.recency else None,
         )
 

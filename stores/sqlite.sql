@@ -145,6 +145,16 @@ FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
 WHERE n.path >= ?1 AND n.path < ?2
 ORDER BY 2, 3, 4;
 
+-- versions_of: present and closed versions of one key of one namespace
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
+FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
+WHERE n.path = ?1 AND i.key = ?2
+UNION ALL
+SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance
+FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
+WHERE n.path = ?1 AND v.key = ?2
+ORDER BY 4;
+
 -- shrink_namespace: an item is about to go
 UPDATE store_namespaces SET items = items - 1, bytes = bytes - i.size
 FROM store_items i WHERE i.id = ? AND store_namespaces.ns = i.ns;

@@ -21,7 +21,7 @@ settings.load_profile("default")
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keep the developer's own settings out of the tests."""
-    for name in ("DB", "KEY", "MODEL", "BASE_URL", "API_KEY", "CONFIG"):
+    for name in ("DB", "KEY", "MODEL", "BASE_URL", "API_KEY", "CONFIG", "USER"):
         monkeypatch.delenv(f"PERDURE_{name}", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))

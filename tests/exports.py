@@ -24,7 +24,8 @@ def imported(db: Path, file: Path, *options: str) -> tuple[int, int, int]:
     result = run(db, "import", str(file), "--json", *options)
     assert result.exception is None, result.exception
     found = json.loads(result.stdout)
-    assert list(found) == ["conversations", "messages", "unchanged", "empty", "left_out"]
+    names = ["conversations", "messages", "unchanged", "empty", "left_out"]
+    assert list(found) == [*names, "memories", "quarantined"]
     return found["conversations"], found["messages"], found["unchanged"]
 
 

@@ -475,9 +475,10 @@ def unconfigured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_loaders_find_the_graphs() -> None:
     """One is a compiled graph, one is made for the settings; without a model both say so."""
     found = loaded()
-    assert list(found) == ["chat", "memory_chat"]
-    for graph in (found["chat"], found["memory_chat"]({}), module_graph):
+    chats = [found["chat"], found["memory_chat"]({}), module_graph]
+    for graph in (*chats, found["memory_agent"]({})):
         assert isinstance(graph, CompiledStateGraph)
+    for graph in chats:
         assert NOTICE in texts(graph.invoke(says("hi")))[-1]
 
 

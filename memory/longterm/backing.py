@@ -5,13 +5,13 @@ Another store keeps provenance in a field of the value, has no past, and writes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.store.base import BaseStore, Item, PutOp
+from langgraph.store.base import BaseStore, InvalidNamespaceError, Item, PutOp
 
 from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.memory.drivers import Step, Steps
@@ -26,6 +26,7 @@ RESERVED: Final = "perdure"
 """The first label of what perdure keeps beside memories: its notes on threads, the quarantine."""
 SOURCE: Final = "provenance"
 FORMERLY: Final = "formerly"
+_FORMER: Final = 10  # texts that a memory notes of its past
 SEARCHED: Final = ["text"]
 """What of a memory is searched, and no label or date beside it."""
 
@@ -62,7 +63,7 @@ class Backing:
             ConfigurationError: `as_of` is asked of a store without a past.
         """
         options = self._past(as_of)
-        item = yield Step(
+        item = yield from _asked(
             lambda: self.store.get(namespace, key, **options),
             lambda: self.store.aget(namespace, key, **options),
         )
@@ -101,7 +102,7 @@ class Backing:
             **self._past(as_of),
             **(options if self.versioned else {}),
         }
-        items = yield Step(
+        items = yield from _asked(
             lambda: self.store.search(prefix, **given),
             lambda: self.store.asearch(prefix, **given),
         )
@@ -130,7 +131,7 @@ class Backing:
         if not puts:
             return
         ops: list[Any] = list(puts) if self.versioned else [_plain(put) for put in puts]
-        yield Step(lambda: self.store.batch(ops), lambda: self.store.abatch(ops))
+        yield from _asked(lambda: self.store.batch(ops), lambda: self.store.abatch(ops))
 
     def _past(self, as_of: datetime | None) -> dict[str, Any]:
         if as_of is None:
@@ -216,9 +217,23 @@ def memory_of(item: Item) -> Memory:
     )
 
 
-def former_entry(text: str, until: datetime, change: str) -> dict[str, str]:
-    """What a value notes under `FORMERLY` of what the memory said before."""
-    return {"text": text, "until": until.isoformat(), "change": change}
+def succeeding(
+    former: Memory, value: Mapping[str, Any], change: str, until: datetime | None = None
+) -> dict[str, Any]:
+    """The value of a memory's next version: what the former one said is noted, if it differs.
+
+    Args:
+        former: The memory as it is.
+        value: The next one's text, kind and fields.
+        change: `"superseded"` or `"updated"`; see `Former`.
+        until: Until when the former one held; None: until now.
+    """
+    past = list(former.value.get(FORMERLY, ()))
+    if value["text"] != former.text:
+        when = until or datetime.now(UTC)
+        entry = {"text": former.text, "until": when.isoformat(), "change": change}
+        past = [entry, *past][:_FORMER]
+    return {**value, FORMERLY: past} if past else dict(value)
 
 
 def _former(entries: Any) -> list[Former]:
@@ -226,6 +241,15 @@ def _former(entries: Any) -> list[Former]:
         Former(each["text"], datetime.fromisoformat(each["until"]), each["change"])
         for each in entries or ()
     ]
+
+
+def _asked(blocking: Callable[[], Any], awaiting: Callable[[], Awaitable[Any]]) -> Steps[Any]:
+    try:
+        return (yield Step(blocking, awaiting))
+    except InvalidNamespaceError as exc:  # langgraph's own stores take no dots, say
+        raise InvalidNamespace(
+            f"the store refuses the namespace ({exc}); perdure.stores.SQLiteStore takes any labels"
+        ) from exc
 
 
 def _plain(put: PutItem) -> PutOp:

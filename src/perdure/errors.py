@@ -19,6 +19,7 @@
     │  └─ ForbiddenType                    its type is not on the allowlist
     ├─ UnknownThread (LookupError)         no thread by that id
     ├─ UnknownCheckpoint (LookupError)     no checkpoint by that id in the thread
+    ├─ UnknownMemory (LookupError)         no memory by that id in the namespace
     ├─ ConcurrentUpdate                    another run moved the thread's head (on_conflict="error")
     ├─ InvalidNamespace (ValueError)       a namespace or key that no store can hold
     ├─ InvalidFilter (ValueError)          an unknown operator, or one with a value of a wrong type
@@ -27,11 +28,13 @@
     ├─ EmbeddingFailed                     the embedder raised, timed out or returned no vectors
     ├─ BlockingCallInLoop (RuntimeError)   a blocking call that would stop an event loop for good
     ├─ InvalidUpdate (ValueError)          a reducer was given an update it cannot apply
+    ├─ InvalidPatch (ValueError)           a change that a profile, or its schema, does not take
     ├─ InvalidMessages (TypeError)         what should be messages holds something else
     ├─ BudgetExceeded                      what must be shown takes more than is allowed
     ├─ ModelFailed                         the chat model did not answer
     │  ├─ SummaryFailed                    the summariser gave no summary; nothing was removed
     │  └─ InstructionsRefused              a rewrite of instructions that is no usable one
+    ├─ NotRecalled (AssertionError)        questions did not recall what they should; has the table
     └─ ImportFailed (ValueError)           a file to import is malformed; says where
 
 A message says what happened, to which object, what was expected and what to do.
@@ -116,6 +119,10 @@ class UnknownCheckpoint(PerdureError, LookupError):
     """The thread has no checkpoint with that id."""
 
 
+class UnknownMemory(PerdureError, LookupError):
+    """The namespace has no memory with that id, or has it no more."""
+
+
 class ConcurrentUpdate(PerdureError):
     """Another run moved the head of the thread while this one was at work."""
 
@@ -160,12 +167,23 @@ class InstructionsRefused(ModelFailed):
     """A rewrite of instructions was empty, cut off or out of bounds. The former ones stand."""
 
 
+class InvalidPatch(PerdureError, ValueError):
+    """A change of a profile cannot be applied, or its schema refuses what is left of it.
+
+    Nothing was written.
+    """
+
+
 class InvalidMessages(PerdureError, TypeError):
     """What should be a list of messages holds something else."""
 
 
 class BudgetExceeded(PerdureError):
     """What may not be left out takes more tokens, or messages, than are allowed."""
+
+
+class NotRecalled(PerdureError, AssertionError):
+    """A check of recall found less than it should. The message has what was missed, and why."""
 
 
 class ImportFailed(PerdureError, ValueError):

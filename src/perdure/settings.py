@@ -23,6 +23,7 @@ class Settings:
         base_url: That endpoint; None: OpenAI's.
         api_key: Its key; local servers take any.
         key: Encryption key of the database, in hexadecimal.
+        user: Whose long-term memories they are.
     """
 
     db: str
@@ -30,6 +31,7 @@ class Settings:
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
     key: str | None = field(default=None, repr=False)
+    user: str = "me"
 
 
 def load(**arguments: str | None) -> Settings:

@@ -120,14 +120,16 @@ def test_after_a_delete_the_default_holds_and_versions_go_on(store: SQLiteStore)
     assert instructions.rollback(1).version == 3
 
 
-def test_instructions_neither_expire_nor_are_found_by_a_search() -> None:
-    """They are no memories, whatever the store does with those."""
+def test_instructions_do_not_expire_and_are_found_by_what_they_say() -> None:
+    """They stay whatever the store's default is; what changed in them is not searched."""
     with SQLiteStore.open(":memory:", ttl={"default_ttl": 1e-9}) as store:
         instructions = Instructions(store)
+        instructions.set("Answer in prose.")
         instructions.set("Answer in verse.")
 
         assert instructions.current().text == "Answer in verse."
-        assert store.search((), query="verse", mode="text") == []
+        assert [found.key for found in store.search((), query="verse", mode="text")] == ["agent"]
+        assert store.why_not(("instructions",), "agent", query="prose", mode="text").rank is None
         item = store.get(("instructions",), "agent")
         assert item is not None
         assert item.expires_at is None

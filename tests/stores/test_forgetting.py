@@ -61,6 +61,19 @@ CHOICES: dict[str, tuple[dict[str, Any], list[Any], tuple[int, int, int]]] = {
     ),
     "query of an old version": ({"query": SECRETS[0]}, [(ALICE, "versions")], (1, 2, 3)),
     "query that half fits": ({"query": f"horse {SECRETS[5]}"}, [], (0, 0, 0)),
+    "key": ({"prefix": ALICE, "key": "versions"}, [(ALICE, "versions")], (1, 2, 3)),
+    "key of a deleted one": (
+        {"prefix": ALICE, "key": "deleted"},
+        [(ALICE, "deleted")],
+        (0, 1, 2),
+    ),
+    "key that is deeper": ({"prefix": ALICE, "key": "deep"}, [], (0, 0, 0)),
+    "key of no prefix": ({"prefix": (), "key": "versions"}, [], (0, 0, 0)),
+    "key and query": (
+        {"prefix": ALICE, "key": "versions", "query": "tea"},
+        [],
+        (0, 0, 0),
+    ),
     "prefix and query": ({"prefix": NEAR, "query": "horses"}, [(NEAR, "near")], (1, 0, 0)),
     "prefix and filter": ({"prefix": BOB, "filter": {"n": 0}}, [(BOB, "versions")], (1, 2, 1)),
     "filter and provenance": (
@@ -206,6 +219,8 @@ def test_a_forgotten_key_begins_anew(store: SQLiteStore, clock: Clock) -> None:
         {"prefix": (), "query": ""},
         {"prefix": (), "query": 0},
         {"prefix": (), "query": []},
+        {"key": "k"},
+        {"key": "k", "query": "tea"},
         {"threads": ["t"]},
         {"prefix": (), "threads": ["t"]},
     ],
@@ -231,6 +246,8 @@ def test_not_told_what(plain: SQLiteStore, asked: dict[str, Any], dry_run: bool)
         ({"prefix": ("",)}, InvalidNamespace),
         ({"prefix": 0}, InvalidNamespace),
         ({"prefix": ""}, InvalidNamespace),
+        ({"prefix": ALICE, "key": ""}, InvalidNamespace),
+        ({"prefix": ALICE, "key": b"k"}, InvalidNamespace),
     ],
     ids=str,
 )
@@ -263,9 +280,11 @@ def test_forgetting_within_a_scope(plain: SQLiteStore, clock: Clock) -> None:
     """It reaches only what is in the scope, names it as the scope does, and no threads."""
     fill(plain, clock)
     scope = plain.scoped(ALICE)
+    of_key = scope.forget(("deep",), key="versions")
     receipt = scope.forget((), query="horse")
     everywhere = scope.forget(())
 
+    assert of_key.keys == ()
     assert receipt.keys == (((), "versions"), (("deep",), "deep"))
     assert plain.list_namespaces() == [NEAR, BOB]
     assert (everywhere.items, everywhere.versions) == (3, 1)

@@ -6,6 +6,12 @@ import sys
 
 from perdure.cli import (  # noqa: F401 - they add their commands
     chat,
+    checking,
+    forgetting,
+    memories,
+    quarantine,
+    recalling,
+    remembering,
     store_items,
     store_removing,
     store_transfer,
@@ -14,6 +20,7 @@ from perdure.cli import (  # noqa: F401 - they add their commands
     surgery,
     threads,
     transfer,
+    working,
 )
 from perdure.cli.app import app
 from perdure.cli.wording import worded

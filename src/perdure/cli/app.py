@@ -52,11 +52,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def settings_for(db: str | None) -> Settings:
+def settings_for(db: str | None, user: str | None = None) -> Settings:
     """The settings with a command's own arguments."""
     from perdure.settings import load
 
-    return load(db=db)
+    return load(db=db, user=user)
 
 
 def open_saver(db: str | None, *, create: bool = True, reads: bool = False) -> SQLiteCheckpointer:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
-from typing import Annotated, Any
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perdure.cli.app import DB, app, open_saver, settings_for
+from perdure.cli.forming import Later, form_waiting
+from perdure.cli.longterm import MEMORIES, Mind, User, opened_mind
 from perdure.cli.output import counted, line, notes, spoken
+from perdure.cli.progress import at_work
 from perdure.cli.titles import about_thread
-from perdure.errors import ConfigurationError, ModelFailed, UnknownThread
+from perdure.errors import ConfigurationError, ModelFailed, PerdureError, UnknownThread
+
+if TYPE_CHECKING:
+    from perdure.memory.forming.formation import Formation
 
 _SHOWN = 4  # messages repeated when a thread is resumed
 
@@ -26,24 +34,71 @@ def chat(
         int | None,
         typer.Option(help="Show the model at most this many earlier messages; history keeps all."),
     ] = None,
+    no_memory: Annotated[
+        bool, typer.Option("--no-memory", help="Recall nothing of other threads, keep nothing.")
+    ] = False,
+    later: Later = False,
+    user: User = None,
     db: DB = None,
 ) -> None:
-    """Talk on a thread, from where it was, also after a crash; /quit or end of input ends."""
+    """Talk on a thread, from where it was, also after a crash; /quit or end of input ends.
+
+    The model is shown what was said on other threads and bears on what you say.
+    """
     from perdure.graphs import chat_graph
     from perdure.graphs.configured import configured_model
 
     if message is not None and not message.strip():
         raise ConfigurationError("--message is empty; give it a text, or leave it out to type one")
     settings = settings_for(db)
-    with open_saver(db) as saver:
-        window = _window(keep_last)
-        graph = chat_graph(configured_model(settings), checkpointer=saver, window=window)
-        config: dict[str, Any] = {"configurable": {"thread_id": thread}}
-        _resume(graph, saver, config, thread)
+    config: dict[str, Any] = {"configurable": {"thread_id": thread}}
+    with ExitStack() as stack:
+        mind = None if no_memory else stack.enter_context(opened_mind(db, user, create=True))
+        saver = stack.enter_context(open_saver(db)) if mind is None else mind.saver
+        if mind is not None:
+            config["configurable"] |= mind.config["configurable"]
+            stack.enter_context(_formed(mind, later))
+        graph = chat_graph(
+            configured_model(settings),
+            checkpointer=saver,
+            window=_window(keep_last),
+            recall=None if mind is None else _recalling(mind),
+        )
+        talk = _Talk(graph, config, None if mind is None else mind.formation())
+        _resume(talk, saver, thread)
         config["metadata"] = _carried(saver, thread)
         for said in [message] if message is not None else _typed():
             new = {"messages": [{"role": "user", "content": said}]}
-            _turn(graph, new, config, "What you said is stored; start the chat again for an answer")
+            talk.turn(new, "What you said is stored; start the chat again for an answer")
+
+
+def _recalling(mind: Mind) -> Any:
+    """What shows the model memories, those too that are not formed yet."""
+    from perdure.memory.forming.tails import Tails
+    from perdure.memory.longterm.recalling import recalling
+
+    return recalling(store=mind.store, namespaces=[MEMORIES], tails=Tails(mind.formation()))
+
+
+@contextmanager
+def _formed(mind: Mind, later: bool) -> Iterator[None]:
+    """Form memories of what was left waiting, and at the end of what was said here."""
+    if later:
+        yield
+        return
+    _form(mind)
+    try:
+        yield
+    finally:
+        _form(mind)
+
+
+def _form(mind: Mind) -> None:
+    try:
+        with at_work("forming memories …"):
+            form_waiting(mind)
+    except PerdureError as exc:  # what waits goes on waiting, and is recalled all the same
+        notes.print(f"memories could not be formed yet: {exc}", style="dim", markup=False)
 
 
 def _window(keep_last: int | None) -> Any:
@@ -67,9 +122,9 @@ def _carried(saver: Any, thread: str) -> dict[str, Any]:
     return {}
 
 
-def _resume(graph: Any, saver: Any, config: Any, thread: str) -> None:
+def _resume(talk: _Talk, saver: Any, thread: str) -> None:
     """Say where the thread stands, and finish what was cut off."""
-    state = graph.get_state(config)
+    state = talk.graph.get_state(talk.config)
     if not state.created_at:
         notes.print(f"thread {thread!r} is new", style="dim", markup=False)
         return
@@ -87,7 +142,7 @@ def _resume(graph: Any, saver: Any, config: Any, thread: str) -> None:
         notes.print(f"{mark} {item.value.type}: {text}", style="dim", markup=False)
     if state.tasks:  # also when the answer was stored and the turn not yet ended
         notes.print("the last turn was cut off; finishing it", style="dim")
-        _turn(graph, None, config, "That turn stays to be finished; nothing new was said")
+        talk.turn(None, "That turn stays to be finished; nothing new was said")
 
 
 def _typed() -> Any:
@@ -106,16 +161,40 @@ def _typed() -> Any:
             yield text
 
 
-def _turn(graph: Any, given: Any, config: Any, otherwise: str) -> None:
-    """Run a turn and print the answer as it comes; `otherwise`: how things stand if none does."""
-    from openai import OpenAIError
+@dataclass(frozen=True, slots=True)
+class _Talk:
+    """A conversation as it goes on.
 
-    try:
-        for chunk, meta in graph.stream(given, config, stream_mode="messages", durability="sync"):
+    Attributes:
+        graph: Answers.
+        config: Of its runs.
+        formation: Notes that memories are to be formed of it; None: they are not.
+    """
+
+    graph: Any
+    config: Any
+    formation: Formation | None
+
+    def turn(self, given: Any, otherwise: str) -> None:
+        """Run a turn and print the answer; `otherwise`: how things stand if none comes."""
+        from openai import OpenAIError
+
+        self._note()  # before it, so that a process which is killed loses nothing of it
+        try:
+            self._answer(given)
+        except OpenAIError as exc:
+            raise ModelFailed(
+                f"the model did not answer: {line(str(exc), 300).rstrip('.')}. {otherwise}"
+            ) from exc
+        self._note()  # a worker may have formed the question by itself meanwhile
+        print(flush=True)
+
+    def _answer(self, given: Any) -> None:
+        stream = self.graph.stream(given, self.config, stream_mode="messages", durability="sync")
+        for chunk, meta in stream:
             if meta.get("langgraph_node") == "respond" and chunk.type in ("AIMessageChunk", "ai"):
                 print(chunk.text, end="", flush=True)
-    except OpenAIError as exc:
-        raise ModelFailed(
-            f"the model did not answer: {line(str(exc), 300).rstrip('.')}. {otherwise}"
-        ) from exc
-    print(flush=True)
+
+    def _note(self) -> None:
+        if self.formation is not None:
+            self.formation.note(self.config["configurable"]["thread_id"], self.config)

@@ -23,6 +23,12 @@ def as_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False, indent=2, default=_json))
 
 
+def json_line(value: Any) -> None:
+    """Print a value as JSON on one line, whole, whichever thread prints beside."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=_json) + "\n")
+    sys.stdout.flush()
+
+
 def _json(value: Any) -> str:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from perdure.cli.app import DB, AsJson, app, open_saver
+from perdure.cli.forming import Import, Later
+from perdure.cli.longterm import User
 from perdure.cli.output import as_json, console, counted, notes
 from perdure.cli.progress import progress_bar
 from perdure.cli.titles import about_thread
@@ -61,10 +63,15 @@ def import_(
         ),
     ],
     prefix: Annotated[str, typer.Option(help="Put before each thread id.")] = "",
+    no_memories: Annotated[
+        bool, typer.Option("--no-memories", help="Form no memories of them.")
+    ] = False,
+    later: Later = False,
+    user: User = None,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Import conversations, each as a thread, regenerated answers as forks.
+    """Import conversations, each as a thread, regenerated answers as forks, and form memories.
 
     A database of langgraph-checkpoint-sqlite is taken over as it is, with all its checkpoints.
     What was imported before is left as it is, so an import may be repeated or resumed.
@@ -72,33 +79,34 @@ def import_(
     from perdure.cli.transcripts import at_hand
     from perdure.errors import ImportFailed
 
+    into = Import(db, user, wanted=not no_memories, later=later)
     with at_hand(file) as (called, path):
         if is_sqlite(path):
             if prefix:
                 raise typer.BadParameter("a database is taken over under its own thread ids")
-            _take_over(path, db, json)
+            _take_over(path, into, json)
             return
         report = Report()
         try:
-            _import(path, called, prefix, db, report)
+            _import(path, called, prefix, into, report)
         except ImportFailed as exc:
             if report.conversations:
-                raise ImportFailed(f"{exc}. {_said(report)} before that are kept") from exc
+                raise ImportFailed(f"{exc}. {_said(report)}{into} before that are kept") from exc
             raise
     if json:
-        as_json(asdict(report))
+        as_json({**asdict(report), "memories": into.memories, "quarantined": into.quarantined})
     else:
-        console.print(_said(report), markup=False)
+        console.print(f"{_said(report)}{into}", markup=False)
         _print_left_out(report.left_out)
 
 
-def _import(path: Path, called: Path, prefix: str, db: str | None, report: Report) -> None:
+def _import(path: Path, called: Path, prefix: str, into: Import, report: Report) -> None:
     from perdure.cli.storing import store
     from perdure.cli.transcripts import read
 
     found = read(path, called)
     first = next(found, None)  # before there is a database: a file that is none begins none
-    with open_saver(db) as saver, progress_bar(f"importing {called.name}", "message") as show:
+    with into.opened() as saver, progress_bar(f"importing {called.name}", "message") as show:
         begun = 0.0
         for talk in chain([first] if first else [], found):
 
@@ -107,6 +115,8 @@ def _import(path: Path, called: Path, prefix: str, db: str | None, report: Repor
                 show(begun + part * (talk.until - begun), report.messages + done)
 
             new = store(saver, prefix + talk.id, talk, advance) if talk.nodes else 0
+            if talk.nodes:
+                into.remember(prefix + talk.id)
             report.add(talk, new)
             begun = talk.until
             show(begun, report.messages)
@@ -133,15 +143,25 @@ def is_sqlite(file: Path) -> bool:
         return False  # reading it as a conversation says what is wrong
 
 
-def _take_over(file: Path, db: str | None, json: bool) -> None:
-    with open_saver(db) as saver:
+def _take_over(file: Path, into: Import, json: bool) -> None:
+    from perdure.checkpointers.codec import Codec
+    from perdure.checkpointers.importing import Source
+
+    with into.opened() as saver:
         done = saver.import_from(file)
+        with (
+            Source(file, Codec(saver.serde)) as source,
+            progress_bar("forming memories", "thread") as show,
+        ):
+            for number, thread_id in enumerate(source.thread_ids(), 1):
+                into.remember(thread_id)
+                show(number / done.threads, number)
     if json:
-        as_json(asdict(done))
+        as_json({**asdict(done), "memories": into.memories, "quarantined": into.quarantined})
     else:
         console.print(
             f"{counted(done.threads, 'thread')} ({counted(done.checkpoints, 'new checkpoint')}, "
-            f"{done.skipped} already there)"
+            f"{done.skipped} already there){into}"
         )
 
 

@@ -1,0 +1,87 @@
+"""The node that has memories formed of its thread, and the graph that forms them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypedDict, runtime_checkable
+
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langgraph.graph import START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from perdure.errors import InvalidConfig
+from perdure.memory.forming.formation import Formation
+
+
+@runtime_checkable
+class Schedules(Protocol):
+    """What forms memories of a thread later on, as `Background` does."""
+
+    def schedule(self, thread_id: str, config: RunnableConfig | None = None) -> Any:
+        """Have a thread formed."""
+
+    async def aschedule(self, thread_id: str, config: RunnableConfig | None = None) -> Any:
+        """See `schedule`."""
+
+
+class Notes:
+    """Notes durably which threads wait; whoever forms what waits does so when it sees fit.
+
+    Args:
+        formation: Whose notes they are.
+    """
+
+    def __init__(self, formation: Formation) -> None:
+        self.schedule, self.aschedule = formation.note, formation.anote
+
+
+def remembers(background: Schedules) -> Runnable[Any, Any]:
+    """A node that schedules the thread of its run, and changes nothing in the state."""
+
+    def remember(state: Any, config: RunnableConfig) -> dict[str, Any]:
+        background.schedule(_thread(config), config)
+        return {}
+
+    async def aremember(state: Any, config: RunnableConfig) -> dict[str, Any]:
+        await background.aschedule(_thread(config), config)
+        return {}
+
+    return RunnableLambda(remember, aremember)
+
+
+class FormingState(TypedDict, total=False):
+    """What is formed, and what came of it."""
+
+    thread_id: str
+    report: str
+
+
+def formation_graph(formation: Formation) -> CompiledStateGraph[Any, None, Any, Any]:
+    """Compile the graph that forms memories of a thread: the other half of a chat that schedules.
+
+    Its input is `{"thread_id": …}`, its output has a `report`. The run's config fills the
+    formation's namespace. To run it twice changes nothing.
+
+    Args:
+        formation: Forms them.
+    """
+
+    def form(state: FormingState, config: RunnableConfig) -> dict[str, Any]:
+        return {"report": str(formation.form(state["thread_id"], config))}
+
+    async def aform(state: FormingState, config: RunnableConfig) -> dict[str, Any]:
+        return {"report": str(await formation.aform(state["thread_id"], config))}
+
+    builder: StateGraph[Any, None, Any, Any] = StateGraph(FormingState)
+    builder.add_node("form", RunnableLambda(form, aform))
+    builder.add_edge(START, "form")
+    return builder.compile(name="formation")
+
+
+def _thread(config: RunnableConfig) -> str:
+    thread = config.get("configurable", {}).get("thread_id")
+    if not thread:
+        raise InvalidConfig(
+            "the run has no thread_id, so nothing can be formed of it; pass "
+            'config={"configurable": {"thread_id": "…"}}'
+        )
+    return str(thread)

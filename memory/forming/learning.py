@@ -1,0 +1,162 @@
+"""What a model's answer changes beside memories: the profile, and the agent's instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from perdure.errors import ConfigurationError, InvalidPatch, InvalidValue
+from perdure.memory.drivers import Steps
+from perdure.memory.forming.answers import Answer, Suggestion
+from perdure.memory.forming.prompting import Shown
+from perdure.memory.forming.proposals import Batch, Plan, Planned, Surroundings
+from perdure.memory.forming.said import Spoken, storable
+from perdure.memory.forming.sorting import numbered, refused
+from perdure.memory.instructions import TEXT, Instructions, noted
+from perdure.memory.longterm.backing import Backing
+from perdure.memory.longterm.gate import Gate
+from perdure.memory.longterm.memories import Candidate, Outcome, Verdict
+from perdure.memory.longterm.profile import Profile
+from perdure.memory.longterm.proposing import patch_of
+from perdure.stores.base import PutItem
+
+_MOST: Final = 20_000  # characters of instructions, as `update_instructions` has it
+_LONGEST: Final = 400  # of one that is added
+_KIND: Final = "instructions"
+
+
+def check_same_store(store: Any, backing: Backing, what: str) -> None:
+    """Refuse what cannot be written as one with the memories.
+
+    Raises:
+        ConfigurationError: It is in another store.
+    """
+    if store is not backing.store:
+        raise ConfigurationError(
+            f"{what} are in {store!r:.80}, the memories in {backing.store!r:.80}; expected the "
+            "same store, since both are written as one"
+        )
+
+
+def learned(
+    answer: Answer,
+    batch: Batch,
+    around: Surroundings,
+    shown: Shown,
+    *,
+    profile: Profile[Any] | None,
+    learn: Instructions | None,
+) -> list[Plan]:
+    """Plans for what an answer changes beside memories."""
+    plans: list[Plan] = []
+    if profile is not None and answer.profile:
+        plans.append(lambda gate: _of_profile(profile, answer, batch, around, shown, gate))
+    if learn is not None and answer.instructions:
+        plans.append(lambda gate: _of_instructions(learn, answer, batch, around, gate))
+    return plans
+
+
+def _of_profile(
+    profile: Profile[Any],
+    answer: Answer,
+    batch: Batch,
+    around: Surroundings,
+    shown: Shown,
+    gate: Gate,
+) -> Steps[Planned]:
+    """A patch of the profile: all of it, or none."""
+    users: list[Spoken] = []
+    for operation in answer.profile:
+        named = _by_users(operation.messages, batch)
+        if not named:
+            return Planned(outcomes=[refused("changes the profile, and no user said so")])
+        users += [each for each in named if each not in users]
+    text = "\n".join(leaf for each in answer.profile for leaf in _leaves(each.value))
+    told = replace(batch.candidate(users, text, "profile"), explicit=True)
+    if text:
+        [verdict] = yield from gate.judging([told], around.backing, around.namespace)
+        if not _passes(verdict) or verdict.text is not None:
+            return Planned(outcomes=[Outcome("refused", None, verdict.reason, verdict.check)])
+    place = profile.place(around.config, told.provenance)
+    seen = None if shown.profile is None else shown.profile.document
+    try:
+        plan = yield from profile.planning(place, patch_of(answer.profile), seen=seen)
+    except (InvalidPatch, InvalidValue) as exc:
+        return Planned(outcomes=[Outcome("refused", place.key, f"{exc!s:.300}", "profile")])
+    return Planned(plan.puts, [Outcome("updated" if plan.puts else "unchanged", place.key)])
+
+
+def _of_instructions(
+    learn: Instructions, answer: Answer, batch: Batch, around: Surroundings, gate: Gate
+) -> Steps[Planned]:
+    place = learn.place(around.config)
+    check_same_store(place.store, around.backing, "the instructions")
+    former = yield from learn.reading(place)
+    wishes, outcomes = _wishes(answer.instructions, batch)
+    wishes = [each for each in wishes if _plain(each.text) not in _plain(former.text)]
+    verdicts = yield from gate.judging(wishes, around.backing, around.namespace)
+    kept: list[Candidate] = []
+    text = former.text.rstrip()
+    for wish, verdict in zip(wishes, verdicts, strict=True):
+        said = verdict.text or wish.text
+        if not _passes(verdict):
+            outcomes.append(Outcome("refused", None, verdict.reason, verdict.check))
+        elif len(text) + len(said) > _MOST:
+            outcomes.append(refused("would make the instructions too long"))
+        else:
+            text += f"\n- {said}"
+            kept.append(wish)
+    if not kept:
+        return Planned(outcomes=outcomes)
+    value = noted(former.text, text, "update")
+    source = kept[-1].provenance
+    options: dict[str, Any] = {"ttl": None, "if_version": former.version, "provenance": source}
+    put = PutItem(place.namespace, place.key, value, [TEXT], **options)
+    return Planned([put], [*outcomes, *(Outcome("updated", place.key) for _ in kept)])
+
+
+def _wishes(
+    suggestions: Sequence[Suggestion], batch: Batch
+) -> tuple[list[Candidate], list[Outcome]]:
+    """What users wish, a line each, every wish once; and what is none of theirs."""
+    wishes: dict[str, Candidate] = {}
+    outcomes: list[Outcome] = []
+    for suggestion in suggestions:
+        text = " ".join(storable(suggestion.text).split())
+        users = _by_users(suggestion.messages, batch)
+        if not users:
+            outcomes.append(refused("adds an instruction that no user asked for"))
+        elif not text or len(text) > _LONGEST:
+            outcomes.append(refused(f"adds an instruction of {len(text)} characters"))
+        else:
+            wishes.setdefault(_plain(text), _wish(text, batch, users))
+    return list(wishes.values()), outcomes
+
+
+def _wish(text: str, batch: Batch, users: Sequence[Spoken]) -> Candidate:
+    # that it is a lasting wish, the model says; the gate looks for secrets in it
+    return replace(batch.candidate(users, text, _KIND), explicit=True)
+
+
+def _by_users(numbers: Sequence[int], batch: Batch) -> list[Spoken]:
+    """The messages of users among those with these numbers."""
+    return [each for each in numbered(numbers, batch) if each.role == "user"]
+
+
+def _passes(verdict: Verdict) -> bool:
+    # a memory may say the same: that is no reason for it not to be here
+    return verdict.action == "keep" or verdict.same_as is not None
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """The texts within a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _leaves(part)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split()).rstrip(".!")

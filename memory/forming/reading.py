@@ -1,0 +1,197 @@
+"""Reading what was said on a thread from any checkpointer.
+
+perdure's keep all that was ever said, removed since or not; of others it is what the newest
+checkpoint holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final, Protocol, runtime_checkable
+
+from langchain_core.messages import BaseMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
+
+from perdure.checkpointers.base import CheckpointInfo, HistoryItem, check_thread_id
+from perdure.errors import ConfigurationError, UnknownThread
+from perdure.memory.drivers import Step, Steps
+from perdure.memory.forming.said import Said, Spoken, latest, time_of, with_ids
+from perdure.memory.nodes import checked
+
+_STEPS: Final = 4  # checkpoints for each message that are looked at first: a run puts a few
+
+
+@runtime_checkable
+class Historic(Protocol):
+    """A checkpointer that keeps what was removed, as perdure's do."""
+
+    def history(
+        self, thread_id: str, *, channel: str, checkpoint_id: str | None
+    ) -> list[HistoryItem]:
+        """Everything said on the way to a checkpoint."""
+
+    async def ahistory(
+        self, thread_id: str, *, channel: str, checkpoint_id: str | None
+    ) -> list[HistoryItem]:
+        """See `history`."""
+
+    def checkpoints(
+        self, thread_id: str, *, checkpoint_ns: str | None, limit: int | None
+    ) -> list[CheckpointInfo]:
+        """The checkpoints of a thread without their values."""
+
+    async def acheckpoints(
+        self, thread_id: str, *, checkpoint_ns: str | None, limit: int | None
+    ) -> list[CheckpointInfo]:
+        """See `checkpoints`."""
+
+
+def check_saver(saver: Any) -> BaseCheckpointSaver[Any]:
+    """A checkpointer, if it is one.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if not isinstance(saver, BaseCheckpointSaver):
+        raise ConfigurationError(
+            f"the checkpointer is {saver!r:.80}; expected a BaseCheckpointSaver, like "
+            "perdure.checkpointers.SQLiteCheckpointer.open(path)"
+        )
+    return saver
+
+
+def reading(
+    saver: Any, thread_id: str, channel: str = "messages", known: Collection[str] | None = ()
+) -> Steps[Said]:
+    """Read what was said on a thread.
+
+    Args:
+        saver: Its checkpointer.
+        thread_id: The thread.
+        channel: The channel of the messages.
+        known: Ids of messages whose times nobody needs any more; None: nobody needs any but those
+            that messages have of their own.
+
+    Raises:
+        UnknownThread: There is no such thread.
+        InvalidMessages: The channel holds something else.
+    """
+    thread_id = check_thread_id(thread_id)
+    if isinstance(saver, Historic):
+        return (yield from _Log(saver, thread_id, channel).reading(known))
+    return (yield from _from_state(saver, thread_id, channel))
+
+
+def _from_state(saver: Any, thread_id: str, channel: str) -> Steps[Said]:
+    config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
+    found = yield Step(lambda: saver.get_tuple(config), lambda: saver.aget_tuple(config))
+    if found is None:
+        raise UnknownThread(f"there is no thread {thread_id!r} in the {type(saver).__name__}")
+    checkpoint = found.checkpoint
+    values = checkpoint["channel_values"].get(channel)
+    messages = checked([] if values is None else values, f"the channel {channel!r}")
+    said = latest([(_spoken(message, id), True) for message, id in with_ids(messages)])
+    at = time_of(checkpoint.get("ts"))
+    return Said(thread_id, checkpoint["id"], [_at(each, at) for each in said])
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """A channel of a thread whose checkpointer keeps all that was said."""
+
+    saver: Historic
+    thread_id: str
+    channel: str
+
+    def reading(self, known: Collection[str] | None) -> Steps[Said]:
+        infos = yield from self._checkpoints(1)
+        head = _head(infos)
+        if head is None:  # the thread went on from an old checkpoint, or has none
+            head = _head((yield from self._checkpoints(None)))
+        uid = None if head is None else head.checkpoint_id
+        said = yield from self._history(uid)
+        if head is not None and known is not None:
+            said = yield from self._timed(said, head, known)
+        return Said(self.thread_id, uid, said)
+
+    def _timed(
+        self, said: list[Spoken], head: CheckpointInfo, known: Collection[str]
+    ) -> Steps[list[Spoken]]:
+        """The messages with their times, as far as somebody needs them."""
+        lacking = [i for i, each in enumerate(said) if each.at is None and each.id not in known]
+        if not lacking:
+            return said
+        limit = _STEPS * (len(said) - lacking[0]) + _STEPS
+        infos = yield from self._checkpoints(limit)
+        timed, left = _with_times(said, infos, head, self.channel)
+        if left > lacking[0] and len(infos) == limit:
+            infos = yield from self._checkpoints(None)
+            timed, _ = _with_times(said, infos, head, self.channel)
+        return timed
+
+    def _history(self, uid: str | None) -> Steps[list[Spoken]]:
+        saver, thread_id = self.saver, self.thread_id
+        items: list[HistoryItem] = yield Step(
+            lambda: saver.history(thread_id, channel=self.channel, checkpoint_id=uid),
+            lambda: saver.ahistory(thread_id, channel=self.channel, checkpoint_id=uid),
+        )
+        messages = checked([item.value for item in items], f"the channel {self.channel!r}")
+        named = zip(with_ids(messages), items, strict=True)
+        return latest((_spoken(message, id, it.position), it.seen) for (message, id), it in named)
+
+    def _checkpoints(self, limit: int | None) -> Steps[list[CheckpointInfo]]:
+        saver, thread_id = self.saver, self.thread_id
+        found: list[CheckpointInfo] = yield Step(
+            lambda: saver.checkpoints(thread_id, checkpoint_ns="", limit=limit),
+            lambda: saver.acheckpoints(thread_id, checkpoint_ns="", limit=limit),
+        )
+        return found
+
+
+def _head(infos: Sequence[CheckpointInfo]) -> CheckpointInfo | None:
+    return next((info for info in infos if info.is_head), None)
+
+
+def _with_times(
+    said: Sequence[Spoken], infos: Sequence[CheckpointInfo], head: CheckpointInfo, channel: str
+) -> tuple[list[Spoken], int]:
+    """The messages with the times of the checkpoints they came with; how many are older than these.
+
+    A checkpoint that has more messages than its parent brought the difference. Where messages were
+    removed in the same step, that is a step or so off.
+    """
+    timed, left = list(said), len(said)
+    at = time_of(head.ts)
+    for info, added in _additions(infos, head, channel):
+        at = time_of(info.ts) or at
+        start = max(0, left - added)
+        timed[start:left] = [_at(each, at) for each in timed[start:left]]
+        left = start
+    timed[:left] = [_at(each, at) for each in timed[:left]]
+    return timed, left
+
+
+def _additions(
+    infos: Sequence[CheckpointInfo], head: CheckpointInfo, channel: str
+) -> Iterator[tuple[CheckpointInfo, int]]:
+    """The checkpoints from the head back, and how many messages each brought, as far as known."""
+    by_id = {info.checkpoint_id: info for info in infos}
+    info: CheckpointInfo | None = head
+    while info is not None:
+        parent = by_id.get(info.parent_id) if info.parent_id else None
+        if parent is None and info.parent_id is not None:
+            return  # further than was read, or pruned
+        before = parent.counts.get(channel, 0) if parent else 0
+        yield info, max(0, info.counts.get(channel, 0) - before)
+        info = parent
+
+
+def _at(spoken: Spoken, at: datetime | None) -> Spoken:
+    return spoken if spoken.at is not None else replace(spoken, at=at)
+
+
+def _spoken(message: BaseMessage, id: str, position: int | None = None) -> Spoken:
+    return Spoken(message, id, position, time_of(message.response_metadata.get("create_time")))

@@ -1,0 +1,148 @@
+"""Watermarks: up to where memories were formed of a thread, and what came of it last.
+
+A watermark is a note in the store beside the memories, written in the transaction that writes
+them. It names the newest messages by id, so that it holds for what was trimmed, edited or forked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+from perdure.memory.drivers import Steps
+from perdure.memory.forming.said import Said, Spoken
+from perdure.memory.longterm.backing import RESERVED, Backing, put_of
+from perdure.memory.longterm.memories import Outcome
+from perdure.stores.base import Namespace, PutItem
+
+FORMED: Final = "formed"
+_KNOWN: Final = 50  # messages it names
+_REFUSALS: Final = 20  # it keeps, the newest
+
+
+class Known(NamedTuple):
+    """A message that was formed from: its id, its place, and a digest of what it said."""
+
+    id: str
+    position: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """Up to where memories were formed of a thread.
+
+    Attributes:
+        known: The newest messages that were formed from, by position.
+        count: How many there were in all.
+        next: The position that the next message has, where the checkpointer counts none.
+        checkpoint_id: The checkpoint at which the last was read.
+        version: Of the note, to swap it by; 0: there is none; None: the store has no versions.
+        report: The last report.
+        refusals: What was refused lately, newest last, without what it said.
+    """
+
+    known: tuple[Known, ...] = ()
+    count: int = 0
+    next: int = 0
+    checkpoint_id: str | None = None
+    version: int | None = None
+    report: Mapping[str, Any] = field(default_factory=dict)
+    refusals: tuple[Mapping[str, str], ...] = ()
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids of the known messages."""
+        return frozenset(each.id for each in self.known)
+
+    def beyond(self, said: Said) -> list[Spoken] | None:
+        """The messages that memories are to be formed of, with their positions.
+
+        They are those after the oldest known one that are not known, and those that were edited
+        since. None: none is known, though some were formed from; then the memories tell.
+        """
+        known = {each.id: each for each in self.known}
+        first = next((i for i, each in enumerate(said.messages) if each.id in known), None)
+        if first is None:
+            return None if self.count else self.placed(said.messages)
+        return self.placed([s for s in said.messages[first:] if _is_new(s, known.get(s.id))])
+
+    def placed(self, messages: Sequence[Spoken]) -> list[Spoken]:
+        """Messages with positions: the checkpointer's, or those known, or the next ones."""
+        known = {each.id: each.position for each in self.known}
+        placed, position = [], self.next
+        for each in messages:
+            own = known.get(each.id) if each.position is None else each.position
+            if own is None:
+                own, position = position, position + 1
+            placed.append(replace(each, position=own))
+        return placed
+
+    def advanced(
+        self, messages: Sequence[Spoken], checkpoint_id: str | None, outcomes: Sequence[Outcome]
+    ) -> Watermark:
+        """The watermark once memories are formed of these messages, placed as they are."""
+        former = {each.id: each for each in self.known}
+        fresh = {s.id: Known(s.id, s.position or 0, s.digest) for s in messages}
+        known = sorted({**former, **fresh}.values(), key=lambda each: each.position)
+        noted = [noted_of(each) for each in outcomes if each.change == "refused"]
+        return replace(
+            self,
+            known=tuple(known[-_KNOWN:]),
+            count=self.count + len(fresh.keys() - former.keys()),
+            next=max([self.next, *(each.position + 1 for each in fresh.values())]),
+            checkpoint_id=checkpoint_id,
+            refusals=(*self.refusals, *noted)[-_REFUSALS:],
+        )
+
+    def same_as(self, other: Watermark) -> bool:
+        """Whether the same messages were formed from, whatever the version of the note."""
+        return (self.count, self.known) == (other.count, other.known)
+
+    def put(self, namespace: Namespace, thread_id: str) -> PutItem:
+        """The operation that writes it, in the place of what it was made of and of no other."""
+        value = {
+            "known": [list(each) for each in self.known],
+            "count": self.count,
+            "next": self.next,
+            "checkpoint_id": self.checkpoint_id,
+            "report": self.report,
+            "refusals": list(self.refusals),
+        }
+        place = place_of(namespace)
+        put = put_of(place, thread_id, value, if_version=self.version, searched=False)
+        return replace(put, ttl=None)  # whatever the store's default
+
+
+def place_of(namespace: Namespace) -> Namespace:
+    """Where the watermarks of a namespace are."""
+    return (RESERVED, FORMED, *namespace)
+
+
+def watermark(backing: Backing, namespace: Namespace, thread_id: str) -> Steps[Watermark]:
+    """Read the watermark of a thread; an empty one if nothing was formed of it yet."""
+    note = yield from backing.got(place_of(namespace), thread_id)
+    if note is None:
+        return Watermark(version=0 if backing.versioned else None)
+    value = note.value
+    return Watermark(
+        tuple(Known(*each) for each in value["known"]),
+        value["count"],
+        value["next"],
+        value["checkpoint_id"],
+        note.version,
+        value["report"],
+        tuple(value["refusals"]),
+    )
+
+
+def noted_of(outcome: Outcome) -> dict[str, str]:
+    """What is noted of a refusal: never what was to be kept, which may be a secret."""
+    noted = {"key": outcome.key or "", "reason": outcome.reason, "check": outcome.check}
+    return {name: text for name, text in noted.items() if text}
+
+
+def _is_new(spoken: Spoken, known: Known | None) -> bool:
+    # what a node shortened to save room says nothing new
+    return known is None or (known.digest != spoken.digest and not spoken.shortened)

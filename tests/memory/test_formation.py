@@ -1,0 +1,484 @@
+"""Formation: each message is formed from exactly once in effect, whatever happens in between."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.memory import InMemoryStore
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.errors import (
+    ConfigurationError,
+    InvalidConfig,
+    InvalidNamespace,
+    UnknownThread,
+)
+from perdure.memory.drivers import Steps
+from perdure.memory.forming.formation import Formation
+from perdure.memory.forming.proposals import Batch, Proposal, Surroundings
+from perdure.memory.forming.reports import FormationReport
+from perdure.memory.forming.turns import TurnFormer
+from perdure.memory.longterm.collection import Collection
+from perdure.stores import SQLiteStore
+from tests.memory.threads import ANN, FailingStore, graph_of, kept, on, say, texts, user
+
+NAMES = [f"message {number}" for number in range(12)]
+FORMED = [f"user: {name}" for name in NAMES]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    """A store on the file that the checkpointer is on."""
+    with SQLiteStore.open(tmp_path / "plain.db") as opened:
+        yield opened
+
+
+def formation_of(saver: Any, store: Any, **options: Any) -> Formation:
+    return Formation(saver, store, **options)
+
+
+# -- forming
+
+
+def test_what_was_said_is_formed_once(file_saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
+    """Forming again forms what is new, and nothing twice."""
+    graph, formation = graph_of(file_saver), formation_of(file_saver, store)
+    say(graph, "t", "I like tea.")
+    first = formation.form("t", user())
+    again = formation.form("t", user())
+    say(graph, "t", "And Bruges.")
+    second = formation.form("t", user())
+
+    assert (first.messages, first.added) == (2, 2)
+    assert (again.messages, again.added) == (0, 0)
+    assert (second.messages, second.added) == (2, 2)
+    assert {
+        "user: I like tea.",
+        "assistant: You said I like tea.",
+        "user: And Bruges.",
+        "assistant: You said And Bruges.",
+    } == set(texts(store))
+    assert [item.version for item in kept(store)] == [1] * 4
+
+
+def test_memories_say_where_they_come_from(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """A memory names its thread, the checkpoint it was read at, its message, place and speaker."""
+    say(graph_of(file_saver, answers=False), "t", HumanMessage("I like tea.", id="a", name="Ann"))
+    formation_of(file_saver, store).form("t", user())
+    [memory] = kept(store)
+    head = file_saver.get_tuple(on("t"))
+    assert head is not None
+
+    assert ("t", head.checkpoint["id"], ("a",), "Ann", "user", 0) == (
+        memory.provenance.thread_id,
+        memory.provenance.checkpoint_id,
+        memory.provenance.message_ids,
+        memory.provenance.actor,
+        memory.provenance.trust,
+        memory.provenance.position,
+    )
+
+
+def test_the_async_form_does_the_same(tmp_path: Path) -> None:
+    """Awaited, forming keeps what blocking forming keeps."""
+
+    async def formed() -> FormationReport:
+        async with (
+            SQLiteStore.open(tmp_path / "a.db") as store,
+            SQLiteCheckpointer.open(tmp_path / "a.db") as saver,
+        ):
+            graph, formation = graph_of(saver), formation_of(saver, store)
+            await graph.ainvoke({"messages": [HumanMessage("I like tea.", id="a")]}, on("t"))
+            await formation.anote("t", user())
+            assert [each.thread_id for each in await formation.apending()] == ["t"]
+            report = await formation.aform("t", user())
+            assert await formation.apending() == []
+            assert report.added == len(texts(store))
+            return report
+
+    assert asyncio.run(formed()).added == 2
+
+
+def test_a_thread_is_formed_in_batches(file_saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
+    """A long thread is formed in several transactions, each with the messages before it at hand."""
+    say(graph_of(file_saver, answers=False), "t", *NAMES)
+    former = Noting()
+    report = formation_of(file_saver, store, former=former, batch=5).form("t", user())
+
+    assert (report.messages, report.added, report.batches) == (12, 12, 3)
+    assert [(len(each.before), len(each.messages)) for each in former.batches] == [
+        (0, 5),
+        (4, 5),
+        (4, 2),
+    ]
+    assert sorted(FORMED) == sorted(texts(store))
+
+
+class Noting(TurnFormer):
+    """Notes the batches it was given, and may do something before it answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[Batch] = []
+        self.meanwhile: Any = None
+
+    def proposing(self, batch: Batch, around: Surroundings) -> Steps[Proposal]:
+        self.batches.append(batch)
+        if self.meanwhile is not None:
+            call, self.meanwhile = self.meanwhile, None
+            call()
+        return (yield from super().proposing(batch, around))
+
+
+def test_each_user_has_their_own(file_saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
+    """The same thread formed for two users makes memories for each, and none in the other's."""
+    say(graph_of(file_saver, answers=False), "t", "I like tea.")
+    formation = formation_of(file_saver, store)
+    formation.form("t", user("ann"))
+    formation.form("t", user("bo"))
+
+    assert texts(store, ("memories", "ann")) == texts(store, ("memories", "bo"))
+    assert texts(store, ("memories", "eve")) == []
+
+
+@pytest.mark.parametrize("config", [None, {"configurable": {}}, {"configurable": {"user_id": 7}}])
+def test_nobody_s_memories_are_formed_for_nobody(
+    config: Any, file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """A config that does not name the user in text is refused before anything is written."""
+    say(graph_of(file_saver), "t", "I like tea.")
+    formation = formation_of(file_saver, store)
+
+    for call in (formation.form, formation.note):
+        with pytest.raises(InvalidConfig, match="user_id"):
+            call("t", config)
+    assert store.search((), limit=10) == []
+
+
+def test_a_user_called_like_perdure_s_own_place_is_refused(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """No user id reaches the place where perdure keeps its notes."""
+    formation = formation_of(file_saver, store, namespace=("{user_id}",))
+
+    with pytest.raises(InvalidNamespace, match="perdure"):
+        formation.form("t", user("perdure"))
+
+
+def test_a_thread_that_is_not_there_is_named(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """Forming a thread that nobody began says so."""
+    with pytest.raises(UnknownThread, match="'nobody'"):
+        formation_of(file_saver, store).form("nobody", user())
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"former": "turns"}, "TurnFormer"),
+        ({"gate": "open"}, "Gate"),
+        ({"batch": 0}, "batch"),
+        ({"messages_key": ""}, "messages_key"),
+        ({"store": {}}, "BaseStore"),
+        ({"saver": "a.db"}, "BaseCheckpointSaver"),
+    ],
+)
+def test_arguments_that_are_wrong_are_named(options: Any, told: str) -> None:
+    """A formation with an argument of another kind is not made."""
+    with pytest.raises(ConfigurationError, match=told):
+        Formation(**{"saver": InMemorySaver(), **options})
+
+
+# -- edits, forks, what was trimmed
+
+
+def test_what_was_trimmed_before_it_was_formed_is_formed(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """perdure's checkpointer has what left the state, so it is remembered all the same."""
+    say(graph_of(file_saver, answers=False), "t", "one", RemoveMessage(id="one"), "two")
+    formation_of(file_saver, store).form("t", user())
+
+    assert {"user: one", "user: two"} == set(texts(store))
+
+
+def test_a_state_that_is_trimmed_is_formed_from_once() -> None:
+    """With other parts, what is left of the state is formed from, and positions go on growing."""
+    saver, store = InMemorySaver(), InMemoryStore()
+    graph, formation = graph_of(saver, answers=False), formation_of(saver, store)
+    for name in NAMES:
+        say(graph, "t", name)
+        formation.form("t", user())
+        say(graph, "t", RemoveMessage(id=name))
+    memories = kept(store)
+
+    assert sorted(FORMED) == sorted(texts(store))
+    assert list(range(12)) == sorted(m.value["provenance"]["position"] for m in memories)
+
+
+def test_an_edited_message_changes_its_memory(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """A message that was edited after it was formed from is one memory, with its past."""
+    graph, formation = graph_of(file_saver, answers=False), formation_of(file_saver, store)
+    say(graph, "t", HumanMessage("I live in Ghent.", id="a"), "two")
+    formation.form("t", user())
+    say(graph, "t", HumanMessage("I live in Bruges.", id="a"))
+    report = formation.form("t", user())
+
+    assert report.messages == 1
+    assert {"user: I live in Bruges.", "user: two"} == set(texts(store))
+    assert [
+        former["text"] for item in kept(store) for former in item.value.get("formerly", ())
+    ] == ["user: I live in Ghent."]
+
+
+def test_what_an_edit_leaves_over_goes(file_saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
+    """A message that was made shorter, or empty, has no memories of what it says no more."""
+    graph = graph_of(file_saver, answers=False)
+    formation = formation_of(file_saver, store, former=TurnFormer(max_chars=12))
+    long = HumanMessage("I like tea. I have cats. I live here.", id="a")
+    for message in (long, HumanMessage("I like tea.", id="a"), long, HumanMessage("", id="a")):
+        say(graph, "t", message)
+        formation.form("t", user())
+        if message is long:
+            assert len(texts(store)) == 3
+
+    assert texts(store) == []
+
+
+def test_a_fork_is_formed_from_where_it_began(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """After going back to an old checkpoint, only what was said from there on is formed."""
+    graph, formation = graph_of(file_saver, answers=False), formation_of(file_saver, store)
+    say(graph, "t", "one")
+    old = graph.get_state(on("t")).config
+    say(graph, "t", "two")
+    formation.form("t", user())
+    graph.invoke({"messages": [HumanMessage("three", id="three")]}, old)
+    report = formation.form("t", user())
+
+    assert report.messages == 1
+    assert {"user: one", "user: two", "user: three"} == set(texts(store))
+
+
+def test_a_thread_that_was_forked_far_back_is_told_by_its_memories(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """Where the watermark names no message that is left, those that have memories are not new."""
+    graph, formation = graph_of(file_saver, answers=False), formation_of(file_saver, store)
+    say(graph, "t", "one")
+    old = graph.get_state(on("t")).config
+    say(graph, "t", *(HumanMessage(f"m{i}", id=f"m{i}") for i in range(60)))
+    formation.form("t", user())
+    graph.invoke({"messages": [HumanMessage("three", id="three")]}, old)
+    report = formation.form("t", user())
+
+    assert (report.messages, report.added) == (1, 1)
+    assert len(texts(store)) == 62
+
+
+def test_what_was_forgotten_does_not_come_back(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """A memory that was deleted or forgotten is not formed from its message again."""
+    graph, formation = graph_of(file_saver, answers=False), formation_of(file_saver, store)
+    say(graph, "t", "I like tea.", "I have a cat.")
+    formation.form("t", user())
+    memories = Collection(store)
+    first, second = kept(store)
+    memories.delete(first.key, config=user())
+    memories.forget(second.key, config=user())
+    store.delete(("perdure", "formed", *ANN), "t")  # so that all is read again
+    report = formation.form("t", user())
+
+    assert (report.messages, report.added) == (2, 0)
+    assert texts(store) == []
+
+
+# -- faults
+
+
+@settings(max_examples=10)
+@given(fails=st.frozensets(st.integers(1, 9), max_size=5), touched=st.booleans())
+def test_a_fault_anywhere_loses_and_doubles_nothing(
+    fails: frozenset[int], touched: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whichever writes fail, before or after the fact, forming again ends where none had failed."""
+    path = tmp_path_factory.mktemp("fault") / "a.db"
+    with SQLiteCheckpointer.open(path) as saver, FailingStore.open(path) as store:
+        say(graph_of(saver, answers=False), "t", *NAMES)
+        formation = formation_of(saver, store, batch=4)
+        formation.note("t", user())
+        store.fails, store.writes = fails, 0
+        for _ in range(len(fails) + 1):
+            try:
+                formation.form("t", user())
+            except OSError:
+                continue
+            break
+        formation.form("t", user())
+
+        assert sorted(FORMED) == sorted(texts(store))
+        assert [item.version for item in kept(store)] == [1] * 12
+        assert formation.pending() == []
+
+
+@pytest.mark.parametrize("door", ["blocking", "awaiting"])
+def test_two_that_form_one_thread_form_it_once(
+    door: str, file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """However many form a thread at the same time, each message becomes one memory, once."""
+    say(graph_of(file_saver, answers=False), "t", *NAMES)
+    formations = [formation_of(file_saver, store, batch=2) for _ in range(4)]
+    reports: list[FormationReport] = []
+    if door == "awaiting":
+
+        async def all_at_once() -> None:
+            reports.extend(await asyncio.gather(*(f.aform("t", user()) for f in formations)))
+
+        asyncio.run(all_at_once())
+    else:
+        threads = [
+            threading.Thread(target=lambda f=f: reports.append(f.form("t", user())))
+            for f in formations
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert sorted(FORMED) == sorted(texts(store))
+    assert [item.version for item in kept(store)] == [1] * 12
+    assert sum(report.added for report in reports) == 12
+
+
+def test_the_slower_one_is_refused_and_goes_on(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """If another forms the thread while this one asks its model, what it has is not written."""
+    graph = graph_of(file_saver, answers=False)
+    say(graph, "t", "one", "two")
+    slow = Noting()
+    quick = formation_of(file_saver, store)
+
+    def meanwhile() -> None:
+        quick.form("t", user())
+        say(graph, "t", "three")
+
+    slow.meanwhile = meanwhile
+    report = formation_of(file_saver, store, former=slow).form("t", user())
+
+    assert [[m.id for m in b.messages] for b in slow.batches] == [["one", "two"], ["three"]]
+    assert (report.messages, report.added) == (1, 1)
+    assert [item.version for item in kept(store)] == [1] * 3
+
+
+@pytest.mark.parametrize("kind", ["perdure", "langgraph"])
+def test_other_parts_are_formed_from_too(kind: str, store: SQLiteStore) -> None:
+    """langgraph's own saver and store do, alone or with one of perdure's."""
+    saver, other = InMemorySaver(), InMemoryStore() if kind == "langgraph" else store
+    say(graph_of(saver), "t", "I like tea.")
+    formation = formation_of(saver, other)
+    formation.note("t", user())
+    formation.form("t", user())
+    formation.form("t", user())
+
+    assert sorted(texts(other)) == ["assistant: You said I like tea.", "user: I like tea."]
+    assert formation.pending() == []
+
+
+# -- threads that wait
+
+
+def test_a_thread_waits_until_it_is_formed(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """A note keeps since when a thread waits and whose it is, until memories are formed of it."""
+    say(graph_of(file_saver), "t", "I like tea.")
+    formation = formation_of(file_saver, store)
+    first = formation.note("t", user("ann", other="x"))
+    again = formation.note("t", user("ann"))
+    formation.note("u", user("bo"))
+    waiting = formation.pending()
+
+    assert [(w.thread_id, w.namespace) for w in waiting] == [("t", ANN), ("u", ("memories", "bo"))]
+    assert waiting[0].configurable == {"user_id": "ann"}
+    assert (first.since, again.at) == (waiting[0].since, waiting[0].at)
+    assert [w.thread_id for w in formation.pending(ANN)] == ["t"]
+
+    formation.form("t", {"configurable": dict(waiting[0].configurable)})
+
+    assert [w.thread_id for w in formation.pending()] == ["u"]
+
+
+def test_a_thread_with_nothing_new_waits_no_longer(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """Forming takes the note away, though there is nothing to form."""
+    say(graph_of(file_saver), "t", "I like tea.")
+    formation = formation_of(file_saver, store)
+    formation.form("t", user())
+    formation.note("t", user())
+    formation.form("t", user())
+
+    assert formation.pending() == []
+
+
+@pytest.mark.parametrize("kind", ["perdure", "langgraph"])
+def test_a_thread_that_is_touched_while_it_is_formed_waits_on(
+    kind: str, file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """What is said while memories are formed is not taken for formed."""
+    say(graph_of(file_saver, answers=False), "t", "one")
+    former, other = Noting(), InMemoryStore() if kind == "langgraph" else store
+    formation = formation_of(file_saver, other, former=former)
+    formation.note("t", user())
+    former.meanwhile = lambda: formation.note("t", user())
+    formation.form("t", user())
+
+    assert texts(other) == ["user: one"]
+    assert [each.thread_id for each in formation.pending()] == ["t"]
+
+
+# -- reports
+
+
+def test_a_report_is_one_line_and_is_kept(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """The last report stays with the watermark, with what was refused, and without what it said."""
+    secret = "sk-proj-" + "a1B2c3D4" * 6
+    said = HumanMessage(f"My key is {secret}", id="b")
+    say(graph_of(file_saver, answers=False), "t", "I like tea.", said)
+    report = formation_of(file_saver, store).form("t", user())
+    note: Any = store.get(("perdure", "formed", *ANN), "t")
+
+    assert note.value["report"]["messages"] == 2
+    assert report.refused == note.value["report"]["refused"]
+    assert sum(report.refused.values()) == len(note.value["refusals"])
+    assert secret not in str(note.value)
+    assert "\n" not in str(report)
+    assert str(report).startswith("t: 2 messages read, ")
+
+
+def test_messages_that_no_store_can_hold_are_formed_all_the_same(store: SQLiteStore) -> None:
+    """Half a character in a message does not keep its thread from being formed."""
+    saver = InMemorySaver()
+    say(graph_of(saver, answers=False), "t", AIMessage("half \ud83d a smile", id="a"), "two")
+    formation_of(saver, store).form("t", user())
+
+    assert {"assistant: half ? a smile", "user: two"} == set(texts(store))

@@ -1,0 +1,389 @@
+"""Patches and merges of JSON documents: what the RFCs say, and what is refused, in which words."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.errors import InvalidPatch
+from perdure.memory.longterm.documents import check_size, differences, merged, same, tokens_of
+from perdure.memory.longterm.patching import is_as_seen, operations_of, patched
+from tests.memory.patch_oracle import NotApplicable, oracle
+
+MAX = 100_000
+
+
+def patch(document: Any, operations: Any, **options: Any) -> Any:
+    given = {"max_bytes": MAX, "keep_fields": False, **options}
+    return patched(document, operations_of(operations, 100), **given)
+
+
+def op(name: str, path: str, **more: Any) -> dict[str, Any]:
+    return {"op": name, "path": path, **more}
+
+
+# -- what the RFCs say
+
+RFC_6902: dict[str, tuple[Any, list[dict[str, Any]], Any]] = {
+    "A.1 add a member": ({"foo": "bar"}, [op("add", "/baz", value=1)], {"foo": "bar", "baz": 1}),
+    "A.2 add an element": ({"a": [1, 3]}, [op("add", "/a/1", value=2)], {"a": [1, 2, 3]}),
+    "A.3 remove a member": ({"baz": 1, "foo": 2}, [op("remove", "/baz")], {"foo": 2}),
+    "A.4 remove an element": ({"a": [1, 2, 3]}, [op("remove", "/a/1")], {"a": [1, 3]}),
+    "A.5 replace": ({"baz": 1, "foo": 2}, [op("replace", "/baz", value=3)], {"baz": 3, "foo": 2}),
+    "A.6 move a value": (
+        {"foo": {"waldo": "fred"}, "qux": {"corge": "grault"}},
+        [{"op": "move", "from": "/foo/waldo", "path": "/qux/thud"}],
+        {"foo": {}, "qux": {"corge": "grault", "thud": "fred"}},
+    ),
+    "A.7 move an element": (
+        {"foo": ["all", "grass", "cows", "eat"]},
+        [{"op": "move", "from": "/foo/1", "path": "/foo/3"}],
+        {"foo": ["all", "cows", "eat", "grass"]},
+    ),
+    "A.8 test": ({"a": "b", "c": [1]}, [op("test", "/c/0", value=1)], {"a": "b", "c": [1]}),
+    "A.10 add a nested member": (
+        {"foo": "bar"},
+        [op("add", "/child", value={"grandchild": {}})],
+        {"foo": "bar", "child": {"grandchild": {}}},
+    ),
+    "A.11 members that are not known": (
+        {"foo": "bar"},
+        [op("add", "/baz", value="qux", xyz=123)],
+        {"foo": "bar", "baz": "qux"},
+    ),
+    "A.14 escapes": (
+        {"/": 9, "~1": 10},
+        [op("test", "/~01", value=10), op("replace", "/~1", value=8)],
+        {"/": 8, "~1": 10},
+    ),
+    "A.16 add to the end": (
+        {"foo": ["bar"]},
+        [op("add", "/foo/-", value=["abc", "def"])],
+        {"foo": ["bar", ["abc", "def"]]},
+    ),
+    "add in the place of a member": ({"a": 1}, [op("add", "/a", value=2)], {"a": 2}),
+    "add null": ({}, [op("add", "/a", value=None)], {"a": None}),
+    "an empty name": ({"": 1}, [op("replace", "/", value=2)], {"": 2}),
+    "numbers as names": ({"a": {"0": 1}}, [op("remove", "/a/0")], {"a": {}}),
+    "copy": ({"a": [1]}, [{"op": "copy", "from": "/a", "path": "/b"}], {"a": [1], "b": [1]}),
+    "copy the whole": (
+        {"a": 1},
+        [{"op": "copy", "from": "", "path": "/b"}],
+        {"a": 1, "b": {"a": 1}},
+    ),
+    "move to itself": ({"a": 1}, [{"op": "move", "from": "/a", "path": "/a"}], {"a": 1}),
+    "move to a longer name": (
+        {"a": 1, "ab": {}},
+        [{"op": "move", "from": "/a", "path": "/ab/c"}],
+        {"ab": {"c": 1}},
+    ),
+    "move what shifts the target": (
+        {"a": [0, 1, {}]},
+        [{"op": "move", "from": "/a/0", "path": "/a/1/x"}],
+        {"a": [1, {"x": 0}]},
+    ),
+    "one is one point nought": ({"a": 1}, [op("test", "/a", value=1.0)], {"a": 1}),
+    "test the whole": ({"a": [1]}, [op("test", "", value={"a": [1]})], {"a": [1]}),
+    "nothing": ({"a": 1}, [], {"a": 1}),
+}
+
+
+@pytest.mark.parametrize("case", RFC_6902)
+def test_a_patch_does_what_rfc_6902_says(case: str) -> None:
+    """The examples of its appendix, and its edges; the former document stays as it is."""
+    document, operations, expected = RFC_6902[case]
+    former = copy.deepcopy(document)
+
+    assert expected == patch(document, operations)
+    assert former == document
+
+
+RFC_7386: list[tuple[Any, Any, Any]] = [
+    ({"a": "b"}, {"a": "c"}, {"a": "c"}),
+    ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
+    ({"a": "b"}, {"a": None}, {}),
+    ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}),
+    ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
+    ({"a": "c"}, {"a": ["b"]}, {"a": ["b"]}),
+    ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
+    ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}),
+    ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
+    ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
+    ({"a": "b"}, {"a": {"c": 1}}, {"a": {"c": 1}}),
+]
+
+
+@pytest.mark.parametrize(("document", "partial", "expected"), RFC_7386)
+def test_a_merge_does_what_rfc_7386_says(document: Any, partial: Any, expected: Any) -> None:
+    """The examples of its appendix that are about objects."""
+    former = copy.deepcopy(document)
+
+    assert expected == merged(document, partial)
+    assert former == document
+
+
+# -- what is refused
+
+ANN: dict[str, Any] = {
+    "name": "Ann",
+    "home": {"city": "Ghent", "zip": "9000"},
+    "likes": ["tea", "figs"],
+    "seen": True,
+}
+REFUSED: dict[str, tuple[Any, str]] = {
+    "no list": ({"op": "add"}, "a dict; expected a list of operations"),
+    "text": ("[]", "a str; expected a list"),
+    "none": (None, "a NoneType; expected a list"),
+    "too many": ([op("remove", "/name")] * 101, "101 operations; at most 100"),
+    "no object": ([1], "operation 1 is 1; expected an object"),
+    "no op": ([{"path": "/a"}], "operation 1 has the op None"),
+    "an unknown op": ([op("upsert", "/a")], "'upsert'; expected one of 'add'"),
+    "an op that is no text": ([{"op": ["add"], "path": "/a"}], "has the op ['add']"),
+    "no path": ([{"op": "add", "value": 1}], "has the 'path' None"),
+    "a path that is no text": ([{"op": "add", "path": ["a"], "value": 1}], "has the 'path' ['a']"),
+    "no pointer": ([op("add", "home.city", value=1)], "'home.city' is no JSON pointer"),
+    "a wrong escape": ([op("add", "/a~2", value=1)], "'~' is written '~0'"),
+    "no value": ([op("add", "/a")], "operation 1, add '/a', has no 'value'"),
+    "no from": ([op("move", "/a")], "has the 'from' None"),
+    "a value that is no JSON": ([op("add", "/a", value={1, 2})], "value of operation 1 is no JSON"),
+    "not a number": ([op("add", "/a", value=float("nan"))], "no JSON"),
+    "a lone surrogate": ([op("add", "/a", value="\ud800")], "no JSON"),
+    "a name that is no text": ([op("add", "/a", value={1: 2})], "no JSON"),
+    "a missing field": (
+        [op("replace", "/home/town", value=1)],
+        "operation 1, replace '/home/town': '/home' has no 'town'; it has 'city', 'zip'",
+    ),
+    "a missing parent": ([op("add", "/work/city", value=1)], "the profile has no 'work'"),
+    "the second of two": ([op("remove", "/name"), op("remove", "/name")], "operation 2, remove"),
+    "a missing origin": ([{"op": "copy", "from": "/x", "path": "/y"}], "has no 'x'"),
+    "remove what is not there": ([op("remove", "/age")], "the profile has no 'age'"),
+    "an index out of range": ([op("add", "/likes/3", value=1)], "'/likes' has 2 elements"),
+    "no element there": ([op("replace", "/likes/2", value=1)], "2 elements, none at 2"),
+    "the element after the last": ([op("remove", "/likes/-")], "'-' no index of it"),
+    "a leading zero": ([op("remove", "/likes/01")], "'01' no index of it"),
+    "a negative index": ([op("remove", "/likes/-1")], "'-1' no index of it"),
+    "digits of another script": ([op("remove", "/likes/\u0661")], "no index of it"),
+    "a very long index": ([op("remove", "/likes/" + "9" * 5_000)], "no index of it"),
+    "a name in a list": ([op("add", "/likes/first", value=1)], "'first' no index of it"),
+    "a field of text": ([op("add", "/name/0", value="A")], '"Ann", which has no fields'),
+    "a letter of text": ([op("test", "/name/0", value="A")], "\"Ann\", which has no '0'"),
+    "a test that fails": ([op("test", "/name", value="Bo")], 'it is "Ann", not "Bo"'),
+    "true is not one": ([op("test", "/seen", value=1)], "it is true, not 1"),
+    "the whole": ([op("replace", "", value={})], "the path of the whole profile"),
+    "remove the whole": ([op("remove", "")], "the path of the whole profile"),
+    "move the whole": ([{"op": "move", "from": "", "path": "/a"}], "cannot be moved into itself"),
+    "move into itself": ([{"op": "move", "from": "/home", "path": "/home/a"}], "into itself"),
+    "too large": ([op("add", "/a", value="x" * MAX)], "at most 100,000 are allowed"),
+    "too large by copies": (
+        [{"op": "copy", "from": "", "path": f"/copy{number}"} for number in range(100)],
+        "at most 100,000 are allowed",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_patch_or_cannot_be_applied_is_refused(case: str) -> None:
+    """In words that tell a model, or a developer, what is there instead."""
+    operations, said = REFUSED[case]
+    former = copy.deepcopy(ANN)
+
+    with pytest.raises(InvalidPatch) as caught:
+        patch(ANN, operations)
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 600
+    assert former == ANN
+
+
+def test_a_value_of_any_depth_is_refused_or_taken() -> None:
+    """What is too deep for a store is refused before it is applied, or after."""
+    deep: Any = []
+    for _ in range(10_000):
+        deep = [deep]
+    with pytest.raises(InvalidPatch, match="nested deeper than 64"):
+        patch(ANN, [op("add", "/a", value=deep)])
+    step = [op("add", "/" + "/".join("a" * depth), value={}) for depth in range(1, 101)]
+    with pytest.raises(InvalidPatch, match="nested deeper than 64"):
+        patch(ANN, step)
+
+
+@pytest.mark.parametrize("partial", [None, [], "x", 3, {1: 2}, {"a": {1, 2}}])
+def test_what_is_no_merge_is_refused(partial: Any) -> None:
+    """What is no object, and what is no JSON."""
+    with pytest.raises(InvalidPatch):
+        merged(ANN, partial)
+
+
+def test_what_was_given_is_not_shared_with_what_comes_of_it() -> None:
+    """Who changes a value afterwards does not change the document."""
+    value = ["tea"]
+    out = patch(
+        {"a": [1]}, [op("add", "/b", value=value), {"op": "copy", "from": "/a", "path": "/c"}]
+    )
+    value.append("figs")
+    out["a"].append(2)
+
+    assert out == {"a": [1, 2], "b": ["tea"], "c": [1]}
+
+
+# -- fields that nobody named
+
+LOSING: dict[str, tuple[dict[str, Any], str | None]] = {
+    "an object with less": (op("replace", "/home", value={"city": "Oslo"}), "'/home/zip'"),
+    "by adding": (op("add", "/home", value={"city": "Oslo"}), "'/home/zip'"),
+    "deeper": (op("replace", "/in", value={"home": {"city": "Oslo"}}), "'/in/home/zip'"),
+    "by a copy": ({"op": "copy", "from": "/likes/0", "path": "/home"}, "'/home/city'"),
+    "all of its fields": (op("replace", "/home", value={"city": "Oslo", "zip": "1"}), None),
+    "without what is empty": (op("replace", "/empty", value={"b": 1}), None),
+    "the field itself": (op("remove", "/home"), None),
+    "null instead": (op("replace", "/home", value=None), None),
+    "a list": (op("replace", "/likes", value=[]), None),
+    "into a list": (op("add", "/likes/0", value={}), None),
+}
+
+
+@pytest.mark.parametrize("case", LOSING)
+def test_an_object_does_not_lose_what_the_new_one_does_not_name(case: str) -> None:
+    """With `keep_fields`, as for a model; what is removed by its own path may go."""
+    home = {"city": "Ghent", "zip": "9000"}
+    document = {
+        "home": home,
+        "in": {"home": home},
+        "likes": [{"a": 1}],
+        "empty": {"a": None, "b": 2, "c": [], "d": ""},
+    }
+    operation, lost = LOSING[case]
+    patch(document, [operation])
+    if lost is None:
+        assert patch(document, [operation], keep_fields=True) is not None
+        return
+
+    with pytest.raises(InvalidPatch) as caught:
+        patch(document, [operation], keep_fields=True)
+    assert lost in str(caught.value)
+
+
+# -- any document, any patch
+
+NAMES = st.sampled_from(["a", "b", "0", "-", "", "a/b", "~", "m~1n", "é"])
+LEAVES = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "x", "0"])
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+DOCUMENTS = st.dictionaries(NAMES, VALUES, max_size=4)
+
+
+def places(value: Any, path: str = "") -> list[str]:
+    """Every place of a document, and some that are just beside one."""
+    out = [path]
+    if isinstance(value, dict):
+        for name, part in value.items():
+            out += places(part, f"{path}/" + name.replace("~", "~0").replace("/", "~1"))
+        out.append(f"{path}/new")
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            out += places(part, f"{path}/{number}")
+        out += [f"{path}/{len(value)}", f"{path}/-", f"{path}/{len(value) + 1}"]
+    else:
+        out.append(f"{path}/0")
+    return out
+
+
+@st.composite
+def documents_and_patches(draw: st.DrawFn) -> tuple[Any, list[dict[str, Any]]]:
+    document = draw(DOCUMENTS)
+    paths = st.sampled_from(places(document))
+    operation = st.one_of(
+        st.builds(lambda path, value: op("add", path, value=value), paths, VALUES),
+        st.builds(lambda path, value: op("replace", path, value=value), paths, VALUES),
+        st.builds(lambda path: op("remove", path), paths),
+    )
+    return document, draw(st.lists(operation, max_size=4))
+
+
+@given(documents_and_patches())
+def test_a_patch_does_what_an_oracle_does(drawn: tuple[Any, list[dict[str, Any]]]) -> None:
+    """An implementation of its own, of add, replace and remove: both refuse, or both agree."""
+    document, operations = drawn
+    former = copy.deepcopy(document)
+    try:
+        expected = oracle(document, operations)
+    except NotApplicable:
+        with pytest.raises(InvalidPatch):
+            patch(document, operations)
+    else:
+        assert json.dumps(expected, sort_keys=True) == json.dumps(
+            patch(document, operations), sort_keys=True
+        )
+    assert former == document
+
+
+@given(documents_and_patches())
+def test_a_field_that_no_operation_names_stays(drawn: tuple[Any, list[dict[str, Any]]]) -> None:
+    """Whatever the patch does to the others."""
+    document, operations = drawn
+    named = {(tokens_of(each["path"]) or [""])[0] for each in operations}
+    try:
+        out = patch(document, operations)
+    except InvalidPatch:
+        return
+    for name in document.keys() - named:
+        assert same(document[name], out[name])
+
+
+@given(DOCUMENTS, DOCUMENTS)
+def test_differences_name_all_that_differs(former: Any, new: Any) -> None:
+    """Applied as a patch, with the new values, they make the new document of the former one."""
+    edits = list(differences(former, new))
+    operations = [
+        op(each.op, each.path, **({} if each.op == "remove" else {"value": at(new, each.path)}))
+        for each in edits
+    ]
+
+    assert same(new, patch(former, operations))
+    assert bool(edits) != same(former, new)
+
+
+@given(DOCUMENTS, DOCUMENTS)
+def test_a_merge_keeps_what_it_does_not_name(document: Any, partial: Any) -> None:
+    """And a null leaves nothing of what it names."""
+    out = merged(document, partial)
+
+    assert {name: out[name] for name in document.keys() - partial.keys()} == {
+        name: value for name, value in document.items() if name not in partial
+    }
+    assert {name for name, value in partial.items() if value is None}.isdisjoint(out)
+
+
+def at(document: Any, pointer: str) -> Any:
+    for token in tokens_of(pointer):
+        document = document[token]
+    return document
+
+
+def test_a_patch_is_as_seen_if_its_fields_are() -> None:
+    """Other fields may have changed; a pointer to the whole document concerns all of them."""
+    home = operations_of([op("replace", "/home/city", value="Oslo")], 1)
+    whole = operations_of([op("test", "", value={})], 1)
+    moving = operations_of([{"op": "move", "from": "/home", "path": "/a"}], 1)
+    renamed = {**ANN, "name": "Bo"}
+    moved = {**ANN, "home": {"city": "Bruges"}}
+
+    assert is_as_seen(home, ANN, renamed)
+    assert not is_as_seen(home, ANN, moved)
+    assert not is_as_seen(whole, ANN, renamed)
+    assert not is_as_seen(moving, ANN, moved)
+    assert not is_as_seen(home, ANN, {"name": "Ann"})
+
+
+def test_the_size_is_that_of_the_json() -> None:
+    """Not of its characters: what takes more bytes counts as more."""
+    check_size({"a": "é"}, 10)
+    with pytest.raises(InvalidPatch, match="would take 10 bytes"):
+        check_size({"a": "é"}, 9)

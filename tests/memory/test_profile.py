@@ -1,0 +1,717 @@
+"""Profiles: what a change may do to a document, what is kept of it, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langgraph.graph import START, StateGraph
+from langgraph.store.memory import InMemoryStore
+from pydantic import BaseModel, ConfigDict, Field, RootModel, computed_field, model_validator
+
+from perdure.errors import (
+    ConfigurationError,
+    InvalidConfig,
+    InvalidNamespace,
+    InvalidPatch,
+    VersionConflict,
+)
+from perdure.memory.drivers import run
+from perdure.memory.longterm.backing import Backing, put_of
+from perdure.memory.longterm.profile import Profile
+from perdure.memory.reducers import ChatState
+from perdure.stores import SQLiteStore
+from perdure.stores.base import Provenance
+from tests.memory.patch_oracle import NotApplicable, oracle
+from tests.memory.test_patching import documents_and_patches, op
+
+
+class Home(BaseModel):
+    """Where somebody lives."""
+
+    city: str = ""
+    zip: str | None = None
+
+
+class Pet(BaseModel):
+    name: str
+    kind: Literal["cat", "dog"] = "cat"
+
+
+class Person(BaseModel):
+    name: str = ""
+    age: int | None = Field(default=None, ge=0)
+    born: dt.date | None = None
+    home: Home = Field(default_factory=Home)
+    pets: list[Pet] = []
+    likes: list[str] = Field(default=[], description="What they like to eat and drink")
+
+
+class Notes(BaseModel):
+    """Any fields."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+NAMESPACE = ("profiles", "ann")
+
+
+def run_of(**configurable: Any) -> Any:
+    return {"configurable": configurable}
+
+
+ANN = run_of(user_id="ann")
+
+
+@pytest.fixture
+def store() -> Iterator[SQLiteStore]:
+    with SQLiteStore.open(":memory:", index=None) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["sqlite", "in memory"])
+def any_store(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if request.param == "in memory":
+        yield InMemoryStore()
+        return
+    with SQLiteStore.open(":memory:", index=None) as opened:
+        yield opened
+
+
+@pytest.fixture(params=[False, True], ids=["whole", "sections"])
+def profile(request: pytest.FixtureRequest, any_store: Any) -> Profile[Person]:
+    return Profile(Person, any_store, sections=request.param)
+
+
+# -- reading and changing
+
+
+def test_the_defaults_hold_until_something_is_known(profile: Profile[Person]) -> None:
+    """Reading writes nothing, and nor does a change that changes nothing."""
+    assert profile.current(ANN) == Person()
+    assert profile.raw(ANN) == {}
+    assert profile.history(ANN) == []
+    profile.patch([], ANN)
+    profile.merge({"name": ""}, ANN)
+    profile.patch([op("test", "/name", value=""), op("remove", "/age")], ANN)
+
+    assert profile.history(ANN) == []
+
+
+def test_a_change_keeps_all_that_it_does_not_name(profile: Profile[Person]) -> None:
+    """Patch by patch and merge by merge, whatever the store and the form."""
+    profile.merge({"name": "Ann", "home": {"city": "Ghent"}}, ANN)
+    profile.patch([op("add", "/likes/-", value="tea"), op("replace", "/age", value=40)], ANN)
+    profile.merge({"home": {"zip": "9000"}}, ANN)
+    left = profile.patch([op("add", "/pets/0", value={"name": "Tom"})], ANN)
+
+    home = Home(city="Ghent", zip="9000")
+    assert left == Person(name="Ann", age=40, home=home, likes=["tea"], pets=[Pet(name="Tom")])
+    assert profile.current(ANN) == left
+    assert profile.raw(ANN) == left.model_dump(mode="json")
+    assert profile.current(run_of(user_id="bo")) == Person()
+
+
+def test_both_colours_do_the_same(any_store: Any) -> None:
+    """Every method, and its async form."""
+    one, other = Profile(Person, any_store, key="one"), Profile(Person, any_store, key="other")
+    operations = [op("replace", "/name", value="Ann")]
+    steps = [
+        one.set({"likes": ["tea"]}, ANN),
+        one.patch(operations, ANN),
+        one.merge({"age": 1}, ANN),
+        one.current(ANN),
+        one.raw(ANN),
+        one.outline(ANN),
+        [(each.document, each.change) for each in one.history(ANN)],
+        one.forget(ANN) is None,
+        one.current(ANN),
+    ]
+
+    async def taken() -> list[Any]:
+        return [
+            await other.aset({"likes": ["tea"]}, ANN),
+            await other.apatch(operations, ANN),
+            await other.amerge({"age": 1}, ANN),
+            await other.acurrent(ANN),
+            await other.araw(ANN),
+            await other.aoutline(ANN),
+            [(each.document, each.change) for each in await other.ahistory(ANN)],
+            await other.aforget(ANN) is None,
+            await other.acurrent(ANN),
+        ]
+
+    assert steps == asyncio.run(taken())
+
+
+def test_a_document_is_set_whole(profile: Profile[Person]) -> None:
+    """As a model or as a dict; what was there before is not."""
+    profile.merge({"name": "Ann", "likes": ["tea"]}, ANN)
+
+    assert profile.set({"age": 3}, ANN) == Person(age=3)
+    assert profile.set(Person(name="Bo"), ANN) == Person(name="Bo")
+    assert profile.current(ANN) == Person(name="Bo")
+
+
+def test_defaults_that_are_set_are_kept(store: SQLiteStore) -> None:
+    """Who writes them means them, also when the schema has others later."""
+    profile = Profile(Person, store, default=Person(name="nobody"))
+    assert profile.current(ANN).name == "nobody"
+    profile.set(Person(name="nobody"), ANN)
+
+    assert Profile(Person, store).current(ANN).name == "nobody"
+
+
+def test_what_is_given_out_is_nobodys_but_the_callers(any_store: Any) -> None:
+    """Changing it in place changes no profile, stored or default."""
+    profile = Profile(Person, any_store, default=Person(likes=["tea"]))
+    profile.current(ANN).likes.append("x")
+    assert profile.current(ANN).likes == ["tea"]
+    given = {"likes": ["figs"]}
+    profile.set(given, ANN).likes.append("x")
+    given["likes"].append("y")
+    profile.raw(ANN)["likes"].append("z")
+    profile.history(ANN)[0].document["likes"].append("z")
+
+    assert profile.current(ANN).likes == ["figs"]
+
+
+def test_it_is_a_readable_document_found_by_what_it_says(store: SQLiteStore) -> None:
+    """Its text is searched, in words; the value holds the document as it is, and what changed."""
+    profile = Profile(Person, store)
+    reason = "said so"
+    profile.patch([op("replace", "/home/city", value="Ghent", reason=reason)], ANN)
+    profile.merge({"likes": ["green tea", "figs"], "pets": [{"name": "Tom"}]}, ANN)
+    [memory] = run(Backing(store).found(("profiles",), query="Who drinks tea?", limit=5))
+
+    assert memory.kind == "profile"
+    assert memory.text == "home city: Ghent\npets name: Tom\npets kind: cat\nlikes: green tea, figs"
+    assert memory.value["document"] == profile.raw(ANN)
+    assert memory.value["edits"] == [
+        {"op": "replace", "path": "/pets"},
+        {"op": "replace", "path": "/likes"},
+    ]
+    assert store.search(("profiles",), query="said so", mode="text") == []
+
+
+def test_a_graph_gives_its_store_and_its_config(store: SQLiteStore) -> None:
+    """Within a node neither has to be passed, and the thread is noted."""
+    profile = Profile(Person)
+
+    def learn(state: Any) -> dict[str, Any]:
+        profile.merge({"name": "Ann"})
+        return {}
+
+    builder = StateGraph(ChatState).add_node("learn", learn).add_edge(START, "learn")
+    graph: Any = builder.compile(store=store)
+    graph.invoke({"messages": []}, run_of(user_id="ann", thread_id="t"))
+    [version] = Profile(Person, store).history(ANN)
+
+    assert version.document["name"] == "Ann"
+    assert version.provenance is not None
+    assert version.provenance.thread_id == "t"
+
+
+# -- the past
+
+
+@pytest.mark.parametrize("sections", [False, True])
+def test_every_change_is_a_version_with_its_reasons(store: SQLiteStore, sections: bool) -> None:
+    """The past is there as it was, by number and by moment, until it is forgotten."""
+    profile = Profile(Person, store, sections=sections)
+    first = profile.patch([op("add", "/name", value="Ann", reason="introduced herself")], ANN)
+    moment = profile.history(ANN)[0].valid_from
+    thread = run_of(user_id="ann", thread_id="t", checkpoint_id="c")
+    second = profile.merge({"name": None, "age": 40}, thread)
+    old, new = profile.history(ANN)
+
+    assert [old.document, new.document] == [first.model_dump(mode="json"), profile.raw(ANN)]
+    assert [old.version, new.version] == [1, 2]
+    assert [old.valid_to, new.valid_to] == [new.valid_from, None]
+    assert [each.noted() for each in old.edits] == [
+        {"op": "add", "path": "/name", "reason": "introduced herself"}
+    ]
+    assert [(each.op, each.path) for each in new.edits] == [
+        ("replace", "/name"),
+        ("replace", "/age"),
+    ]
+    assert [old.change, new.change] == ["patch", "merge"]
+    assert [old.provenance, new.provenance] == [None, Provenance("t", "c")]
+    assert profile.current(ANN, as_of=moment) == first
+    assert profile.current(ANN) == second == Person(age=40)
+
+
+@pytest.mark.parametrize("sections", [False, True])
+def test_forgetting_leaves_nothing(store: SQLiteStore, sections: bool) -> None:
+    """No version of any item; other profiles stay."""
+    profile = Profile(Person, store, sections=sections)
+    bo = run_of(user_id="bo")
+    for config in (ANN, bo):
+        profile.merge({"name": "Ann"}, config)
+        profile.merge({"likes": ["tea"]}, config)
+    receipt = profile.forget(ANN)
+
+    assert receipt is not None
+    assert receipt.items == (7 if sections else 1)
+    assert profile.history(ANN) == []
+    assert store.search(NAMESPACE) == []
+    assert profile.current(bo).likes == ["tea"]
+    assert profile.merge({"age": 3}, ANN) == Person(age=3)
+
+
+def test_a_store_without_a_past_says_so() -> None:
+    """It has the present as its only version, and deletes what is to be forgotten."""
+    profile = Profile(Person, InMemoryStore(), sections=True)
+    profile.merge({"name": "Ann"}, run_of(user_id="ann", thread_id="t"))
+    profile.merge({"age": 4}, ANN)
+    [version] = profile.history(ANN)
+
+    assert version.document == profile.raw(ANN)
+    assert version.version is None
+    with pytest.raises(ConfigurationError, match="no past"):
+        profile.current(ANN, as_of=dt.datetime.now(dt.UTC))
+    assert profile.forget(ANN) is None
+    assert profile.raw(ANN) == {}
+
+
+# -- sections
+
+
+def test_a_change_writes_no_section_but_its_own(store: SQLiteStore) -> None:
+    """And one change of several sections is one transaction."""
+    profile = Profile(Person, store, sections=True)
+    profile.set(Person(name="Ann"), ANN)
+    profile.patch([op("replace", "/home/city", value="Ghent")], ANN)
+    inner = (*NAMESPACE, "profile")
+    versions = {name: len(store.history(inner, name)) for name in Person.model_fields}
+    assert versions == {"name": 1, "age": 1, "born": 1, "home": 2, "pets": 1, "likes": 1}
+    with pytest.raises(InvalidPatch):
+        profile.patch([op("replace", "/name", value="Bo"), op("replace", "/age", value="x")], ANN)
+    profile.patch([op("replace", "/name", value="Bo"), op("replace", "/age", value=3)], ANN)
+
+    changed = [store.get(inner, name).valid_from for name in ("name", "age")]  # type: ignore[union-attr]
+    assert changed[0] == changed[1]
+    assert store.get(inner, "home").value["text"] == "home city: Ghent"  # type: ignore[union-attr]
+
+
+def test_the_outline_tells_what_there_is(profile: Profile[Person]) -> None:
+    """Name, meaning and size of each section, and nothing of what it holds."""
+    profile.merge({"likes": ["tea"]}, ANN)
+    told = {each.name: (each.about, each.chars) for each in profile.outline(ANN)}
+
+    assert list(told) == list(Person.model_fields)
+    assert told["likes"] == ("What they like to eat and drink", len('["tea"]'))
+    assert told["home"] == ("Where somebody lives.", len('{"city": "", "zip": null}'))
+
+
+def test_a_profile_can_be_split_later_and_put_together_again(any_store: Any) -> None:
+    """The next change writes it in its new form; nothing of it is lost, nor of its past."""
+    whole, split = Profile(Person, any_store), Profile(Person, any_store, sections=True)
+    whole.merge({"name": "Ann", "likes": ["tea"]}, ANN)
+    assert split.current(ANN) == whole.current(ANN)
+    split.merge({"age": 40}, ANN)
+    assert len(any_store.search(NAMESPACE)) == 7
+    assert whole.current(ANN) == Person(name="Ann", age=40, likes=["tea"])
+    whole.merge({"age": 41}, ANN)
+
+    assert len(any_store.search(NAMESPACE)) == 1
+    assert split.current(ANN) == Person(name="Ann", age=41, likes=["tea"])
+    ages = [version.document["age"] for version in split.history(ANN)]
+    assert ages == ([41] if isinstance(any_store, InMemoryStore) else [None, 40, 41])
+
+
+def test_what_is_left_of_sections_is_not_the_profile(store: SQLiteStore) -> None:
+    """Somebody deleted the head by hand, or put an item among the sections."""
+    profile = Profile(Notes, store, sections=True)
+    profile.set({"old": 1, "both": 1}, ANN)
+    store.delete(NAMESPACE, "profile")
+    assert profile.raw(ANN) == {}
+    store.put((*NAMESPACE, "profile"), "foreign", {"text": "x"})
+    assert profile.set({"both": 2, "new": 2}, ANN).model_dump() == {"both": 2, "new": 2}
+    profile.merge({"new": 3}, ANN)
+
+    assert profile.raw(ANN) == {"both": 2, "new": 3}
+    assert profile.history(ANN)[-1].document == {"both": 2, "new": 3}
+
+
+def test_a_large_profile_is_read_whole(store: SQLiteStore) -> None:
+    """Its sections may be more than a page of them."""
+    profile = Profile(Notes, store, sections=True)
+    many = {f"field {number}": number for number in range(1_500)}
+    profile.merge(many, ANN)
+
+    assert profile.raw(ANN) == many
+    assert list(profile.raw(ANN)) == list(many)
+
+
+def test_a_field_that_can_be_no_key_is_refused(store: SQLiteStore) -> None:
+    """Before anything is written."""
+    profile = Profile(Notes, store, sections=True)
+    for name in ("", "a\0b", "x" * 5_000):
+        with pytest.raises(InvalidPatch, match="cannot be a section"):
+            profile.merge({"good": 1, name: 1}, ANN)
+    assert profile.raw(ANN) == {}
+
+
+# -- at the same time
+
+
+@pytest.mark.parametrize("sections", [False, True])
+def test_no_change_is_lost_among_threads(tmp_path: Path, sections: bool) -> None:
+    """Two stores over one file, eight threads: each finds what the others wrote."""
+    path = tmp_path / "s.db"
+    with SQLiteStore.open(path, index=None) as one, SQLiteStore.open(path, index=None) as two:
+        ready = threading.Barrier(8)
+
+        def write(number: int) -> None:
+            profile = Profile(Person, (one, two)[number % 2], sections=sections)
+            ready.wait()
+            profile.patch([op("add", "/likes/-", value=f"{number}")], ANN)
+            profile.merge({("name", "home")[number % 2]: ("Ann", {"zip": "1"})[number % 2]}, ANN)
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        left = Profile(Person, one).current(ANN)
+
+    assert sorted(left.likes) == list("01234567")
+    assert (left.name, left.home.zip) == ("Ann", "1")
+
+
+@pytest.mark.parametrize("sections", [False, True])
+def test_no_change_is_lost_among_tasks(any_store: Any, sections: bool) -> None:
+    """In one event loop, in a store without versions too."""
+    profile = Profile(Person, any_store, sections=sections)
+
+    async def write() -> None:
+        await asyncio.gather(
+            *(profile.apatch([op("add", "/likes/-", value=f"{n}")], ANN) for n in range(8))
+        )
+
+    asyncio.run(write())
+    assert sorted(profile.current(ANN).likes) == list("01234567")
+
+
+@pytest.mark.parametrize("sections", [False, True])
+def test_no_change_is_lost_among_threads_in_a_store_without_versions(sections: bool) -> None:
+    """They wait for each other."""
+    profile = Profile(Person, InMemoryStore(), sections=sections)
+    ready = threading.Barrier(4)
+
+    def write(name: str) -> None:
+        ready.wait()
+        for number in range(10):
+            profile.patch([op("add", "/likes/-", value=f"{name}{number}")], ANN)
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(set(profile.current(ANN).likes)) == 40
+
+
+class Range(BaseModel):
+    low: int = 0
+    high: int = 0
+
+    @model_validator(mode="after")
+    def ordered(self) -> Range:
+        if self.low > self.high:
+            raise ValueError("low is above high")
+        return self
+
+
+@pytest.mark.parametrize("sections", [False, True])
+def test_two_changes_are_accepted_together_or_not(store: SQLiteStore, sections: bool) -> None:
+    """What is valid for each alone need not be for both, although they name other fields."""
+    profile = Profile(Range, store, sections=sections)
+    profile.set({"low": 0, "high": 10}, ANN)
+    place = profile.place(ANN)
+    one = run(profile.planning(place, [op("replace", "/low", value=9)]))
+    other = run(profile.planning(place, [op("replace", "/high", value=1)]))
+    run(place.backing.written(one.puts))
+
+    with pytest.raises(VersionConflict):
+        run(place.backing.written(other.puts))
+    with pytest.raises(InvalidPatch, match="low is above high"):
+        profile.patch([op("replace", "/high", value=1)], ANN)
+    assert profile.current(ANN) == Range(low=9, high=10)
+
+
+# -- with other things
+
+
+def test_a_planned_change_is_written_with_other_things_or_not_at_all(store: SQLiteStore) -> None:
+    """Part of one transaction, with the provenance that its author gives it."""
+    profile = Profile(Person, store, sections=True)
+    source = Provenance(thread_id="t", message_ids=("m1",), trust="user")
+    place = profile.place(ANN, source)
+    plan = run(profile.planning(place, [op("replace", "/name", value="Ann")]))
+    assert profile.raw(ANN) == {}
+    note = put_of(("facts", "ann"), "1", {"text": "Ann"}, if_version=3)
+    with pytest.raises(VersionConflict):
+        run(place.backing.written([*plan.puts, note]))
+    assert profile.raw(ANN) == {}
+    run(place.backing.written(plan.puts))
+
+    assert profile.current(ANN) == plan.profile == Person(name="Ann")
+    assert profile.history(ANN)[0].provenance == source
+
+
+def test_a_plan_keeps_fields_and_what_was_seen(profile: Profile[Person]) -> None:
+    """A patch that was made for another state of what it concerns is refused."""
+    profile.merge({"name": "Ann", "home": {"city": "Ghent", "zip": "9000"}}, ANN)
+    place = profile.place(ANN)
+    seen = run(profile.reading(place)).document
+    moving = [op("replace", "/home", value={"city": "Oslo"})]
+    with pytest.raises(InvalidPatch, match="'/home/zip'"):
+        run(profile.planning(place, moving))
+    assert run(profile.planning(place, moving, keep_fields=False)).profile.home.zip is None
+    profile.merge({"name": "Anna"}, ANN)
+    city = [op("replace", "/home/city", value="Oslo")]
+    assert run(profile.planning(place, city, seen=seen)).profile.name == "Anna"
+    profile.merge({"home": {"city": "Bruges"}}, ANN)
+
+    with pytest.raises(InvalidPatch, match="another run"):
+        run(profile.planning(place, city, seen=seen))
+
+
+# -- what is refused
+
+INVALID: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown field": ({"nmae": "Ann"}, "'/nmae' is an unknown field; expected one of 'name'"),
+    "an unknown field within": ({"home": {"town": "x"}}, "'/home/town' is an unknown field"),
+    "one in a list": ({"pets": [{"name": "T", "age": 3}]}, "'/pets/0/age' is an unknown field"),
+    "text for a number": ({"age": "40"}, "'/age': Input should be a valid integer (it is \"40\")"),
+    "a number for text": ({"name": 3}, "'/name': Input should be a valid string (it is 3)"),
+    "a truth for a number": ({"age": True}, "'/age'"),
+    "out of bounds": ({"age": -1}, "greater than or equal to 0"),
+    "no date": ({"born": "soon"}, "'/born'"),
+    "none of the choices": ({"pets": [{"name": "T", "kind": "cow"}]}, "'/pets/0/kind'"),
+    "a required field": ({"pets": [{"kind": "dog"}]}, "'/pets/0/name': Field required"),
+    "too large": ({"name": "x" * 100_000}, "at most 100,000 are allowed"),
+}
+
+
+@pytest.mark.parametrize("case", INVALID)
+def test_what_the_schema_refuses_is_not_written(profile: Profile[Person], case: str) -> None:
+    """By any of the ways, with the field's name; the profile is as it was."""
+    partial, said = INVALID[case]
+    profile.set({"name": "Ann", "home": {"city": "Ghent"}}, ANN)
+    operations = [op("add", f"/{name}", value=value) for name, value in partial.items()]
+    changes: list[Any] = [
+        lambda: profile.merge(partial, ANN),
+        lambda: profile.patch(operations, ANN),
+        lambda: profile.set(partial, ANN),
+    ]
+    for change in changes:
+        with pytest.raises(InvalidPatch) as caught:
+            change()
+        assert said in str(caught.value)
+    assert profile.current(ANN) == Person(name="Ann", home=Home(city="Ghent"))
+    assert len(profile.history(ANN)) == 1
+
+
+@pytest.mark.parametrize("document", [None, [], "x", 3, Home(), {"a": {1}}])
+def test_what_is_no_document_is_refused(store: SQLiteStore, document: Any) -> None:
+    """Another model's instance too."""
+    with pytest.raises(InvalidPatch):
+        Profile(Person, store).set(document, ANN)
+
+
+class Member(BaseModel):
+    name: str
+    city: str = "Ghent"
+
+
+def test_a_schema_with_required_fields_has_no_profile_at_first(store: SQLiteStore) -> None:
+    """The first change has to give them, and none takes them away."""
+    member = Profile(Member, store)
+    with pytest.raises(ConfigurationError, match=r"not there yet.*set\(\)"):
+        member.current(ANN)
+    with pytest.raises(InvalidPatch, match="'/name': Field required"):
+        member.merge({"city": "Oslo"}, ANN)
+    assert member.patch([op("add", "/name", value="Ann")], ANN) == Member(name="Ann")
+    with pytest.raises(InvalidPatch, match="'/name': Field required"):
+        member.patch([op("remove", "/name")], ANN)
+    assert member.patch([op("remove", "/city")], ANN) == Member(name="Ann")
+
+    other = Profile(Member, store, key="other", default=Member(name="nobody"))
+    assert other.merge({"city": "Oslo"}, ANN) == Member(name="nobody", city="Oslo")
+
+
+@pytest.mark.parametrize("sections", [False, True])
+def test_a_schema_may_grow_and_shrink(store: SQLiteStore, sections: bool) -> None:
+    """New fields get their defaults; what fits no more is named, is there, and can be mended."""
+
+    class Older(BaseModel):
+        name: str = ""
+        age: str = ""
+
+    older = Profile(Older, store, sections=sections)
+    older.set({"name": "Ann", "age": "forty"}, ANN)
+    profile = Profile(Person, store, sections=sections)
+    with pytest.raises(ConfigurationError, match=r"'/age'.*\"forty\".*raw\(\)"):
+        profile.current(ANN)
+    assert profile.raw(ANN) == {"name": "Ann", "age": "forty"}
+    with pytest.raises(InvalidPatch, match="'/age'"):
+        profile.merge({"name": "Bo"}, ANN)
+    assert profile.merge({"age": 40}, ANN) == Person(name="Ann", age=40)
+
+    with pytest.raises(ConfigurationError, match="'/age'"):
+        older.current(ANN)
+    names = ("age", "born", "home", "pets", "likes")
+    assert older.patch([op("remove", f"/{name}") for name in names], ANN) == Older(name="Ann")
+    assert older.raw(ANN) == {"name": "Ann", "age": ""}
+
+
+class Tree(BaseModel):
+    value: Any = None
+    inner: list[Tree] = []
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def size(self) -> int:
+        return 1 + sum(each.size for each in self.inner)
+
+
+def test_schemas_of_other_kinds(store: SQLiteStore) -> None:
+    """With aliases, with themselves within them, with any fields, with what is computed."""
+
+    class Aliased(BaseModel):
+        first: str = Field(default="", alias="firstName")
+
+    aliased = Profile(Aliased, store, key="aliased")
+    assert aliased.merge({"firstName": "Ann"}, ANN) == Aliased(firstName="Ann")
+    assert aliased.raw(ANN) == {"firstName": "Ann"}
+    with pytest.raises(InvalidPatch, match="'/first' is an unknown field; expected one of 'first"):
+        aliased.merge({"first": "Bo"}, ANN)
+    tree = Profile(Tree, store, key="tree")
+    grown = tree.patch([op("add", "/inner/-", value={"value": {"any": [1]}})], ANN)
+    assert grown.size == 2
+    with pytest.raises(InvalidPatch, match="'/inner/0/leaf'"):
+        tree.merge({"inner": [{"leaf": 1}]}, ANN)
+    notes = Profile(Notes, store, key="notes", sections=True)
+    assert notes.merge({"anything": 2**70}, ANN).model_dump() == {"anything": 2**70}
+
+
+def broken(value: str) -> str:
+    raise KeyError(value)
+
+
+def test_an_error_within_a_validator_is_a_refusal(store: SQLiteStore) -> None:
+    """A model's patch is not to bring down a run by it."""
+
+    class Fragile(BaseModel):
+        name: str = ""
+
+        @model_validator(mode="after")
+        def checked(self) -> Fragile:
+            if self.name:
+                broken(self.name)
+            return self
+
+    with pytest.raises(InvalidPatch, match="a validator of Fragile raised KeyError"):
+        Profile(Fragile, store).merge({"name": "x"}, ANN)
+
+
+class Lossy(BaseModel):
+    seen: str = Field(default="", exclude=True)
+
+
+class Renamed(BaseModel):
+    inner: list[Lossy] = []
+    name: str = Field(default="", serialization_alias="Name")
+
+
+class Untold(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    lock: Any = Field(default_factory=threading.Lock)
+    own: threading.Event | None = None
+
+
+class Wrong(BaseModel):
+    age: int = "forty"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"schema": dict}, "expected a pydantic model"),
+        ({"schema": Person()}, "expected a pydantic model"),
+        ({"schema": RootModel[list[str]]}, "RootModel"),
+        ({"schema": Lossy}, r"lose the fields \['seen'\] of Lossy"),
+        ({"schema": Renamed}, "lose the fields"),
+        ({"schema": Untold}, "no JSON schema"),
+        ({"schema": Wrong}, "the default of a profile is not as Wrong asks for"),
+        ({"default": Home()}, "expected a Person"),
+        ({"store": {}}, "expected a BaseStore"),
+        ({"namespace": "profiles"}, "expected labels"),
+        ({"key": ""}, "not empty"),
+        ({"max_bytes": 0}, "max_bytes is 0"),
+        ({"max_operations": True}, "max_operations is True"),
+    ],
+)
+def test_wrong_arguments_are_refused(options: dict[str, Any], said: str) -> None:
+    """When it is made, not when the first user comes."""
+    with pytest.raises(ConfigurationError, match=said):
+        Profile(**{"schema": Person, **options})
+
+
+def test_a_place_that_cannot_be_is_refused(store: SQLiteStore) -> None:
+    """No user id, a wrong one, no store, perdure's own namespace, somebody else's item."""
+    profile = Profile(Person, store)
+    for config in (None, run_of(), run_of(user_id=""), run_of(user_id=3)):
+        with pytest.raises(InvalidConfig, match="user_id"):
+            profile.merge({"name": "Ann"}, config)
+    with pytest.raises(ConfigurationError, match="no store"):
+        Profile(Person).current(ANN)
+    with pytest.raises(InvalidNamespace, match="perdure"):
+        Profile(Person, store, namespace=("{user_id}",)).current(run_of(user_id="perdure"))
+    store.put(NAMESPACE, "profile", {"text": "A fact", "kind": "fact", "sections": []})
+    doing: list[Any] = [
+        profile.current,
+        profile.history,
+        profile.forget,
+        lambda config: profile.merge({"name": "Ann"}, config),
+    ]
+    for do in doing:
+        with pytest.raises(ConfigurationError, match="is no profile"):
+            do(ANN)
+    assert store.get(NAMESPACE, "profile").value["text"] == "A fact"  # type: ignore[union-attr]
+
+
+# -- any patches
+
+
+@settings(max_examples=25)
+@given(st.lists(documents_and_patches(), max_size=4), st.booleans())
+def test_a_profile_is_what_an_oracle_makes_of_it(drawn: list[Any], sections: bool) -> None:
+    """Patch after patch, valid or not: what is refused changes nothing, nothing else is lost."""
+    with SQLiteStore.open(":memory:", index=None) as store:
+        profile = Profile(Notes, store, sections=sections)
+        expected: dict[str, Any] = {}
+        for document, operations in drawn:
+            given = [op("add", f"/{number}", value=part) for number, part in enumerate([document])]
+            for patch in (given, [{**each, "path": f"/0{each['path']}"} for each in operations]):
+                try:
+                    after = oracle(expected, patch)
+                    profile.patch(patch, ANN)
+                    expected = after
+                except NotApplicable:
+                    with pytest.raises(InvalidPatch):
+                        profile.patch(patch, ANN)
+                assert profile.raw(ANN) == expected
+        assert profile.history(ANN) == [] or profile.history(ANN)[-1].document == expected

@@ -1,0 +1,86 @@
+"""A span of time that a query means: what was said then is lifted, and nothing else changes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from perdure.errors import ConfigurationError
+from perdure.stores import Provenance, SQLiteStore
+from tests.store_backends import FEWER, keys
+
+A = ("a",)
+START = datetime(2024, 5, 6, tzinfo=UTC)
+WEEK = (START, START + timedelta(days=7))
+MOMENTS = {
+    "before": START - timedelta(seconds=1),
+    "first": START,
+    "last": WEEK[1] - timedelta(seconds=1),
+    "after": WEEK[1],
+}
+
+
+def fill(store: SQLiteStore) -> None:
+    """The same said at each moment, and once at an unknown one."""
+    for key, at in MOMENTS.items():
+        store.put(A, key, {"text": "tea"}, provenance=Provenance(at=at))
+    store.put(A, "unknown", {"text": "tea"})
+
+
+def test_what_was_said_within_the_span_comes_first(store: SQLiteStore) -> None:
+    """From its start up to its end, in every mode; what was said at other times is still found."""
+    fill(store)
+    modes: list[Any] = ["hybrid", "text", "semantic"]
+    for mode in modes:
+        found = keys(store.search(A, query="tea", mode=mode, during=WEEK))
+
+        assert found[:2] == ["last", "first"]
+        assert found[2:] == ["unknown", "after", "before"]
+
+
+@FEWER
+def test_a_span_weighs_as_much_as_a_date_that_is_named(store: SQLiteStore) -> None:
+    """It is the part `date`, which may be weighed otherwise; of both, either will do."""
+    fill(store)
+    parts = {
+        found.key: found.parts and found.parts["date"]
+        for found in store.search(A, query="tea on 13 May 2024", during=WEEK, explain=True)
+    }
+    why = store.why_not(A, "before", query="tea", during=WEEK)
+
+    assert {"first", "last", "after"} == {key for key, part in parts.items() if part}
+    assert why.rank == 3
+    assert why.parts["date"] == 0
+    assert store.why_not(A, "first", query="tea", during=WEEK).parts["date"] == pytest.approx(0.15)
+
+
+@FEWER
+def test_a_span_counts_where_context_does(store: SQLiteStore) -> None:
+    """Without context, each item is ranked by itself; without a query, there is nothing to rank."""
+    fill(store)
+    plain = store.search(A, query="tea", context=False, explain=True)
+    found = store.search(A, query="tea", context=False, during=WEEK, explain=True)
+
+    assert [(each.key, each.parts) for each in plain] == [(each.key, each.parts) for each in found]
+    assert keys(store.search(A)) == keys(store.search(A, during=WEEK))
+
+
+WRONG: list[tuple[Any, str]] = [
+    (START, "expected two datetimes"),
+    ((START,), "expected two datetimes"),
+    ((START, START), "expected the earlier moment first"),
+    (WEEK[::-1], "expected the earlier moment first"),
+    ((START, WEEK[1].replace(tzinfo=None)), "with a time zone"),
+    (("2024-05-06", "2024-05-13"), "with a time zone"),
+]
+
+
+@pytest.mark.parametrize(("during", "expected"), WRONG, ids=repr)
+def test_what_is_no_span_is_refused(during: Any, expected: str, plain: SQLiteStore) -> None:
+    """With what was given, and what was expected."""
+    with pytest.raises(ConfigurationError, match=expected):
+        plain.search(A, query="tea", during=during)
+    with pytest.raises(ConfigurationError, match=expected):
+        plain.why_not(A, "first", query="tea", during=during)

@@ -1,0 +1,214 @@
+"""The graphs with long-term memory: on the hot path, in the background, and learning."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import ToolMessage
+
+import perdure.graphs
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.errors import ConfigurationError, InvalidConfig
+from perdure.graphs import chat_graph, formation_graph, memory_agent, reflection_graph
+from perdure.graphs.remembering import Notes
+from perdure.memory import (
+    Collection,
+    Formation,
+    Instructions,
+    Tails,
+    recalling,
+    trim,
+    update_instructions,
+)
+from perdure.stores import SQLiteStore
+from tests.memory.scripted import client
+from tests.openai_server import Answer, OpenAIServer
+
+
+def run_of(thread: str, user: str = "ann") -> Any:
+    return {"configurable": {"thread_id": thread, "user_id": user}}
+
+
+def says(text: str) -> Any:
+    return {"messages": [("human", text)]}
+
+
+def calls(name: str, **arguments: Any) -> Answer:
+    """An answer that calls a tool."""
+    function = {"name": name, "arguments": json.dumps(arguments)}
+    message = {
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function"} | {"function": function}],
+    }
+    return Answer(message, "tool_calls")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[tuple[SQLiteCheckpointer, SQLiteStore]]:
+    """Checkpoints and memories in one file."""
+    path = tmp_path / "agent.db"
+    with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path) as store:
+        yield saver, store
+
+
+def test_what_is_kept_by_a_tool_is_recalled_in_another_thread(file: Any) -> None:
+    """The model keeps a fact; in a new thread it is shown it, with thread and day."""
+    saver, store = file
+    script = [
+        calls("manage_memory", action="create", text="Ann's canoe is called Nutshell."),
+        "I will remember that.",
+        "Nutshell!",
+    ]
+    with OpenAIServer(script) as server:
+        agent = memory_agent(client(server), checkpointer=saver, store=store)
+        agent.invoke(says("My canoe is called Nutshell, remember that"), run_of("monday"))
+        out = agent.invoke(says("What is my canoe called?"), run_of("friday"))
+        told = server.shown(2)[0]
+
+    [kept] = Collection(store).list(config=run_of("x"))
+    assert out["messages"][-1].text == "Nutshell!"
+    assert told[0] == "system"
+    assert '"Ann\'s canoe is called Nutshell."' in told[1]
+    assert '"monday"' in told[1]
+    assert kept.provenance.thread_id == "monday"  # type: ignore[union-attr]
+
+
+def test_nobody_recalls_another_users_memories(file: Any) -> None:
+    """What one user's agent keeps, another's is not shown, and cannot change."""
+    saver, store = file
+    kept = Collection(store).insert("Ann's canoe is called Nutshell.", config=run_of("x"))
+    script = [calls("manage_memory", action="delete", id=kept.key), "There is none."]
+    with OpenAIServer(script) as server:
+        agent = memory_agent(client(server), checkpointer=saver, store=store)
+        out = agent.invoke(says("Forget the canoe Nutshell"), run_of("t", "bo"))
+        told = server.shown(0)
+
+    [answer] = [m for m in out["messages"] if isinstance(m, ToolMessage)]
+    assert told == [("user", "Forget the canoe Nutshell")]
+    assert answer.status == "error"
+    assert len(Collection(store).list(config=run_of("x"))) == 1
+
+
+def test_who_does_not_say_whose_memories_is_told(file: Any) -> None:
+    """Without a user the agent does not run: nobody's memories are as good as anybody's."""
+    saver, store = file
+    agent = memory_agent(checkpointer=saver, store=store)
+    with pytest.raises(InvalidConfig, match="user_id"):
+        agent.invoke(says("hi"), {"configurable": {"thread_id": "t"}})
+
+
+def test_a_window_counts_the_tools_and_the_memories(file: Any) -> None:
+    """With a window the request stays within its budget, tools and recalled memories included."""
+    saver, store = file
+    facts = Collection(store)
+    for number in range(8):
+        facts.insert(f"Ann's canoe number {number} is called Nutshell {number}", config=run_of("x"))
+    with OpenAIServer(lambda body: "yes " * 40) as server:
+        window = trim(tokens=1_600)
+        agent = memory_agent(client(server), checkpointer=saver, store=store, window=window)
+        for number in range(30):
+            agent.invoke(says(f"And canoe number {number % 8}? {'please ' * 20}"), run_of("t"))
+        bodies = server.requests
+
+    characters = [len(json.dumps([b["messages"], b["tools"]])) for b in bodies]
+    assert max(characters) < 4 * 1_600 * 1.5
+    assert "Nutshell 5" in bodies[-1]["messages"][0]["content"]
+    assert len(bodies[-1]["messages"]) < 30
+
+
+def test_a_chat_and_its_background(file: Any) -> None:
+    """The chat notes its thread, recalls what waits at once, and the other graph forms it once."""
+    saver, store = file
+    formation = Formation(saver, store)
+    chat = chat_graph(
+        checkpointer=saver,
+        store=store,
+        recall=recalling(tails=Tails(formation)),
+        background=Notes(formation),
+    )
+    forms = formation_graph(formation)
+    chat.invoke(says("My canoe is called Nutshell"), run_of("monday"))
+    assert [waiting.thread_id for waiting in formation.pending()] == ["monday"]
+    waiting = chat.invoke(says("What is my canoe called?"), run_of("tuesday"))["messages"][-1].text
+
+    reports = [
+        forms.invoke({"thread_id": "monday"}, run_of("any"))["report"],
+        asyncio.run(forms.ainvoke({"thread_id": "monday"}, run_of("any")))["report"],
+    ]
+    formed = chat.invoke(says("What is my canoe called?"), run_of("friday"))["messages"][-1].text
+
+    assert "monday" not in [waiting.thread_id for waiting in formation.pending()]
+    assert "added" in reports[0]
+    assert "added" not in reports[1]
+    for answer in (waiting, formed):
+        assert "thread monday" in answer
+        assert "Nutshell" in answer
+
+
+def test_instructions_are_learned_from_a_conversation_that_is_over(file: Any) -> None:
+    """The graph is given messages and feedback, and answers with what holds then."""
+    _, store = file
+    with OpenAIServer(["<instructions>\nSign every e-mail as Ann.\n</instructions>"]) as server:
+        reflection = update_instructions(
+            client(server), Instructions(store, default="Write e-mails.")
+        )
+        given = {
+            "messages": [("human", "Invite Eva"), ("ai", "Dear Eva")],
+            "feedback": "Sign as Ann",
+        }
+        out = reflection_graph(reflection).invoke(given)
+
+    assert (out["instructions"], out["version"]) == ("Sign every e-mail as Ann.", 1)
+    with pytest.raises(ConfigurationError):
+        reflection_graph("learn")  # type: ignore[arg-type]
+
+
+# -- as a server loads them
+
+
+@pytest.fixture
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What langgraph.json names, over a database of its own and without a model."""
+    (tmp_path / "config.toml").touch()
+    monkeypatch.setenv("PERDURE_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setenv("PERDURE_DB", str(tmp_path / "served.db"))
+    for name in ("MODEL", "BASE_URL", "API_KEY"):
+        monkeypatch.delenv(f"PERDURE_{name}", raising=False)
+    named = json.loads(Path(perdure.graphs.__file__).with_name("langgraph.json").read_text("utf-8"))
+    parts = {**named["graphs"], "checkpointer": named["checkpointer"]["path"]}
+    parts["store"] = named["store"]["path"]
+    return {name: loaded(where) for name, where in parts.items()}
+
+
+def loaded(where: str) -> Any:
+    """What a loader takes from a file of `graphs/`."""
+    path, variable = where.split(":")
+    module = importlib.import_module(f"perdure.graphs.{Path(path).stem}")
+    return getattr(module, variable)
+
+
+def test_a_server_chats_and_forms(served: dict[str, Any]) -> None:
+    """With the checkpointer and the store it is told of, a chat is formed and recalled."""
+
+    async def talk() -> tuple[Any, Any]:
+        async with served["checkpointer"]() as saver, served["store"]() as store:
+            chat = served["remembering_chat"]({})
+            chat.checkpointer, chat.store = saver, store
+            await chat.ainvoke(says("My canoe is called Nutshell"), run_of("monday"))
+            out = await served["formation"]({}).ainvoke({"thread_id": "monday"}, run_of("any"))
+            agent = served["memory_agent"]({})
+            agent.checkpointer, agent.store = saver, store
+            return out, await agent.ainvoke(says("What is my canoe called?"), run_of("friday"))
+
+    out, said = asyncio.run(talk())
+
+    assert "added" in out["report"]
+    assert "thread monday" in said["messages"][-1].text
+    with pytest.raises(ConfigurationError, match="PERDURE_MODEL"):
+        served["reflection"]({})
