@@ -5,9 +5,9 @@
 Each turn is an item of its conversation's namespace, put with provenance (thread, position, actor,
 time); each question that names its evidence is a query. recall@k is the mean over questions of the
 share of the evidence among the first k. A "no word" question shares no telling word with any of its
-evidence. "recall" goes through `perdure.memory`, asked today; "recall, at its end" is asked when the
-conversation has ended, so that "last week" means something. InMemoryStore has the same texts and
-the same embedder.
+evidence. "recall" goes through `perdure.memory`, asked today; "at its end" is asked when the
+conversation has ended, so that "last week" means something; of "50 waiting" the last 50 turns are
+not yet formed. InMemoryStore has the same texts and the same embedder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from typing import Any
 import numpy as np
 from langgraph.store.memory import InMemoryStore
 
+from perdure.memory.drivers import Steps
+from perdure.memory.longterm.memories import Memory
 from perdure.memory.longterm.recall import recall
 from perdure.stores import Provenance, SQLiteStore
 from perdure.stores.offline import DIMS, StaticEmbedder
@@ -147,6 +149,21 @@ def recalled(
     ]
 
 
+def waiting(data: Sequence[Conversation], count: int) -> Any:
+    """The last so many turns of each conversation, as what is not yet formed."""
+    ends = {c.namespace: [memory_of(c.namespace, t) for t in c.turns[-count:]] for c in data}
+
+    def found(namespaces: Sequence[tuple[str, ...]], config: Any) -> Steps[list[Memory]]:
+        yield from ()
+        return ends[namespaces[0]]
+
+    return found
+
+
+def memory_of(namespace: tuple[str, ...], turn: Turn) -> Memory:
+    return Memory(namespace, turn.key, turn.text, "turn", {"text": turn.text}, turn.provenance)
+
+
 def measured(search: Search, data: Sequence[Conversation]) -> Result:
     result = Result()
     for conversation in data:
@@ -234,6 +251,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="sample_id of conversations; by default all")
     parser.add_argument("--embedder", choices=("offline", "none"), default="offline")
     parser.add_argument("--csv", type=Path, help="where to write every figure")
+    parser.add_argument("--waiting", type=int, nargs="*", default=[50], help="turns not formed")
     parser.add_argument("--items", type=int, default=6000, help="for the latency; 0: not measured")
     args = parser.parse_args()
     data = [c for c in conversations(args.data) if not args.only or c.namespace[-1] in args.only]
@@ -254,6 +272,13 @@ def main() -> None:
         results = {name: measured(way(store, **kind), data) for name, kind in ways.items()}
         results["recall"] = measured(recalled(store, data), data)
         results["recall, at its end"] = measured(recalled(store, data, clock=True), data)
+        for count in args.waiting:
+            with SQLiteStore.open(Path(folder) / f"{count}.db", **options) as formed:
+                fill(formed, [replace(c, turns=c.turns[:-count]) for c in data])
+                ends = waiting(data, count)
+                results[f"recall, {count} waiting"] = measured(
+                    recalled(formed, data, tails=ends), data
+                )
         if args.embedder == "offline":
             results["InMemoryStore"] = measured(peer(data), data)
         show(results, data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 from langchain_core.callbacks import CallbackManagerForLLMRun
@@ -18,10 +19,13 @@ from langchain_core.messages import (
 )
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
+from perdure.memory.forming.said import REMEMBER
+
 NOTICE: Final = "(No model is configured; set PERDURE_MODEL for real answers.)"
 _WORD: Final = re.compile(r"\w+")
 _SECTION: Final = re.compile(r"<memories>\n(.*?)\n</memories>", re.DOTALL)
 _QUOTES = 2
+_UNREMEMBERED: Final = {REMEMBER: False}  # what is quoted is known already
 # words that say nothing of what a question is about
 # fmt: off
 _COMMON: Final = frozenset(
@@ -52,7 +56,7 @@ class QuotingResponder(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        message = AIMessage(_answer(messages))
+        message = AIMessage(_answer(messages), response_metadata=_UNREMEMBERED)
         return ChatResult(generations=[ChatGeneration(message=message)])
 
     def _stream(
@@ -63,7 +67,8 @@ class QuotingResponder(BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         for word in re.findall(r"\S+\s*|\s+", _answer(messages)):
-            chunk = ChatGenerationChunk(message=AIMessageChunk(content=word))
+            part = AIMessageChunk(content=word, response_metadata=_UNREMEMBERED)
+            chunk = ChatGenerationChunk(message=part)
             if run_manager is not None:
                 run_manager.on_llm_new_token(word, chunk=chunk)
             yield chunk
@@ -115,9 +120,13 @@ def _thread(memory: dict[str, Any]) -> str:
 
 def _recalled(told: str) -> list[dict[str, Any]]:
     """The memories in what a system message says, as `rendering` writes them."""
-    sections = _SECTION.findall(told)
-    lines = [line for section in sections for line in section.splitlines() if line[:1] == "{"]
-    return [memory for memory in map(json.loads, lines) if NOTICE not in str(memory["memory"])]
+    memories = []
+    for section in _SECTION.findall(told):
+        for line in section.splitlines():
+            with suppress(ValueError, TypeError):
+                memory = json.loads(line)
+                memories += [memory] if "memory" in memory else []
+    return memories
 
 
 def _words(text: str) -> set[str]:

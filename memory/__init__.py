@@ -8,16 +8,17 @@ from perdure.memory.forming.background import Background
 from perdure.memory.forming.facts import ModelFormer
 from perdure.memory.forming.formation import Formation
 from perdure.memory.forming.jobs import Job
+from perdure.memory.forming.proposals import Usage
 from perdure.memory.forming.reports import FormationReport
 from perdure.memory.forming.tails import Tails
 from perdure.memory.forming.turns import TurnFormer
 from perdure.memory.forming.waiting import Waiting
 from perdure.memory.instructions import Instructions, InstructionsVersion
 from perdure.memory.longterm.check_reports import CheckReport
-from perdure.memory.longterm.checks import acheck, check
+from perdure.memory.longterm.checks import acheck, any_of, check
 from perdure.memory.longterm.collection import Collection
 from perdure.memory.longterm.durable_by import durable_by
-from perdure.memory.longterm.episodes import Example
+from perdure.memory.longterm.episodes import Example, as_section
 from perdure.memory.longterm.examples import Examples
 from perdure.memory.longterm.gate import Gate
 from perdure.memory.longterm.memories import Candidate, Former, Memory, Outcome, Verdict
@@ -71,11 +72,14 @@ __all__ = [
     "Tails",
     "TokenCounter",
     "TurnFormer",
+    "Usage",
     "Verdict",
     "Waiting",
     "acheck",
     "aexpand",
+    "any_of",
     "arecall",
+    "as_section",
     "assemble",
     "assembled",
     "check",

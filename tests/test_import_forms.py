@@ -114,7 +114,9 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     again = run(tmp_path / "x.db", "import", str(file))
     other = json.loads(run(tmp_path / "y.db", "import", str(file), "--json").stdout)
 
-    assert first.stdout == "1 conversation (2 new messages, 0 conversations already there)\n"
+    assert first.stdout == (
+        "1 conversation (2 new messages, 0 conversations already there), 2 memories formed\n"
+    )
     assert first.stderr == (
         "3 messages hidden or not text were left out: "
         "thoughts \N{MULTIPLICATION SIGN}2, hidden \N{MULTIPLICATION SIGN}1\n"
@@ -130,7 +132,7 @@ def test_conversations_without_messages_are_told_apart(tmp_path: Path) -> None:
         {"thread_id": "b", "messages": [USER]},
     ]
     file = lines(tmp_path / "c.jsonl", talks)
-    done = run(tmp_path / "x.db", "import", str(file))
+    done = run(tmp_path / "x.db", "import", str(file), "--no-memories")
 
     assert done.stdout == (
         "1 conversation (1 new message, 0 conversations already there, 1 more without messages)\n"

@@ -30,6 +30,7 @@ from perdure.memory.forming.jobs import (
     job_of,
     key_of,
     newest,
+    stamp_of,
     standing,
 )
 from perdure.memory.forming.ledger import Ledger
@@ -72,12 +73,14 @@ class Dispatcher:
     def jobs(self) -> list[Job]:
         """One job for each thread that waits, and for each that was formed lately."""
         attempts = self._marked(self._ledger.unfinished())
-        done = by_key(self._ledger.done(_DONE))
+        # the note goes when a thread is formed, so an attempt without one was lost after that
+        lost = [each for each in attempts if each.status == "lost" and each.begun]
+        ended = by_key([*self._ledger.done(_DONE), *lost])
         found, now = [], datetime.now(UTC)
         for note, stands in self._standings(self.notes(), attempts):
             found.append(job_of(note, stands, now))
-            done.pop(key_of(note.namespace, note.thread_id), None)
-        last = [newest(each) for each in done.values()]
+            ended.pop(key_of(note.namespace, note.thread_id), None)
+        last = [newest(each) for each in ended.values()]
         return [*found, *(done_job(each, each.of) for each in last if each.of is not None)]
 
     def live(self) -> set[str]:
@@ -89,14 +92,16 @@ class Dispatcher:
 
     def due(self) -> int:
         """Put what is due into the queue, and what dead workers had. Returns how much it was."""
-        if not self.notes():
+        notes = self.notes()
+        if not notes:
             return 0
         attempts = self._released(self._ledger.unfinished())
-        room = max(0, _AHEAD - sum(each.is_live for each in attempts))
         now = datetime.now(UTC)
-        # read after the attempts: what was formed between is not taken for left over
-        standings = self._standings(self.notes(), attempts)
-        due = [(note, stands) for note, stands in standings if stands.is_due(now)][:room]
+        due = [each for each in self._standings(notes, attempts) if each[1].is_due(now)]
+        if due:  # read again: what was formed meanwhile is not left over
+            still = set(map(_name, self.notes()))
+            room = max(0, _AHEAD - sum(each.is_live for each in attempts))
+            due = [each for each in due if _name(each[0]) in still][:room]
         for note, stands in due:
             self._ledger.put(note, stands.attempts + 1)
         return len(due)
@@ -175,6 +180,10 @@ class Dispatcher:
                 place, since = each.of.namespace, each.of.since
                 tell(Job(each.of.thread_id, place, state, each.id.number, LOST, since))
         return marked
+
+
+def _name(note: Waiting) -> tuple[str, str]:
+    return key_of(note.namespace, note.thread_id), stamp_of(note)
 
 
 class Timer:

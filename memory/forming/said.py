@@ -21,6 +21,9 @@ _ROLES: Final[Mapping[str, Role]] = {
     **{"tool": "tool", "function": "tool", "system": "system", "developer": "system"},
 }
 
+REMEMBER: Final = "remember"
+"""In a message's `response_metadata`, with the value False: no memory is formed of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
@@ -40,8 +43,12 @@ class Spoken:
 
     @property
     def text(self) -> str:
-        """What it says; what no store can hold, half a character, is a question mark in it."""
-        return storable(str(self.message.text))
+        """What it says; what no store can hold, half a character, is a question mark in it.
+
+        Of a message that is off the record, nothing.
+        """
+        off_record = self.message.response_metadata.get(REMEMBER) is False
+        return "" if off_record else storable(str(self.message.text))
 
     @property
     def role(self) -> Role:

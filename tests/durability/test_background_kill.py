@@ -26,7 +26,7 @@ from tests.durability.processes import PATIENCE_S, warm
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 
-THREADS, WORKERS = 40, 2
+THREADS, WORKERS = 30, 2
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -90,6 +90,20 @@ def test_cron_forms_what_waits(alone: House) -> None:
     assert (len(alone.memories("a")), len(alone.memories("b"))) == (2, 2)
 
 
+def test_flush_without_a_worker(alone: House) -> None:
+    """It does not wait for ever, and returns what is left; any worker forms that later."""
+    alone.say("a")
+    with alone.background(work=False) as scheduler:
+        scheduler.schedule("a", config_of("a"))
+        left = scheduler.flush(timeout_s=0.1)
+
+        assert [("a", "due")] == [(job.thread_id, job.state) for job in left]
+        with alone.background():
+            until(lambda: [] == scheduler.flush())
+
+    assert 2 == len(alone.memories("a"))
+
+
 def test_a_bad_cron_stops_the_start(alone: House) -> None:
     """A malformed expression is an error of `start`, which leaves nothing behind."""
     background = alone.background(cron="0 3 * * *", timezone="Utopia/Nowhere")

@@ -114,6 +114,7 @@ def test_an_episode_has_all_its_parts(store: Any, do: Any) -> None:
         "said_by": "Bo",
         "trust": "tool",
         "on": "2024-05-01",
+        "thread": "t",
     }
     assert as_section([found]).count("</examples>") == 1
     assert as_section([]) == ""
@@ -294,12 +295,13 @@ def test_a_selector_needs_examples_and_two_names(ours: SQLiteStore) -> None:
     examples: Any = Examples(ours)
     with pytest.raises(ConfigurationError, match=r"expected Examples"):
         ExampleSelector(ours)  # type: ignore[arg-type]
+    names: Any
     for names in ({"input_key": "output"}, {"input_key": "why"}, {"output_key": ""}):
         with pytest.raises(ConfigurationError, match="expected two names"):
             ExampleSelector(examples, **names)
-    for options in ({"limit": 0}, {"budget": 0}):
+    for names in ({"limit": 0}, {"budget": 0}):
         with pytest.raises(ConfigurationError, match="is 0"):
-            ExampleSelector(examples, **options)
+            ExampleSelector(examples, **names)
 
 
 def test_examples_in_an_assembled_context(ours: SQLiteStore) -> None:

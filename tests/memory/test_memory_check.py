@@ -1,4 +1,4 @@
-"""Checking recall: which questions recall what they should, at which rank, and why the others not."""
+"""Checking recall: which questions recall what they should, at which rank, and why others not."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_what_is_missed_is_told_with_a_reason(store: SQLiteStore, checks: Any) -
             ("Who has cats?", "unsearched"),
             ("Who has cats?", "Bo has dogs"),
             ("Who has cats?", memory),
-            ("gravel", "home"),
+            ("Miso", "home"),
         ],
         store,
     )
@@ -108,7 +108,7 @@ def test_what_is_missed_is_told_with_a_reason(store: SQLiteStore, checks: Any) -
     assert "index=False" in reasons[1]
     assert "no memory among the first 200 contains it" in reasons[2]
     assert "nothing is recalled from" in reasons[3]
-    assert "of 43 items score higher" in reasons[4]
+    assert "1 of 43 items score higher" in reasons[4]
 
 
 def test_the_report_is_a_table(store: SQLiteStore, checks: Any) -> None:
@@ -118,7 +118,7 @@ def test_the_report_is_a_table(store: SQLiteStore, checks: Any) -> None:
 
     assert lines[0].split() == ["rank", "question", "expected"]
     assert lines[1].split() == ["1", "Where", "does", "Ann", "live?", "home"]
-    assert lines[2].split("  ")[-1] == "cats and dogs"
+    assert lines[2].endswith("  cats and dogs")
     assert lines[3].endswith("1 of 2 questions recall what they should")
     assert lines[3].startswith("recall@10 0.")
     assert any("dogs: no memory" in line for line in lines[4:])

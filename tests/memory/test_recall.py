@@ -124,7 +124,7 @@ def test_what_says_the_same_comes_once(recalls: Any) -> None:
 
 def test_a_turn_gives_way_to_the_fact_that_was_made_of_it(recalls: Any) -> None:
     """If the fact answers better; a turn that does says more, and then both are there."""
-    source = {"thread_id": "a", "message_ids": ("a-0",)}
+    source: dict[str, Any] = {"thread_id": "a", "message_ids": ("a-0",)}
     with filled(
         *turns("a", IN_MARCH, "By the way, since last month I live in Ghent with Bo and two cats"),
         fact("home", "Ann lives in Ghent", **source),
