@@ -6,9 +6,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
+from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
 
@@ -107,21 +108,21 @@ def test_a_fault_keeps_the_memories_before_it(tmp_path: Path) -> None:
 
 def test_an_import_that_was_killed_forms_the_rest(db: Path, tmp_path: Path) -> None:
     """SIGKILL in the middle, and the same import again: a memory for each message, and one."""
-    said = {f"t{t}": [f"On day {t} I ate {n} plums" for n in range(2, 22)] for t in range(60)}
+    said = {f"t{t}": [f"On day {t} I ate {n} plums" for n in range(2, 12)] for t in range(24)}
     file = talks(tmp_path, **said)
     killed = subprocess.Popen(
         [*MAIN, "import", file], env=environment(db), stdout=subprocess.DEVNULL
     )
     end = time.monotonic() + PATIENCE
     while not _threads(db) and killed.poll() is None and time.monotonic() < end:
-        time.sleep(0.02)
+        time.sleep(0.1)
     killed.kill()
     killed.wait()
     cut_off = _threads(db)
     run("import", file)
 
-    assert 0 < cut_off < 60
-    assert sorted(texts("--limit", "2000")) == sorted(
+    assert 0 < cut_off < 24
+    assert sorted(texts("--limit", "1000")) == sorted(
         f"{('user', 'assistant')[n % 2]}: {text}"
         for talk in said.values()
         for n, text in enumerate(talk)
@@ -135,19 +136,29 @@ def _threads(db: Path) -> int:
         return len(saver.threads(limit=100))
 
 
+class Own(TypedDict, total=False):
+    """A state whose messages are what a program makes of them."""
+
+    messages: list[Any]
+
+
 def test_a_database_that_is_taken_over_becomes_memories(tmp_path: Path) -> None:
-    """So do the threads of langgraph's own saver; what holds no messages is named and kept."""
+    """So do the threads of langgraph's own saver; what holds no messages is named, and kept."""
     old = tmp_path / "old.sqlite"
     with SqliteSaver.from_conn_string(str(old)) as saver:
-        for name, value in (("trip", [("user", SAID[0])]), ("numbers", [1, 2])):
-            builder: Any = StateGraph(dict)
-            builder.add_node("say", lambda state, value=value: {"messages": value})
+        for name, said in (("trip", HumanMessage(SAID[0])), ("own", ["user", SAID[0]])):
+            builder: Any = StateGraph(Own)
+            builder.add_node("say", lambda state: state)
             builder.add_edge(START, "say")
             graph = builder.compile(checkpointer=saver)
-            graph.invoke({"x": 1}, {"configurable": {"thread_id": name}})
+            graph.invoke({"messages": [said]}, {"configurable": {"thread_id": name}})
     result = attempt("import", str(old))
+    again = read("import", str(old))
 
-    assert result.exit_code == 0
+    assert result.stdout.endswith("already there), 1 memory formed\n")
+    assert result.stderr.startswith("no memories of thread 'own': the channel 'messages'")
+    assert again["memories"] == 0
+    assert texts() == [f"user: {SAID[0]}"]
     assert len(read("threads")) == 2
 
 

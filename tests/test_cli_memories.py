@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from langchain_core.runnables import RunnableConfig
 from pydantic import BaseModel
 
 from perdure.errors import ConfigurationError, PerdureError, UnknownMemory
@@ -15,7 +16,7 @@ from perdure.stores import SQLiteStore
 from tests.memory_commands import attempt, keys, read, recalled, rows, run, talks, texts
 
 CARD = "My card is 4111 1111 1111 1111"
-ME = {"configurable": {"user_id": "me"}}
+ME: RunnableConfig = {"configurable": {"user_id": "me"}}
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, *replies: Reply) -> Iterator[OpenA
 
 
 def test_what_waits_is_formed_and_told(trip: str, tmp_path: Path) -> None:
-    """--once forms the threads of all users, a line each, and ends; the list says what came of it."""
+    """--once forms the threads of all users, a line each, and ends; the list has the results."""
     run("import", "--later", "--user", "ann", talks(tmp_path, home=["I live in Ghent"]))
     before = rows(run("jobs"))
     printed = run("worker", "--once")

@@ -82,10 +82,10 @@ def test_python_on_pages(page: Path, scratch: Path, capsys: pytest.CaptureFixtur
 
 
 def test_store_examples_can_be_pasted(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The README's blocks on the store work line by line, as a Python session reads them."""
+    """The README's blocks with a store work line by line, as a Python session reads them."""
     session = code.InteractiveConsole()
     blocks = [b for b in with_output(PAGES[0]) if "SQLiteStore" in str(b[0].parsed)]
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for example, shown in blocks:
         for line in [*str(example.parsed).splitlines(), ""]:
             session.push(line)

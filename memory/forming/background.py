@@ -113,9 +113,8 @@ class Background:
             if self.work and self._shift is None:
                 desk = self._opened()
                 try:
-                    if self._cron is not None:
-                        desk.ledger.every(self._cron, self._timezone)
                     self._shift = Shift(desk, self.workers, self._told)
+                    self._shift.begin(self._cron, self._timezone)
                 except BaseException:
                     self.stop()
                     raise

@@ -115,41 +115,56 @@ class Shift:
         told: Is given each job when an attempt has ended.
 
     Raises:
-        ConfigurationError: This process runs DBOS already.
-        StorageUnavailable: The jobs' database cannot be reached.
+        ConfigurationError: This process runs DBOS already; nothing was written then.
     """
 
     def __init__(self, desk: Desk, workers: int, told: Callable[[Job], None] | None) -> None:
         from perdure.memory.forming.attempting import Attempts
-        from perdure.memory.forming.dispatching import Timer
-        from perdure.memory.forming.runtime import Runtime, Works
+        from perdure.memory.forming.runtime import Runtime
 
-        self._desk, self._worker = desk, uuid4().hex
+        self._desk, self._workers, self._worker = desk, workers, uuid4().hex
         self._attempts = Attempts(desk.formation, desk.pace, told)
+        self._runtime = Runtime(desk.url, desk.name, self._worker, workers)
+        self._timeout_s = 0.0
         self._stack = ExitStack()
-        pace = desk.pace
-        try:
-            self._stack.callback(desk.presence.leave)
-            desk.presence.enter(self._worker)
-            desk.ledger.limit(workers, _POLL_S)
-            works = Works(self._attempts.attempt, self._form_all)
-            runtime = Runtime(desk.url, desk.name, self._worker, workers, works)
-            self._stack.callback(runtime.close)
-            tick_s = min(pace.backoff_s, pace.delay_s or pace.backoff_s) / 4
-            self._timer = Timer(desk.dispatcher, desk.presence, self._worker, tick_s)
-            self._stack.callback(self._timer.close)
-        except BaseException:
-            self._stack.close()
-            raise
+        self._stack.callback(desk.presence.leave)
+        self._stack.callback(self._runtime.close)
+
+    def begin(self, cron: str | None, timezone: str | None) -> None:
+        """Begin to work.
+
+        Args:
+            cron: When all that waits is formed; None: as was said before.
+            timezone: Of `cron`.
+
+        Raises:
+            ConfigurationError: `cron` is malformed.
+            StorageUnavailable: The jobs' database cannot be reached.
+        """
+        from perdure.memory.forming.dispatching import Timer
+        from perdure.memory.forming.runtime import Works
+
+        desk, pace = self._desk, self._desk.pace
+        if cron is not None:
+            desk.ledger.every(cron, timezone)
+        desk.ledger.limit(self._workers, _POLL_S)
+        desk.presence.enter(self._worker)
+        self._runtime.launch(Works(self._attempts.attempt, self._form_all))
+        tick_s = min(pace.backoff_s, pace.delay_s or pace.backoff_s) / 4
+        timer = Timer(desk.dispatcher, desk.presence, self._worker, tick_s)
+        self._stack.callback(self._finish)
+        self._stack.callback(timer.close)
 
     def end(self, timeout_s: float) -> None:
         """Finish what is being formed, but do not wait for ever, and leave nothing behind."""
-        self._timer.close()
-        self._attempts.close(timeout_s)
+        self._timeout_s = timeout_s
+        self._stack.close()
+
+    def _finish(self) -> None:
+        self._attempts.close(self._timeout_s)
         end = time.monotonic() + _OUTCOME_S
         while self._desk.ledger.held_by(self._worker) and time.monotonic() < end:
             time.sleep(_OUTCOME_S / 50)
-        self._stack.close()
 
     def _form_all(self) -> int:
         return len(self._desk.dispatcher.all(dead=True))

@@ -136,6 +136,7 @@ class Dispatcher:
 
     def forget(self) -> None:
         """Forget what ended long ago; but not why a thread that waits was given up."""
+        self._formation.tidy()
         standings = self._standings(self.notes(), self._ledger.unfinished())
         self._ledger.forget([stands.last for _, stands in standings if stands.last is not None])
 

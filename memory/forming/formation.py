@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -29,13 +29,27 @@ from perdure.memory.forming.turns import TurnFormer
 from perdure.memory.forming.waiting import Waiting, noting, waiting_of, waiting_under
 from perdure.memory.forming.waiting import place_of as waiting_place
 from perdure.memory.forming.watermarks import Watermark, watermark
-from perdure.memory.longterm.backing import Backing, backing_of, namespace_of, removal_of
+from perdure.memory.longterm.backing import (
+    RESERVED,
+    Backing,
+    backing_of,
+    namespace_of,
+    removal_of,
+)
 from perdure.memory.longterm.gate import Gate
 from perdure.memory.templates import Template
-from perdure.stores.base import Namespace, PutItem
+from perdure.stores.base import Namespace, PutItem, VersionRetention
 
 _BEFORE: Final = 4  # messages that a batch is shown of what came before it
 _CONFLICTS: Final = 50  # times that others may change the same memories while a batch is planned
+
+
+@runtime_checkable
+class Retains(Protocol):
+    """A store that can drop old versions, as a whole one of perdure's can."""
+
+    def retain(self, rule: VersionRetention, *, prefix: Namespace = ()) -> int:
+        """Drop closed versions that a rule does not keep."""
 
 
 class Formation:
@@ -123,6 +137,16 @@ class Formation:
     async def apending(self, prefix: Namespace = ()) -> list[Waiting]:
         """See `pending`."""
         return await arun(waiting_under(self.backing(), tuple(prefix)))
+
+    def tidy(self) -> int:
+        """Drop what perdure's own notes said before, which nobody asks for; returns how much.
+
+        A store that keeps no versions, or is a part of one, is left as it is.
+        """
+        store = self.backing().store
+        if not isinstance(store, Retains):
+            return 0
+        return store.retain(VersionRetention(last=0), prefix=(RESERVED,))
 
     # -- steps, which other parts take too
 

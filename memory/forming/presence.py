@@ -91,26 +91,38 @@ class SessionPresence:
         self._url = url
         self._worker: str | None = None
         self._session: Any = None
+        self._held = False
 
     def enter(self, worker: str) -> None:
         """See `Presence`."""
         import psycopg  # comes with DBOS
 
-        if self._session is not None:
-            try:
-                self._session.execute("SELECT 1")
-                return
-            except psycopg.Error:
-                self.leave()
-        self._session = psycopg.connect(self._url, autocommit=True)
-        self._session.execute("SELECT pg_advisory_lock(%s)", [_number(worker)])
         self._worker = worker
+        try:
+            self._hold(worker)
+        except psycopg.Error:  # the server was away: a session once more
+            self._close()
+            self._hold(worker)
 
     def leave(self) -> None:
         """See `Presence`."""
+        self._close()
+        self._worker = None
+
+    def _hold(self, worker: str) -> None:
+        import psycopg
+
+        if self._session is None:
+            self._session = psycopg.connect(self._url, autocommit=True)
+        # not had while the server believes in our former session; then it counts as alive as well
+        ask = "SELECT true" if self._held else "SELECT pg_try_advisory_lock(%s)"
+        found = self._session.execute(ask, [] if self._held else [_number(worker)])
+        self._held = found.fetchone() == (True,)
+
+    def _close(self) -> None:
         if self._session is not None:
             self._session.close()
-            self._worker = self._session = None
+        self._session, self._held = None, False
 
     def is_alive(self, worker: str) -> bool:
         """See `Presence`."""

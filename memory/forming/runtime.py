@@ -43,21 +43,20 @@ _works: list[Works] = []  # those of the Runtime that there is
 
 
 class Runtime:
-    """DBOS, working.
+    """DBOS of this process: first it is made sure of, and nothing is done; then it is launched.
 
     Args:
         url: Of the jobs' database.
         name: The application's.
         worker: A name of this process that no other has, or had.
         workers: How many attempts it makes at once.
-        works: What they do.
 
     Raises:
         ConfigurationError: This process runs DBOS already.
-        StorageUnavailable: The jobs' database cannot be reached.
+        StorageUnavailable: DBOS refuses the jobs' database.
     """
 
-    def __init__(self, url: str, name: str, worker: str, workers: int, works: Works) -> None:
+    def __init__(self, url: str, name: str, worker: str, workers: int) -> None:
         if not _taken.acquire(blocking=False):
             raise ConfigurationError(
                 "another Background works in this process, and DBOS can be run once only; stop it "
@@ -66,46 +65,52 @@ class Runtime:
         self._stack = ExitStack()
         self._stack.callback(_taken.release)
         try:
-            self._stack.callback(
-                logging.getLogger("dbos").setLevel, logging.getLogger("dbos").level
-            )
-            with mapped("opened"):
-                DBOS(
-                    config={
-                        "name": name,
-                        "system_database_url": url,
-                        "dbos_system_schema": SCHEMA,
-                        "sys_db_pool_size": workers + _CONNECTIONS_BESIDE,
-                        "serializer": DBOSPortableJSONSerializer(),
-                        "application_version": VERSION,
-                        "executor_id": worker,
-                        "log_level": "ERROR",
-                        "notification_listener_polling_interval_sec": _LISTEN_S,
-                        "enable_otlp": False,
-                    }
-                )
-                if DBOS.executor_id != worker:  # DBOS(…) gives the one that is there
-                    raise ConfigurationError(
-                        "this process runs DBOS for something else, and it can be run once only; "
-                        "make the Background with work=False here, and run `perdure worker` beside"
-                    )
-                self._launch(works)
+            self._make(url, name, worker, workers)
         except BaseException:
             self._stack.close()
             raise
 
-    def _launch(self, works: Works) -> None:
+    def _make(self, url: str, name: str, worker: str, workers: int) -> None:
+        logger = logging.getLogger("dbos")
+        self._stack.callback(logger.setLevel, logger.level)
+        with mapped("opened"):
+            DBOS(
+                config={
+                    "name": name,
+                    "system_database_url": url,
+                    "dbos_system_schema": SCHEMA,
+                    "sys_db_pool_size": workers + _CONNECTIONS_BESIDE,
+                    "serializer": DBOSPortableJSONSerializer(),
+                    "application_version": VERSION,
+                    "executor_id": worker,
+                    "log_level": "ERROR",
+                    "notification_listener_polling_interval_sec": _LISTEN_S,
+                    "enable_otlp": False,
+                }
+            )
+        if DBOS.executor_id != worker:  # DBOS(…) gives the one that is there
+            raise ConfigurationError(
+                "this process runs DBOS for something else, and it can be run once only; make the "
+                "Background with work=False here, and run `perdure worker` beside"
+            )
+        self._stack.callback(_join)
+        self._stack.callback(DBOS.destroy)
+
+    def launch(self, works: Works) -> None:
+        """Begin to work.
+
+        Raises:
+            StorageUnavailable: The jobs' database cannot be reached.
+        """
         logger = logging.getLogger("dbos")
         logger.addFilter(_is_news)
         self._stack.callback(logger.removeFilter, _is_news)
         _works[:] = [works]
-        self._stack.callback(_works.clear)
-        self._stack.callback(_join)
-        self._stack.callback(DBOS.destroy)
-        DBOS.workflow(name=FORM, max_recovery_attempts=None)(form)
-        DBOS.workflow(name=FORM_ALL, max_recovery_attempts=None)(form_all)
-        DBOS.listen_queues([QUEUE])
-        DBOS.launch()
+        with mapped("opened"):
+            DBOS.workflow(name=FORM, max_recovery_attempts=None)(form)
+            DBOS.workflow(name=FORM_ALL, max_recovery_attempts=None)(form_all)
+            DBOS.listen_queues([QUEUE])
+            DBOS.launch()
 
     def close(self) -> None:
         """End it, and leave nothing behind."""

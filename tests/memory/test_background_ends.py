@@ -97,11 +97,11 @@ def test_flush_without_a_worker(alone: House) -> None:
         scheduler.schedule("a", config_of("a"))
         left = scheduler.flush(timeout_s=0.1)
 
-        assert [("a", "due")] == [(job.thread_id, job.state) for job in left]
+        assert [(job.thread_id, job.state) for job in left] == [("a", "due")]
         with alone.background():
-            until(lambda: [] == scheduler.flush())
+            until(lambda: scheduler.flush() == [])
 
-    assert 2 == len(alone.memories("a"))
+    assert len(alone.memories("a")) == 2
 
 
 def test_a_bad_cron_stops_the_start(alone: House) -> None:

@@ -482,3 +482,19 @@ def test_messages_that_no_store_can_hold_are_formed_all_the_same(store: SQLiteSt
     formation_of(saver, store).form("t", user())
 
     assert {"assistant: half ? a smile", "user: two"} == set(texts(store))
+
+
+def test_notes_have_no_past_once_they_are_tidied(tmp_path: Path) -> None:
+    """What perdure's own notes said before is dropped; memories keep theirs."""
+    with SQLiteStore.open(tmp_path / "a.db") as store, SQLiteCheckpointer.open(":memory:") as saver:
+        formation = Formation(saver, store, namespace=("memories",))
+        store.put(("memories",), "1", {"text": "Ann lives in Ghent"})
+        store.put(("memories",), "1", {"text": "Ann lives in Bruges"})
+        for _ in range(3):
+            formation.note("t")
+
+        assert 2 == formation.tidy()
+        assert 1 == len(store.history(("perdure", "waiting", "memories"), "t"))
+        assert 2 == len(store.history(("memories",), "1"))
+        assert ["t"] == [waiting.thread_id for waiting in formation.pending()]
+    assert 0 == Formation(InMemorySaver(), InMemoryStore()).tidy()
