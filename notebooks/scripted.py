@@ -42,7 +42,9 @@ def scripted(
     def reply(request: dict[str, Any]) -> Reply:
         said = next(replies, Failure(message="the script has run out of replies"))
         said = said(request) if callable(said) else said
-        return calls(request["tool_choice"]["function"]["name"], **said) if isinstance(said, dict) else said
+        if isinstance(said, dict):
+            return calls(request["tool_choice"]["function"]["name"], **said)
+        return said
 
     started: Queue[OpenAIServer] = Queue()
 
