@@ -22,12 +22,16 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.memory.forming.background import Background
+from perdure.memory.background.background import Background
+from perdure.memory.background.worker import work
 from perdure.memory.forming.formation import Formation
-from perdure.memory.forming.worker import work
 from perdure.stores import SQLiteStore
 
-WARM = ["perdure.memory.forming.runtime", "perdure.memory.forming.worker", "perdure.checkpointers"]
+WARM = [
+    "perdure.memory.background.runtime",
+    "perdure.memory.background.worker",
+    "perdure.checkpointers",
+]
 USERS = 10
 TURNS = 3
 PATIENCE_S = 900.0

@@ -29,7 +29,7 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.memory.drivers import Steps
 from perdure.memory.longterm.memories import Memory
-from perdure.memory.longterm.recall import recall
+from perdure.memory.recollection.recall import recall
 from perdure.stores import Provenance, SQLiteStore
 from perdure.stores.offline import DIMS, StaticEmbedder
 from perdure.stores.text import query_tokens, tokens

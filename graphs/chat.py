@@ -22,8 +22,8 @@ from perdure.graphs.remembering import Schedules, remembers
 from perdure.graphs.responder import QuotingResponder
 from perdure.memory import ChatState, SummaryState, view
 from perdure.memory.conversation import Messages
-from perdure.memory.longterm.recalling import Recalling
 from perdure.memory.nodes import SHOWN, MessagesNode
+from perdure.memory.recollection.recalling import Recalling
 from perdure.memory.summary_node import Summarize
 from perdure.memory.trim import Trim
 from perdure.memory.update_instructions import UpdateInstructions

@@ -10,8 +10,8 @@ from langchain_core.tools import BaseTool
 from langgraph.graph.state import CompiledStateGraph
 
 from perdure.graphs.chat import chat_graph
-from perdure.memory.longterm.recalling import recalling
-from perdure.memory.longterm.tools import manage_memory, search_memory
+from perdure.memory.collection.tools import manage_memory, search_memory
+from perdure.memory.recollection.recalling import recalling
 
 MEMORIES: Final = ("memories", "{user_id}")
 

@@ -1,37 +1,37 @@
 """Memory of agents: what to show the model, what to keep in the state, what to know next time."""
 
 from perdure.memory.assembling import Assembly, assemble, assembled
+from perdure.memory.background.background import Background
+from perdure.memory.background.jobs import Job
 from perdure.memory.clearing import clear_tool_outputs
+from perdure.memory.collection.collection import Collection
+from perdure.memory.collection.episodes import Example, as_section
+from perdure.memory.collection.examples import Examples
+from perdure.memory.collection.quarantine import Quarantine
+from perdure.memory.collection.selector import ExampleSelector
+from perdure.memory.collection.tools import manage_memory, search_memory
 from perdure.memory.counting import context_window, count_tokens, token_counter
 from perdure.memory.expanding import aexpand, expand
-from perdure.memory.forming.background import Background
 from perdure.memory.forming.facts import ModelFormer
 from perdure.memory.forming.formation import Formation
-from perdure.memory.forming.jobs import Job
 from perdure.memory.forming.proposals import Usage
 from perdure.memory.forming.reports import FormationReport
 from perdure.memory.forming.tails import Tails
 from perdure.memory.forming.turns import TurnFormer
 from perdure.memory.forming.waiting import Waiting
+from perdure.memory.gate.durable_by import durable_by
+from perdure.memory.gate.gate import Gate
 from perdure.memory.instructions import Instructions, InstructionsVersion
-from perdure.memory.longterm.check_reports import CheckReport
-from perdure.memory.longterm.checks import acheck, any_of, check
-from perdure.memory.longterm.collection import Collection
-from perdure.memory.longterm.durable_by import durable_by
-from perdure.memory.longterm.episodes import Example, as_section
-from perdure.memory.longterm.examples import Examples
-from perdure.memory.longterm.gate import Gate
 from perdure.memory.longterm.memories import Candidate, Former, Memory, Outcome, Verdict
-from perdure.memory.longterm.profile import Profile
-from perdure.memory.longterm.profile_past import ProfileVersion
-from perdure.memory.longterm.quarantine import Quarantine
-from perdure.memory.longterm.recall import Recollection, arecall, recall
-from perdure.memory.longterm.recalling import recalling
-from perdure.memory.longterm.selector import ExampleSelector
-from perdure.memory.longterm.tools import manage_memory, search_memory
-from perdure.memory.longterm.update_profile import ProfileUpdate, update_profile
 from perdure.memory.packing import PartReport
 from perdure.memory.presenting import Summary
+from perdure.memory.profile.past import ProfileVersion
+from perdure.memory.profile.profile import Profile
+from perdure.memory.profile.update_profile import ProfileUpdate, update_profile
+from perdure.memory.recollection.check_reports import CheckReport
+from perdure.memory.recollection.checks import acheck, any_of, check
+from perdure.memory.recollection.recall import Recollection, arecall, recall
+from perdure.memory.recollection.recalling import recalling
 from perdure.memory.reducers import ChatState, Keep, keepable, message_reducer, messages
 from perdure.memory.summarize import SummaryState, summarize
 from perdure.memory.tokens import TokenCounter

@@ -60,7 +60,7 @@ def file(tmp_path: Path) -> Iterator[tuple[SQLiteCheckpointer, SQLiteStore]]:
 def test_what_is_kept_by_a_tool_is_recalled_in_another_thread(file: Any) -> None:
     """The model keeps a fact; in a new thread it is shown it, with thread and day."""
     saver, store = file
-    script = [
+    script: list[str | Answer] = [
         calls("manage_memory", action="create", text="Ann's canoe is called Nutshell."),
         "I will remember that.",
         "Nutshell!",
@@ -83,7 +83,10 @@ def test_nobody_recalls_another_users_memories(file: Any) -> None:
     """What one user's agent keeps, another's is not shown, and cannot change."""
     saver, store = file
     kept = Collection(store).insert("Ann's canoe is called Nutshell.", config=run_of("x"))
-    script = [calls("manage_memory", action="delete", id=kept.key), "There is none."]
+    script: list[str | Answer] = [
+        calls("manage_memory", action="delete", id=kept.key),
+        "There is none.",
+    ]
     with OpenAIServer(script) as server:
         agent = memory_agent(client(server), checkpointer=saver, store=store)
         out = agent.invoke(says("Forget the canoe Nutshell"), run_of("t", "bo"))

@@ -1,1 +1,1 @@
-"""Forming long-term memory from threads: at once, or in the background."""
+"""Forming long-term memories of threads: of turns, and with a model of facts."""

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, Field, create_model
 
-from perdure.memory.longterm.proposing import LooseOperation
+from perdure.memory.profile.proposing import LooseOperation
 
 _MOST: Final = 200  # entries of a list: more is a model that has lost its way
 

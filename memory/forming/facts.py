@@ -22,8 +22,8 @@ from perdure.memory.forming.sorting import sorted_out
 from perdure.memory.forming.turns import TurnFormer
 from perdure.memory.instructions import Instructions, check_instructions
 from perdure.memory.longterm.memories import FACT, Memory
-from perdure.memory.longterm.profile import Profile
-from perdure.memory.longterm.structured import Insisting, Refused, Tally, structured
+from perdure.memory.profile.profile import Profile
+from perdure.memory.structured import Insisting, Refused, Tally, structured
 
 _QUERIES: Final = 6  # of the newest messages of users, by which near memories are found
 _QUERY_CHARS: Final = 500

@@ -29,6 +29,7 @@ from perdure.memory.forming.turns import TurnFormer
 from perdure.memory.forming.waiting import Waiting, noting, waiting_of, waiting_under
 from perdure.memory.forming.waiting import place_of as waiting_place
 from perdure.memory.forming.watermarks import Watermark, watermark
+from perdure.memory.gate.gate import Gate
 from perdure.memory.longterm.backing import (
     RESERVED,
     Backing,
@@ -36,7 +37,6 @@ from perdure.memory.longterm.backing import (
     namespace_of,
     removal_of,
 )
-from perdure.memory.longterm.gate import Gate
 from perdure.memory.templates import Template
 from perdure.stores.base import Namespace, PutItem, VersionRetention
 

@@ -13,12 +13,12 @@ from perdure.memory.forming.prompting import Shown
 from perdure.memory.forming.proposals import Batch, Plan, Planned, Surroundings
 from perdure.memory.forming.said import Spoken, storable
 from perdure.memory.forming.sorting import numbered, refused
+from perdure.memory.gate.gate import Gate
 from perdure.memory.instructions import TEXT, Instructions, noted
 from perdure.memory.longterm.backing import Backing
-from perdure.memory.longterm.gate import Gate
 from perdure.memory.longterm.memories import Candidate, Outcome, Verdict
-from perdure.memory.longterm.profile import Profile
-from perdure.memory.longterm.proposing import patch_of
+from perdure.memory.profile.profile import Profile
+from perdure.memory.profile.proposing import patch_of
 from perdure.stores.base import PutItem
 
 _MOST: Final = 20_000  # characters of instructions, as `update_instructions` has it

@@ -8,6 +8,7 @@ from typing import Final
 
 from langgraph.store.base import GetOp
 
+from perdure.memory.collection.keeping import REDACTED, keeping
 from perdure.memory.drivers import Step, Steps
 from perdure.memory.forming.proposals import (
     Addition,
@@ -17,11 +18,10 @@ from perdure.memory.forming.proposals import (
     Revision,
     Surroundings,
 )
+from perdure.memory.gate.gate import Gate
+from perdure.memory.gate.novelty import SAID
 from perdure.memory.longterm.backing import memory_of, removal_of, succeeding
-from perdure.memory.longterm.gate import Gate
-from perdure.memory.longterm.keeping import REDACTED, keeping
 from perdure.memory.longterm.memories import TURN, Memory, Outcome
-from perdure.memory.longterm.novelty import SAID
 from perdure.memory.longterm.taking_turns import taking_turns
 from perdure.memory.longterm.tombstones import burials
 from perdure.stores.base import PutItem

@@ -11,11 +11,11 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from perdure.memory.forming.proposals import Batch
 from perdure.memory.forming.said import Spoken
 from perdure.memory.longterm.memories import Memory
-from perdure.memory.longterm.profile_schema import Shape
-from perdure.memory.longterm.proposing import told
-from perdure.memory.longterm.structured import Refused
+from perdure.memory.profile.proposing import told
+from perdure.memory.profile.schema import Shape
 from perdure.memory.quoting import fenced, quoted
 from perdure.memory.shortening import middle_out
+from perdure.memory.structured import Refused
 from perdure.memory.transcript import rendered
 
 PROMPT: Final = """\

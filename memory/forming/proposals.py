@@ -10,8 +10,8 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.memory.drivers import Steps
 from perdure.memory.forming.said import Spoken
+from perdure.memory.gate.gate import Gate
 from perdure.memory.longterm.backing import Backing
-from perdure.memory.longterm.gate import Gate
 from perdure.memory.longterm.memories import Candidate, Outcome
 from perdure.stores.base import Namespace, Provenance, PutItem
 

@@ -13,6 +13,7 @@ from langchain_core.runnables import RunnableConfig, ensure_config
 
 from perdure.errors import UnknownThread
 from perdure.memory.checking import whole
+from perdure.memory.collection.keeping import keeping
 from perdure.memory.drivers import Steps
 from perdure.memory.forming import reading
 from perdure.memory.forming.formation import Formation
@@ -20,7 +21,6 @@ from perdure.memory.forming.proposals import Addition, Batch, Surroundings
 from perdure.memory.forming.turns import TurnFormer
 from perdure.memory.forming.waiting import Waiting, waiting_under
 from perdure.memory.forming.watermarks import watermark
-from perdure.memory.longterm.keeping import keeping
 from perdure.memory.longterm.memories import Memory
 from perdure.stores.base import Namespace
 

@@ -1,1 +1,1 @@
-"""Long-term memory: what is kept of conversations in a store, and how it is found again."""
+"""The ground of long-term memory: memories in a store, and when two say the same."""

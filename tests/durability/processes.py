@@ -16,7 +16,7 @@ from perdure.storage.flow import Flow, Row, Statement
 # imported once, in the server that forks: fresh interpreters would import for a minute
 WARM = [
     *("pytest", "perdure.checkpointers", "langgraph.graph", "langgraph.checkpoint.memory"),
-    *("perdure.stores", "tests.store_backends", "perdure.memory.forming.runtime"),
+    *("perdure.stores", "tests.store_backends", "perdure.memory.background.runtime"),
 ]
 PATIENCE_S = 120.0
 

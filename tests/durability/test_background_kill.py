@@ -19,7 +19,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.memory.forming.background import Background
+from perdure.memory.background.background import Background
 from perdure.memory.forming.formation import Formation
 from perdure.stores import SQLiteStore
 from tests.durability.processes import PATIENCE_S, warm

@@ -12,10 +12,10 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.memory.background.background import Background
+from perdure.memory.background.jobs import Job
 from perdure.memory.drivers import Steps
-from perdure.memory.forming.background import Background
 from perdure.memory.forming.formation import Formation
-from perdure.memory.forming.jobs import Job
 from perdure.memory.forming.proposals import Batch, Proposal, Surroundings
 from perdure.memory.forming.turns import TurnFormer
 from perdure.stores import SQLiteStore

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownThread
-from perdure.memory.forming.background import Background
+from perdure.memory.background.background import Background
 from perdure.memory.forming.formation import Formation
 from tests.memory.houses import PATIENCE_S, House, config_of, state_of, until
 

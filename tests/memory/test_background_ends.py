@@ -19,10 +19,10 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, MissingDependency, StorageUnavailable
-from perdure.memory.forming.background import Background
+from perdure.memory.background.background import Background
+from perdure.memory.background.jobs import Job
+from perdure.memory.background.worker import work
 from perdure.memory.forming.formation import Formation
-from perdure.memory.forming.jobs import Job
-from perdure.memory.forming.worker import work
 from tests.memory.houses import PATIENCE_S, House, config_of, state_of, until
 
 NEVER_S = 3600.0

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import ConfigurationError
-from perdure.memory.forming.desk import Place
-from perdure.memory.forming.jobs import (
+from perdure.memory.background.desk import Place
+from perdure.memory.background.jobs import (
     Attempt,
     AttemptId,
     Pace,
@@ -21,7 +21,7 @@ from perdure.memory.forming.jobs import (
     stamp_of,
     standing,
 )
-from perdure.memory.forming.presence import FilePresence
+from perdure.memory.background.presence import FilePresence
 from perdure.memory.forming.waiting import Waiting
 from perdure.stores import SQLiteStore
 

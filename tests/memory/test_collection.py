@@ -21,8 +21,8 @@ from perdure.errors import (
     InvalidValue,
     UnknownMemory,
 )
-from perdure.memory.longterm.collection import Collection
-from perdure.memory.longterm.gate import Gate
+from perdure.memory.collection.collection import Collection
+from perdure.memory.gate.gate import Gate
 from perdure.memory.longterm.memories import Candidate, Verdict
 from perdure.memory.reducers import ChatState
 from perdure.stores import Provenance, SQLiteStore

@@ -15,13 +15,13 @@ from langchain_core.messages import ToolMessage
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import UnknownMemory
+from perdure.memory.collection.collection import Collection
+from perdure.memory.collection.keeping import keeping
+from perdure.memory.collection.tools import manage_memory
 from perdure.memory.drivers import run
+from perdure.memory.gate.gate import Gate
 from perdure.memory.longterm.backing import Backing
-from perdure.memory.longterm.collection import Collection
-from perdure.memory.longterm.gate import Gate
-from perdure.memory.longterm.keeping import keeping
 from perdure.memory.longterm.memories import Candidate
-from perdure.memory.longterm.tools import manage_memory
 from perdure.stores import SQLiteStore
 
 Space = tuple[str, ...]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.memory.longterm.detectors import DETECTORS, redacted, spans_of
-from perdure.memory.longterm.durability import hollow, passing
-from perdure.memory.longterm.poisoning import commands
+from perdure.memory.gate.detectors import DETECTORS, redacted, spans_of
+from perdure.memory.gate.durability import hollow, passing
+from perdure.memory.gate.poisoning import commands
 
 MEGABYTE = 1 << 20
 

@@ -22,12 +22,12 @@ from perdure.errors import (
     InvalidNamespace,
     UnknownThread,
 )
+from perdure.memory.collection.collection import Collection
 from perdure.memory.drivers import Steps
 from perdure.memory.forming.formation import Formation
 from perdure.memory.forming.proposals import Batch, Proposal, Surroundings
 from perdure.memory.forming.reports import FormationReport
 from perdure.memory.forming.turns import TurnFormer
-from perdure.memory.longterm.collection import Collection
 from perdure.stores import SQLiteStore
 from tests.memory.threads import ANN, FailingStore, graph_of, kept, on, say, texts, user
 
@@ -493,8 +493,8 @@ def test_notes_have_no_past_once_they_are_tidied(tmp_path: Path) -> None:
         for _ in range(3):
             formation.note("t")
 
-        assert 2 == formation.tidy()
-        assert 1 == len(store.history(("perdure", "waiting", "memories"), "t"))
-        assert 2 == len(store.history(("memories",), "1"))
-        assert ["t"] == [waiting.thread_id for waiting in formation.pending()]
-    assert 0 == Formation(InMemorySaver(), InMemoryStore()).tidy()
+        assert formation.tidy() == 2
+        assert len(store.history(("perdure", "waiting", "memories"), "t")) == 1
+        assert len(store.history(("memories",), "1")) == 2
+        assert [waiting.thread_id for waiting in formation.pending()] == ["t"]
+    assert Formation(InMemorySaver(), InMemoryStore()).tidy() == 0

@@ -16,11 +16,11 @@ from langgraph.store.memory import InMemoryStore
 from pydantic import BaseModel
 
 from perdure.errors import ConfigurationError, ModelFailed
+from perdure.memory.collection.collection import Collection
 from perdure.memory.forming.facts import ModelFormer
 from perdure.memory.forming.formation import Formation
 from perdure.memory.instructions import Instructions
-from perdure.memory.longterm.collection import Collection
-from perdure.memory.longterm.profile import Profile
+from perdure.memory.profile.profile import Profile
 from perdure.stores import SQLiteStore
 from tests.memory.scripted import TOO_LONG, ScriptedServer, client
 from tests.memory.threads import ANN, graph_of, kept, say, texts, user

@@ -16,10 +16,10 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError
 from perdure.memory.drivers import arun, run
+from perdure.memory.gate.durable_by import durable_by
+from perdure.memory.gate.flood import Rates
+from perdure.memory.gate.gate import Gate
 from perdure.memory.longterm.backing import Backing, put_of, removal_of
-from perdure.memory.longterm.durable_by import durable_by
-from perdure.memory.longterm.flood import Rates
-from perdure.memory.longterm.gate import Gate
 from perdure.memory.longterm.memories import EPISODE, TURN, Candidate, Verdict
 from perdure.memory.longterm.tombstones import burials
 from perdure.stores import Provenance, SQLiteStore

@@ -10,10 +10,10 @@ import pytest
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError
+from perdure.memory.collection.keeping import Kept, keeping
 from perdure.memory.drivers import run
+from perdure.memory.gate.gate import Gate
 from perdure.memory.longterm.backing import Backing
-from perdure.memory.longterm.gate import Gate
-from perdure.memory.longterm.keeping import Kept, keeping
 from perdure.memory.longterm.memories import TURN, Candidate, Outcome
 from perdure.stores import Provenance, SQLiteStore
 

@@ -13,8 +13,8 @@ from langgraph.store.memory import InMemoryStore
 from perdure.errors import ConfigurationError, InvalidConfig, NotRecalled, PerdureError
 from perdure.memory.drivers import run
 from perdure.memory.longterm.backing import Backing, put_of
-from perdure.memory.longterm.check_reports import CheckReport
-from perdure.memory.longterm.checks import acheck, any_of, check
+from perdure.memory.recollection.check_reports import CheckReport
+from perdure.memory.recollection.checks import acheck, any_of, check
 from perdure.stores import SQLiteStore
 from tests.memory.remembered import ANN, AS_ANN, Ends, fact, filled, turns
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import InvalidPatch
-from perdure.memory.longterm.documents import check_size, differences, merged, same, tokens_of
-from perdure.memory.longterm.patching import is_as_seen, operations_of, patched
+from perdure.memory.profile.documents import check_size, differences, merged, same, tokens_of
+from perdure.memory.profile.patching import is_as_seen, operations_of, patched
 from tests.memory.patch_oracle import NotApplicable, oracle
 
 MAX = 100_000

@@ -25,7 +25,7 @@ from perdure.errors import (
 )
 from perdure.memory.drivers import run
 from perdure.memory.longterm.backing import Backing, put_of
-from perdure.memory.longterm.profile import Profile
+from perdure.memory.profile.profile import Profile
 from perdure.memory.reducers import ChatState
 from perdure.stores import SQLiteStore
 from perdure.stores.base import Provenance

@@ -13,12 +13,12 @@ from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownMemory
+from perdure.memory.collection.keeping import keeping
+from perdure.memory.collection.quarantine import Quarantine
 from perdure.memory.drivers import run
+from perdure.memory.gate.gate import Gate
 from perdure.memory.longterm.backing import Backing, put_of
-from perdure.memory.longterm.gate import Gate
-from perdure.memory.longterm.keeping import keeping
 from perdure.memory.longterm.memories import Candidate
-from perdure.memory.longterm.quarantine import Quarantine
 from perdure.memory.reducers import ChatState
 from perdure.stores import Provenance, SQLiteStore
 

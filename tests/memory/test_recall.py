@@ -15,11 +15,11 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory import Instructions, token_counter
+from perdure.memory.collection.collection import Collection
 from perdure.memory.longterm.backing import put_of
-from perdure.memory.longterm.collection import Collection
 from perdure.memory.longterm.memories import Memory
-from perdure.memory.longterm.merging import Hit, merged
-from perdure.memory.longterm.recall import Recollection, arecall, recall
+from perdure.memory.recollection.merging import Hit, merged
+from perdure.memory.recollection.recall import Recollection, arecall, recall
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.remembered import ANN, AS_ANN, Ends, fact, filled, keys, turns
 

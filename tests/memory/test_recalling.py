@@ -28,8 +28,8 @@ from perdure.memory import (
     use_instructions,
     view,
 )
-from perdure.memory.longterm.recalling import query_of, recalling
 from perdure.memory.middleware import MemoryMiddleware
+from perdure.memory.recollection.recalling import query_of, recalling
 from perdure.memory.shown import Shown
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import Talk, conversations, keys

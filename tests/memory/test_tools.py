@@ -19,9 +19,9 @@ from pydantic import BaseModel, Field
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
-from perdure.memory.longterm.collection import Collection
-from perdure.memory.longterm.gate import Gate
-from perdure.memory.longterm.tools import manage_memory, search_memory
+from perdure.memory.collection.collection import Collection
+from perdure.memory.collection.tools import manage_memory, search_memory
+from perdure.memory.gate.gate import Gate
 from perdure.memory.reducers import ChatState
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.scripted import ScriptedServer, client

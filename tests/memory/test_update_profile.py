@@ -27,8 +27,8 @@ from perdure.errors import (
     ModelFailed,
     VersionConflict,
 )
-from perdure.memory.longterm.profile import Profile
-from perdure.memory.longterm.update_profile import ProfileUpdate, update_profile
+from perdure.memory.profile.profile import Profile
+from perdure.memory.profile.update_profile import ProfileUpdate, update_profile
 from perdure.memory.reducers import ChatState
 from perdure.stores import SQLiteStore
 from tests.memory.scripted import CALLS, CUT_OFF, EMPTY, TOO_LONG, client

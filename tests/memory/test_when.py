@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import ConfigurationError
-from perdure.memory.longterm.when import named_span
+from perdure.memory.recollection.when import named_span
 
 ZONE = timezone(timedelta(hours=2))
 NOW = datetime(2024, 5, 15, 10, 30, tzinfo=ZONE)  # a Wednesday

@@ -26,8 +26,8 @@ def test_items_have_all_that_a_put_takes(store: SQLiteStore) -> None:
     first = store.get(A, "1")
 
     assert first is not None
-    assert SOURCE == first.provenance
-    assert ["2"] == [item.key for item in store.search(A, query="milk", limit=1)]
+    assert first.provenance == SOURCE
+    assert [item.key for item in store.search(A, query="milk", limit=1)] == ["2"]
     assert store.why_not(A, "1", query="oolong", mode="text").rank is None
 
 
@@ -37,7 +37,7 @@ def test_one_that_does_not_hold_stops_all(store: SQLiteStore) -> None:
     with pytest.raises(VersionConflict):
         store.batch([PutItem(A, "2", {"text": "milk"}), PutItem(A, "1", None, if_version=2)])
 
-    assert ["1"] == keys(store.search(A))
+    assert keys(store.search(A)) == ["1"]
 
 
 def test_one_that_is_wrong_stops_all(store: SQLiteStore) -> None:
@@ -45,7 +45,7 @@ def test_one_that_is_wrong_stops_all(store: SQLiteStore) -> None:
     with pytest.raises(InvalidValue):
         store.batch([PutItem(A, "1", {"text": "tea"}), PutItem(A, "2", {"text": {1}})])
 
-    assert [] == store.search(A)
+    assert store.search(A) == []
 
 
 def test_they_go_with_other_operations(store: SQLiteStore) -> None:
@@ -53,7 +53,7 @@ def test_they_go_with_other_operations(store: SQLiteStore) -> None:
     store.batch([PutOp(A, "1", {"n": 1}), PutItem(A, "1", {"n": 2}), PutOp(A, "2", {"n": 3})])
     store.batch([PutItem(A, "2", None)])
 
-    assert {"1": {"n": 2}} == {item.key: item.value for item in store.search(A)}
+    assert {item.key: item.value for item in store.search(A)} == {"1": {"n": 2}}
 
 
 def test_they_expire_as_puts_do(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_they_expire_as_puts_do(tmp_path: Path) -> None:
         store.batch([PutItem(A, "1", {"n": 1}), PutItem(A, "2", {"n": 2}, ttl=None)])
         clock.now += 61
 
-        assert ["2"] == keys(store.search(A))
+        assert keys(store.search(A)) == ["2"]
 
 
 def test_they_count_in_a_scope(plain: SQLiteStore) -> None:

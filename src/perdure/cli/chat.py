@@ -75,7 +75,7 @@ def chat(
 def _recalling(mind: Mind) -> Any:
     """What shows the model memories, those too that are not formed yet."""
     from perdure.memory.forming.tails import Tails
-    from perdure.memory.longterm.recalling import recalling
+    from perdure.memory.recollection.recalling import recalling
 
     return recalling(store=mind.store, namespaces=[MEMORIES], tails=Tails(mind.formation()))
 

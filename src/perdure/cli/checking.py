@@ -20,8 +20,8 @@ from perdure.cli.store import AsOf, as_moment
 from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from perdure.memory.longterm.check_reports import Asked, CheckReport
-    from perdure.memory.longterm.checks import Expected
+    from perdure.memory.recollection.check_reports import Asked, CheckReport
+    from perdure.memory.recollection.checks import Expected
 
 _FORM: Final = (
     'expected an object like {"question": "…", "expected": "…"}, where expected is a text, '
@@ -48,7 +48,7 @@ def check(
     Exit code 1 if less is recalled than --minimum.
     """
     from perdure.memory.forming.tails import Tails
-    from perdure.memory.longterm.checks import check as checked
+    from perdure.memory.recollection.checks import check as checked
 
     pairs, when = _pairs(file), as_moment(as_of, "--as-of")
     with opened_mind(db, user, reads=True) as mind, at_work("asking …"):
@@ -105,7 +105,7 @@ def _read(called: str, lines: Iterable[str]) -> list[tuple[str, Expected]]:
 
 
 def _pair(where: str, found: Any) -> tuple[str, Expected]:
-    from perdure.memory.longterm.checks import any_of
+    from perdure.memory.recollection.checks import any_of
 
     given = found if isinstance(found, dict) else {}
     question, expected = given.get("question"), given.get("expected")

@@ -75,12 +75,12 @@ def _place(mind: Mind, key: str) -> Place:
 
 
 def _by_key(mind: Mind, found: Sequence[Place]) -> Receipt:
+    from perdure.memory.collection.collection import Collection
+    from perdure.memory.collection.forgetting_many import together
     from perdure.memory.drivers import run
     from perdure.memory.longterm.backing import backing_of
-    from perdure.memory.longterm.collection import Collection
-    from perdure.memory.longterm.forgetting_many import together
-    from perdure.memory.longterm.profile_items import ProfilePlace
-    from perdure.memory.longterm.profile_past import forgetting
+    from perdure.memory.profile.items import ProfilePlace
+    from perdure.memory.profile.past import forgetting
 
     kept = {
         "memories": Collection(mind.store, MEMORIES),
@@ -97,7 +97,7 @@ def _by_key(mind: Mind, found: Sequence[Place]) -> Receipt:
 
 
 def _many(mind: Mind, what: dict[str, Any], *, dry_run: bool = False) -> Receipt:
-    from perdure.memory.longterm.forgetting_many import forget_many
+    from perdure.memory.collection.forgetting_many import forget_many
 
     places = [mind.namespace, mind.others[1]]
     return forget_many(mind.store, places, **what, dry_run=dry_run)

@@ -23,7 +23,7 @@ from perdure.cli.progress import at_work
 from perdure.cli.store import AsOf, as_moment
 
 if TYPE_CHECKING:
-    from perdure.memory.longterm.recall import Recollection
+    from perdure.memory.recollection.recall import Recollection
 
 
 @app.command()
@@ -46,7 +46,7 @@ def recall(
     What was just said on a thread is among them before memories are formed of it.
     """
     from perdure.memory.forming.tails import Tails
-    from perdure.memory.longterm.recall import recall as recalled
+    from perdure.memory.recollection.recall import recall as recalled
 
     when = as_moment(as_of, "--as-of")
     with opened_mind(db, user, reads=True) as mind, at_work("reading the search index …"):

@@ -15,7 +15,7 @@ from perdure.cli.output import as_json, console
 from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from perdure.memory.longterm.collection import Collection
+    from perdure.memory.collection.collection import Collection
     from perdure.memory.longterm.memories import Outcome
 
 _HELD: Final = ("refused", "quarantined")
@@ -35,7 +35,7 @@ def remember(
     json: AsJson = False,
 ) -> None:
     """Keep facts, unless they are known already; exit code 1 if one was not kept as it is."""
-    from perdure.memory.longterm.collection import Collection
+    from perdure.memory.collection.collection import Collection
 
     facts = list(_facts(text))
     if key is not None and len(facts) != 1:

@@ -19,8 +19,8 @@ from perdure.cli.store import shown
 from perdure.errors import ConfigurationError, UnknownThread
 
 if TYPE_CHECKING:
-    from perdure.memory.forming.background import Background
-    from perdure.memory.forming.jobs import Job
+    from perdure.memory.background.background import Background
+    from perdure.memory.background.jobs import Job
     from perdure.memory.forming.proposals import Proposer
 
 _DELAY_S: Final = 30.0
@@ -53,8 +53,8 @@ def worker(
 
     Without --facts no model is asked: what was said is what is remembered.
     """
-    from perdure.memory.forming.background import Background
-    from perdure.memory.forming.worker import work
+    from perdure.memory.background.background import Background
+    from perdure.memory.background.worker import work
 
     former = _former(db) if facts else None
     if timezone is not None and cron is None:
@@ -99,7 +99,7 @@ def _former(db: str | None) -> Proposer:
 @contextmanager
 def _logged() -> Iterator[None]:
     """Say on stderr what holds the worker up; of its jobs it tells by itself."""
-    from perdure.memory.forming.jobs import Job
+    from perdure.memory.background.jobs import Job
 
     def is_other(record: logging.LogRecord) -> bool:
         return not any(isinstance(each, Job) for each in record.args or ())
@@ -160,13 +160,13 @@ def jobs(
 @contextmanager
 def _background(mind: Mind, database: str | None) -> Iterator[Background | None]:
     """What knows of jobs; None: no worker ever kept any, so that all there is are notes."""
-    from perdure.memory.forming.desk import Place
+    from perdure.memory.background.desk import Place
 
     file = Place.of(database, mind.store).file
     if file is not None and not os.path.exists(file):
         yield None
         return
-    from perdure.memory.forming.background import Background
+    from perdure.memory.background.background import Background
 
     background = Background(mind.formation(), database=database, work=False)
     try:
@@ -179,7 +179,7 @@ def _noted(mind: Mind) -> list[Job]:
     """The jobs that the notes on waiting threads are."""
     from datetime import UTC, datetime
 
-    from perdure.memory.forming.jobs import Pace, job_of, standing
+    from perdure.memory.background.jobs import Pace, job_of, standing
 
     pace, now = Pace(None, _LONGEST_S, 0, 0), datetime.now(UTC)
     return [job_of(note, standing(note, [], pace), now) for note in mind.formation().pending()]

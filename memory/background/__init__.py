@@ -1,0 +1,1 @@
+"""Forming memories in the background: durable, debounced, observable."""

@@ -1,0 +1,146 @@
+"""Attempts to form a thread: each is made or refused, and tells what came of it.
+
+What was not caught by trying again is told as an error, to the logger `perdure.forming`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from perdure.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    InvalidMessages,
+    InvalidNamespace,
+    NotADatabase,
+    PerdureError,
+    SchemaMismatch,
+    SerializationError,
+)
+from perdure.memory import asking
+from perdure.memory.background.jobs import Job, Pace
+from perdure.memory.forming.formation import Formation
+
+logger = logging.getLogger("perdure.forming")
+_FINAL: Final = (
+    ConfigurationError,
+    CorruptRecord,
+    InvalidMessages,
+    InvalidNamespace,
+    NotADatabase,
+    SchemaMismatch,
+    SerializationError,
+)
+
+
+class AttemptFailed(PerdureError):
+    """An attempt failed; `data` is what the jobs' database keeps of it beside the message."""
+
+    def __init__(self, message: str, *, final: bool = False, begun: bool = True) -> None:
+        super().__init__(message)
+        self.data = {"final": final, "begun": begun}
+
+
+class Attempts:
+    """Makes attempts, in whichever threads, until it is closed.
+
+    Args:
+        formation: Forms.
+        pace: How often it is tried.
+        told: Is given each job when its attempt has ended.
+    """
+
+    def __init__(
+        self, formation: Formation, pace: Pace, told: Callable[[Job], None] | None = None
+    ) -> None:
+        self._formation, self._pace, self._told = formation, pace, told
+        self._changed = threading.Condition()
+        self._running = 0
+        self._open = True
+
+    def attempt(
+        self,
+        thread_id: str,
+        namespace: list[str],
+        configurable: dict[str, str],
+        since: str,
+        number: int,
+    ) -> dict[str, Any]:
+        """Form a thread.
+
+        Returns:
+            The report.
+
+        Raises:
+            AttemptFailed: It was not formed.
+        """
+        moment = datetime.fromisoformat(since)
+        job = Job(thread_id, tuple(namespace), "running", number, None, moment)
+        config: Any = {"configurable": {**configurable, "thread_id": thread_id}}
+        with self._counted():
+            try:
+                report = self._formation.form(thread_id, config).noted()
+            except Exception as exc:
+                raise self._failed(job, exc) from exc
+            self._tell(replace(job, state="done", report=report))
+        return report
+
+    def close(self, timeout_s: float) -> None:
+        """Begin no more, and wait for those that were begun, but not for ever."""
+        with self._changed:
+            self._open = False
+            self._changed.wait_for(lambda: not self._running, timeout_s)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._changed:
+            if not self._open:
+                raise AttemptFailed("the worker is being stopped", begun=False)
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def _failed(self, job: Job, exc: Exception) -> AttemptFailed:
+        error = f"{type(exc).__name__}: {exc!s:.500}"
+        final = is_final(exc)
+        if final or job.attempts > self._pace.retries:
+            self._tell(replace(job, state="dead", error=error), exc)
+        else:
+            wait = timedelta(seconds=self._pace.backoff_after(job.attempts))
+            due_at = datetime.now(UTC) + wait
+            self._tell(replace(job, state="retrying", error=error, due_at=due_at))
+        return AttemptFailed(error, final=final)
+
+    def _tell(self, job: Job, exc: Exception | None = None) -> None:
+        tell(job, exc)
+        if self._told is not None:
+            try:
+                self._told(job)
+            except Exception:
+                logger.exception("%r failed, which was told of %s", self._told, job)
+
+
+def tell(job: Job, exc: Exception | None = None) -> None:
+    """Log how an attempt has ended: as an error, if it was the last."""
+    level = {"done": logging.INFO, "dead": logging.ERROR}.get(job.state, logging.WARNING)
+    known = exc is None or isinstance(exc, PerdureError)  # its message says it all
+    logger.log(level, "%s", job, exc_info=None if known else exc)
+
+
+def is_final(exc: BaseException) -> bool:
+    """Whether an attempt failed in a way that another cannot mend."""
+    return (
+        isinstance(exc, _FINAL)
+        or asking.is_final(exc)
+        or (exc.__cause__ is not None and is_final(exc.__cause__))
+    )

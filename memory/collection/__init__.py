@@ -1,0 +1,1 @@
+"""Facts and episodes: small memories that are added, changed and forgotten, also by tools."""

@@ -1,0 +1,209 @@
+"""Changes to memories: one is added, put right, superseded or deleted; what it said before stays.
+
+A change is read, judged and written as one: if another comes between, it is read and judged again.
+So the same fact, told twice at once, is kept once, and no correction is lost.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from perdure.errors import ConfigurationError, LimitExceeded, VersionConflict
+from perdure.memory.collection.forgetting import UNNOTED, unknown
+from perdure.memory.collection.keeping import QUARANTINE, Kept, keeping
+from perdure.memory.collection.shaping import OWN, TEXT, Given, Shape
+from perdure.memory.drivers import Steps
+from perdure.memory.gate.gate import Gate
+from perdure.memory.longterm.backing import (
+    RESERVED,
+    Backing,
+    removal_of,
+    succeeding,
+)
+from perdure.memory.longterm.memories import Candidate, Memory, Outcome, Role
+from perdure.memory.longterm.reading import listing
+from perdure.memory.longterm.taking_turns import taking_turns
+from perdure.memory.longterm.tombstones import burials
+from perdure.stores.base import Namespace, Provenance
+
+Replacement = Literal["updated", "superseded"]
+_TRIES: Final = 50  # each that fails is one in which somebody else succeeded
+_KEY: Final = 9  # characters of an id, which a model can still copy
+_LETTERS: Final = "23456789abcdefghjkmnpqrstuvwxyz"  # none of them is taken for another
+_SAYS_SO: Final = "it says so already"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What is to be kept, and who said it.
+
+    Attributes:
+        given: The memory.
+        provenance: Where it comes from.
+        role: Whose words it rests on.
+    """
+
+    given: Given
+    provenance: Provenance
+    role: Role = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class Changing:
+    """The changes to memories of a namespace, as steps.
+
+    Attributes:
+        backing: Their store.
+        namespace: Their namespace.
+        gate: What decides on what is kept.
+        shape: What they look like.
+        kind: The kind of those that are added.
+    """
+
+    backing: Backing
+    namespace: Namespace
+    gate: Gate
+    shape: Shape
+    kind: str
+
+    def inserting(self, said: Said, key: str | None = None) -> Steps[Outcome]:
+        """Add a memory, unless it is there already; see `Collection.insert`."""
+        value = self.shape.value(said.given)
+        return self._persevering(lambda: self._inserted(value, said, key))
+
+    def replacing(
+        self, key: str, said: Said, change: Replacement, at: datetime | None = None
+    ) -> Steps[Outcome]:
+        """Let a memory say something else; see `Collection.update` and `supersede`."""
+        return self._persevering(lambda: self._replaced(key, said, change, at))
+
+    def deleting(self, key: str) -> Steps[Outcome]:
+        """Close a memory; see `Collection.delete`."""
+        return self._persevering(lambda: self._deleted(key))
+
+    # -- one attempt
+
+    def _persevering(self, attempt: Callable[[], Steps[Outcome]]) -> Steps[Outcome]:
+        """Attempt a change until no other comes between its reading and its writing."""
+        for _ in range(_TRIES):
+            try:
+                return (yield from attempt())
+            except VersionConflict:
+                continue
+        return (yield from attempt())
+
+    def _inserted(self, value: dict[str, Any], said: Said, key: str | None) -> Steps[Outcome]:
+        turn = yield from taking_turns(self.backing, self.namespace)
+        there = None if key is None else (yield from self.backing.got(self.namespace, key))
+        if there is not None:
+            if given_of(there) == value:
+                return Outcome("unchanged", there.key, _SAYS_SO)
+            raise ConfigurationError(
+                f"the key {key!r} is that of another memory in {self.namespace!r}; update or "
+                "supersede that one, or leave key= out for a new one"
+            )
+        candidate = self._candidate(value, self.kind, said)
+        wanted = key or (yield from self._new_key())
+        kept = yield from self._judged(candidate, wanted, self.backing)
+        [outcome] = kept.outcomes
+        if outcome.change == "quarantined" and key is None:
+            known = yield from self._waiting(candidate)
+            if known is not None:  # from an earlier attempt, which had another id
+                return replace(outcome, key=known.key)
+        puts = kept.puts
+        if outcome.change == "added":
+            puts = [*(replace(put, if_version=0) for put in puts), *turn]
+        yield from self.backing.written(puts)
+        return outcome
+
+    def _replaced(
+        self, key: str, said: Said, change: Replacement, at: datetime | None
+    ) -> Steps[Outcome]:
+        turn = yield from taking_turns(self.backing, self.namespace)
+        former = yield from self._present(key)
+        value = self.shape.value(said.given, former.value)
+        if value == given_of(former):
+            return Outcome("unchanged", key, _SAYS_SO)
+        candidate = self._candidate(value, former.kind, said)
+        kept = yield from self._judged(candidate, key, _Without(self.backing, former))
+        [outcome], puts = kept.outcomes, kept.puts
+        if outcome.change == "added":
+            [judged] = puts
+            if _given(judged.value or {}) == given_of(former):  # but for what is blotted out
+                return Outcome("unchanged", key, _SAYS_SO)
+            value = succeeding(former, judged.value or {}, change, at)
+            puts = [replace(judged, value=value, if_version=former.version), *turn]
+            outcome = replace(outcome, change=change)
+        yield from self.backing.written(puts)
+        return outcome
+
+    def _deleted(self, key: str) -> Steps[Outcome]:
+        memory = yield from self._present(key)
+        removal = removal_of(self.namespace, key, memory.version)
+        try:
+            yield from self.backing.written([removal, *burials(memory, "deleted")])
+        except LimitExceeded:  # who has no room left may still delete
+            yield from self.backing.written([removal])
+            return Outcome("deleted", key, UNNOTED)
+        return Outcome("deleted", key)
+
+    # -- parts of one
+
+    def _present(self, key: str) -> Steps[Memory]:
+        """The memory as it is.
+
+        Raises:
+            UnknownMemory: There is none, or it is something else, say instructions.
+        """
+        memory = yield from self.backing.got(self.namespace, key)
+        if memory is None or not isinstance(memory.value.get(TEXT), str):
+            raise unknown(self.namespace, key)
+        return memory
+
+    def _candidate(self, value: Mapping[str, Any], kind: str, said: Said) -> Candidate:
+        fields = {name: part for name, part in value.items() if name != TEXT}
+        return Candidate(value[TEXT], kind, fields, said.provenance, said.role, explicit=True)
+
+    def _judged(self, candidate: Candidate, key: str, backing: Backing) -> Steps[Kept]:
+        return keeping(self.gate, backing, self.namespace, [candidate], [key])
+
+    def _waiting(self, candidate: Candidate) -> Steps[Memory | None]:
+        """What waits for review in the same words."""
+        place = (RESERVED, QUARANTINE, *self.namespace)
+        same = {"filter": {TEXT: candidate.text, "kind": candidate.kind}}
+        found = yield from listing(self.backing, place, 1, 0, same)
+        return found[0] if found else None
+
+    def _new_key(self) -> Steps[str]:
+        while True:
+            key = "".join(secrets.choice(_LETTERS) for _ in range(_KEY))
+            if (yield from self.backing.got(self.namespace, key)) is None:
+                return key
+
+
+class _Without(Backing):
+    """A store in which one memory says nothing: what takes its place is judged beside others."""
+
+    def __init__(self, backing: Backing, memory: Memory) -> None:
+        super().__init__(backing.store)
+        self._place = memory.namespace, memory.key
+
+    def found(self, prefix: Namespace, **asked: Any) -> Steps[list[Memory]]:
+        memories = yield from super().found(prefix, **asked)
+        return [
+            replace(memory, text="") if (memory.namespace, memory.key) == self._place else memory
+            for memory in memories
+        ]
+
+
+def given_of(memory: Memory) -> dict[str, Any]:
+    """What a memory was given: its text and its fields."""
+    return _given(memory.value)
+
+
+def _given(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: part for name, part in value.items() if name not in OWN}

@@ -1,0 +1,212 @@
+"""The quarantine: what the gate held back, to be looked at, and released or discarded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.store.base import BaseStore
+
+from perdure.errors import UnknownMemory
+from perdure.memory.collection.forgetting import Forgets
+from perdure.memory.collection.keeping import QUARANTINE
+from perdure.memory.drivers import Step, Steps, arun, run
+from perdure.memory.gate.detectors import DETECTORS, redacted, spans_of
+from perdure.memory.longterm.backing import (
+    RESERVED,
+    Backing,
+    backing_of,
+    namespace_of,
+    put_of,
+    removal_of,
+    succeeding,
+)
+from perdure.memory.longterm.memories import Memory, Outcome, Role
+from perdure.memory.longterm.tombstones import burial
+from perdure.memory.templates import Template
+from perdure.stores.base import Namespace, Provenance
+
+_PAGE: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Something that waits in quarantine.
+
+    Attributes:
+        key: Its id here.
+        shown: What it says, with secrets and contacts blotted out.
+        reason: Why it is here.
+        check: The gate's check that put it here.
+        kind: The kind of memory it would be.
+        role: Whose words it rests on.
+        at: Since when it is here (UTC).
+        memory_key: The key it would have as a memory.
+        provenance: Where it comes from.
+        text: What it says, as it was said.
+        fields: What would be kept with it.
+    """
+
+    key: str
+    shown: str
+    reason: str
+    check: str
+    kind: str
+    role: Role
+    at: datetime
+    memory_key: str
+    provenance: Provenance | None
+    text: str = field(repr=False)
+    fields: dict[str, Any] = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.shown} ({self.reason})"
+
+
+Entries = list[Entry]
+
+
+class Quarantine:
+    """What the gate held back in a namespace.
+
+    Methods that begin with `a` are the async forms. `config` is that of the run; None: within a
+    node, the run it belongs to. Texts are kept here as they were said, secrets too: on an encrypted
+    store, encrypted.
+
+    Args:
+        store: That of the memories. None: within a graph, the store it was compiled with.
+        namespace: That of the memories; see `Template`.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
+
+    def __init__(
+        self,
+        store: BaseStore | None = None,
+        namespace: tuple[str, ...] = ("memories", "{user_id}"),
+    ) -> None:
+        self.store: BaseStore | None = None if store is None else Backing(store).store
+        self.namespace = Template(namespace)
+
+    def list(self, config: RunnableConfig | None = None) -> Entries:
+        """What waits, longest first.
+
+        Raises:
+            ConfigurationError: There is no store, or the config does not fill the namespace.
+        """
+        return run(_listing(*self._place(config)))
+
+    async def alist(self, config: RunnableConfig | None = None) -> Entries:
+        """See `list`."""
+        return await arun(_listing(*self._place(config)))
+
+    def release(self, key: str, config: RunnableConfig | None = None) -> Outcome:
+        """Make an entry the memory it would have been, as it was said, without judging it again.
+
+        A memory that has its key by now is updated, and notes what it said before.
+
+        Raises:
+            UnknownMemory: There is no such entry.
+            ConfigurationError: See `list`.
+            VersionConflict: Another has changed that memory, or this entry; nothing is written.
+        """
+        return run(_releasing(*self._place(config), key))
+
+    async def arelease(self, key: str, config: RunnableConfig | None = None) -> Outcome:
+        """See `release`."""
+        return await arun(_releasing(*self._place(config), key))
+
+    def discard(self, key: str, config: RunnableConfig | None = None) -> Outcome:
+        """Let an entry go for good, and note by a hash that it is not to be formed again.
+
+        On perdure's stores nothing of it is left in the file.
+
+        Raises:
+            UnknownMemory: There is no such entry.
+            ConfigurationError: See `list`.
+        """
+        return run(_discarding(*self._place(config), key))
+
+    async def adiscard(self, key: str, config: RunnableConfig | None = None) -> Outcome:
+        """See `discard`."""
+        return await arun(_discarding(*self._place(config), key))
+
+    def _place(self, config: RunnableConfig | None) -> tuple[Backing, Namespace]:
+        return backing_of(self.store), namespace_of(self.namespace, config)
+
+
+def _listing(backing: Backing, namespace: Namespace) -> Steps[Entries]:
+    place, entries, seen = _place(namespace), [], 0
+    while True:
+        page = yield from backing.found(place, limit=_PAGE, offset=seen)
+        entries += [_entry(found) for found in page if found.namespace == place]
+        seen += len(page)
+        if len(page) < _PAGE:
+            return sorted(entries, key=lambda entry: entry.at)
+
+
+def _releasing(backing: Backing, namespace: Namespace, key: str) -> Steps[Outcome]:
+    found = yield from _found(backing, namespace, key)
+    entry = _entry(found)
+    value: dict[str, Any] = {**entry.fields, "text": entry.text, "kind": entry.kind}
+    former = yield from backing.got(namespace, entry.memory_key)
+    if former is not None:
+        value = succeeding(former, value, "updated")
+    version = 0 if former is None else former.version
+    put = put_of(
+        namespace, entry.memory_key, value, provenance=entry.provenance, if_version=version
+    )
+    yield from backing.written([put, removal_of(_place(namespace), key, found.version)])
+    yield from _erasing(backing, namespace, key)  # or what the memory says were still kept here
+    return Outcome("added" if former is None else "updated", entry.memory_key)
+
+
+def _discarding(backing: Backing, namespace: Namespace, key: str) -> Steps[Outcome]:
+    found = yield from _found(backing, namespace, key)
+    puts = [burial(namespace, found.text, "forgotten")]
+    if not isinstance(backing.store, Forgets):
+        puts.append(removal_of(_place(namespace), key))
+    yield from backing.written(puts)
+    yield from _erasing(backing, namespace, key)
+    return Outcome("deleted", key)
+
+
+def _erasing(backing: Backing, namespace: Namespace, key: str) -> Steps[None]:
+    store: Any = backing.store
+    if isinstance(store, Forgets):
+        place = _place(namespace)
+        yield Step(lambda: store.forget(place, key=key), lambda: store.aforget(place, key=key))
+
+
+def _found(backing: Backing, namespace: Namespace, key: str) -> Steps[Memory]:
+    found = yield from backing.got(_place(namespace), key)
+    if found is None:
+        raise UnknownMemory(
+            f"no entry {key!r:.80} waits in the quarantine of {namespace!r}; list() tells those "
+            "that do"
+        )
+    return found
+
+
+def _place(namespace: Namespace) -> Namespace:
+    return (RESERVED, QUARANTINE, *namespace)
+
+
+def _entry(found: Memory) -> Entry:
+    value = found.value
+    return Entry(
+        key=found.key,
+        shown=redacted(found.text, spans_of(found.text, DETECTORS)),
+        reason=value["reason"],
+        check=value["check"],
+        kind=value["kind"],
+        role=value["role"],
+        at=datetime.fromisoformat(value["at"]),
+        memory_key=value["key"],
+        provenance=found.provenance,
+        text=found.text,
+        fields=value["fields"],
+    )

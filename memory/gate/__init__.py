@@ -1,0 +1,1 @@
+"""The gate in front of long-term memory: what is kept, quarantined or refused."""

@@ -1,0 +1,1 @@
+"""Profiles: a document under a schema, changed by patches."""
