@@ -6,9 +6,10 @@ said there is what the command line sees.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import RunnableConfig
@@ -21,12 +22,14 @@ from perdure.graphs.chat import chat_graph
 from perdure.graphs.memory_agent import memory_agent
 from perdure.graphs.reflection import reflection_graph
 from perdure.graphs.remembering import Notes, formation_graph
-from perdure.memory import Instructions, recalling, summarize, trim, update_instructions
+from perdure.memory import Gate, Instructions, recalling, summarize, trim, update_instructions
 from perdure.memory.forming.formation import Formation
 from perdure.memory.forming.tails import Tails
 from perdure.stores import SQLiteStore
 
-_FORMATIONS: dict[str, Formation] = {}
+_GATE = Gate()  # one for all: loaders make a graph for each run, and it counts what comes
+_OPEN: dict[settings.Settings, _Forms] = {}
+_OPENING = threading.Lock()
 TOKENS = 8_000
 """What the model is shown of a thread at most; what is old is summarised from 6,000 tokens on."""
 
@@ -70,23 +73,24 @@ async def store() -> AsyncIterator[SQLiteStore]:
 
 def agent(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
     """The memory agent: `{"configurable": {"user_id": …}}` of a run says whose memories."""
-    return memory_agent(configured_model(_chosen()), window=trim(tokens=TOKENS))
+    model, window = configured_model(_chosen()), trim(tokens=TOKENS)
+    return memory_agent(model, gate=_GATE, window=window)
 
 
 def remembering_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
     """A chat that recalls, and notes its threads for `formation`, or `perdure worker`."""
-    forms = _formation()
+    forms = _forms()
     return chat_graph(
         configured_model(_chosen()),
         window=trim(tokens=TOKENS),
-        recall=recalling(tails=Tails(forms)),
-        background=Notes(forms),
+        recall=recalling(tails=forms.tails),
+        background=Notes(forms.formation),
     )
 
 
 def formation(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
     """Forms memories of a thread of the database: of its turns, without a model."""
-    return formation_graph(_formation())
+    return formation_graph(_forms().formation)
 
 
 def reflection(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
@@ -105,13 +109,23 @@ def _chosen() -> settings.Settings:
     return settings.load(db=":memory:")  # a name, so that none is looked for: none is opened
 
 
-def _formation() -> Formation:
-    """The formation over the database, opened once a process for each file."""
+class _Forms(NamedTuple):
+    """What forms memories, and knows what is not yet formed: it remembers what it has read."""
+
+    formation: Formation
+    tails: Tails
+
+
+def _forms() -> _Forms:
+    """What forms in the database of the settings, which stays open as long as the process."""
     chosen = settings.load()
-    if chosen.db not in _FORMATIONS:
-        saver = SQLiteCheckpointer.open(chosen.db, key=chosen.key)
-        _FORMATIONS[chosen.db] = Formation(saver, SQLiteStore.open(chosen.db, key=chosen.key))
-    return _FORMATIONS[chosen.db]
+    with _OPENING:
+        if chosen not in _OPEN:
+            saver = SQLiteCheckpointer.open(chosen.db, key=chosen.key)
+            store = SQLiteStore.open(chosen.db, key=chosen.key)
+            made = Formation(saver, store, gate=_GATE)
+            _OPEN[chosen] = _Forms(made, Tails(made))
+        return _OPEN[chosen]
 
 
 def configured_model(chosen: settings.Settings) -> BaseChatModel | None:

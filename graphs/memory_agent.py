@@ -11,6 +11,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from perdure.graphs.chat import chat_graph
 from perdure.memory.collection.tools import manage_memory, search_memory
+from perdure.memory.gate.gate import Gate
 from perdure.memory.recollection.recalling import recalling
 
 MEMORIES: Final = ("memories", "{user_id}")
@@ -21,6 +22,7 @@ def memory_agent(
     tools: Sequence[BaseTool] = (),
     *,
     namespace: tuple[str, ...] = MEMORIES,
+    gate: Gate | None = None,
     **switches: Any,
 ) -> CompiledStateGraph[Any, None, Any, Any]:
     """Compile the agent: a chat with `manage_memory` and `search_memory` that recalls by itself.
@@ -33,11 +35,12 @@ def memory_agent(
         model: Answers, and calls tools; None: a responder that works offline and calls none.
         tools: More of them.
         namespace: Where the memories are kept; see `Template`.
+        gate: Decides on what is kept.
         switches: Of `chat_graph`: `checkpointer`, `store`, `window`, `instructions`, …
 
     Raises:
         ConfigurationError: See `chat_graph`.
     """
     switches.setdefault("recall", recalling(namespaces=[namespace]))
-    own = [manage_memory(namespace), search_memory(namespace)]
+    own = [manage_memory(namespace, gate=gate), search_memory(namespace)]
     return chat_graph(model, tools=[*own, *tools], **switches)

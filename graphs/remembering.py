@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Protocol, TypedDict, runtime_checkable
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langgraph.graph import START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from perdure.errors import InvalidConfig
+from perdure.errors import InvalidConfig, StorageError
 from perdure.memory.forming.formation import Formation
+
+_LOG = logging.getLogger("perdure")
 
 
 @runtime_checkable
@@ -35,14 +38,24 @@ class Notes:
 
 
 def remembers(background: Schedules) -> Runnable[Any, Any]:
-    """A node that schedules the thread of its run, and changes nothing in the state."""
+    """A node that schedules the thread of its run, and changes nothing in the state.
+
+    A store that refuses costs the user no answer: the log has the error, and the next turn of the
+    thread schedules all of it.
+    """
 
     def remember(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        background.schedule(_thread(config), config)
+        try:
+            background.schedule(_thread(config), config)
+        except StorageError as exc:
+            _put_off(config, exc)
         return {}
 
     async def aremember(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        await background.aschedule(_thread(config), config)
+        try:
+            await background.aschedule(_thread(config), config)
+        except StorageError as exc:
+            _put_off(config, exc)
         return {}
 
     return RunnableLambda(remember, aremember)
@@ -75,6 +88,10 @@ def formation_graph(formation: Formation) -> CompiledStateGraph[Any, None, Any, 
     builder.add_node("form", RunnableLambda(form, aform))
     builder.add_edge(START, "form")
     return builder.compile(name="formation")
+
+
+def _put_off(config: RunnableConfig, exc: StorageError) -> None:
+    _LOG.error("no memories will be formed of %r until its next turn: %s", _thread(config), exc)
 
 
 def _thread(config: RunnableConfig) -> str:

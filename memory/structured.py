@@ -114,7 +114,7 @@ class Insisting:
             except InvalidPatch as exc:
                 if is_final(answer) or failures > self.retries:
                     cause = answer if isinstance(answer, Exception) else exc
-                    raise _failed(failures, str(exc)) from cause
+                    raise _failed(failures, _outline(answer)) from cause
                 if isinstance(answer, Exception) and not isinstance(answer, ValueError):
                     yield waiting(self.backoff_s * 2 ** (failures - 1))
                 else:  # some clients raise what pydantic says of an answer
@@ -171,6 +171,20 @@ def _parsed(answer: Any) -> Any:
             raise InvalidPatch(f"the arguments {call['args']!r:.200} are no JSON")
         raise InvalidPatch("the answer has no arguments of the tool that was to be called")
     return answer["parsed"]
+
+
+def _outline(answer: Any) -> str:
+    """What is wrong with an answer, in none of its words: they may be a secret, and errors go far.
+
+    The model is told in detail, and so is who looks at the error's cause.
+    """
+    if not isinstance(answer, dict) or is_cut_off(answer.get("raw")):
+        return fault_of(answer.get("raw") if isinstance(answer, dict) else answer) or "it was text"
+    if is_withheld(answer.get("raw")):
+        return fault_of(answer["raw"]) or "it was withheld"
+    if answer.get("parsing_error") is not None or answer.get("parsed") is None:
+        return "the answer is not as the schema asks for"
+    return "the answer asks for what cannot be done"
 
 
 def _said(answer: Any) -> str:

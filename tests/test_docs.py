@@ -79,6 +79,7 @@ def test_python_on_pages(page: Path, scratch: Path, capsys: pytest.CaptureFixtur
         printed = capsys.readouterr().out
 
         assert shown in (None, printed)
+        assert shown != ""
 
 
 def test_store_examples_can_be_pasted(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,7 @@ class Attempts:
         with self._counted():
             try:
                 report = self._formation.form(thread_id, config).noted()
-            except Exception as exc:
+            except BaseException as exc:  # a former that ends its thread must not do so unseen
                 raise self._failed(job, exc) from exc
             self._tell(replace(job, state="done", report=report))
         return report
@@ -110,8 +110,8 @@ class Attempts:
                 self._running -= 1
                 self._changed.notify_all()
 
-    def _failed(self, job: Job, exc: Exception) -> AttemptFailed:
-        error = f"{type(exc).__name__}: {exc!s:.500}"
+    def _failed(self, job: Job, exc: BaseException) -> AttemptFailed:
+        error = f"{type(exc).__name__}: {_said(exc)}"
         final = is_final(exc)
         if final or job.attempts > self._pace.retries:
             self._tell(replace(job, state="dead", error=error), exc)
@@ -121,7 +121,7 @@ class Attempts:
             self._tell(replace(job, state="retrying", error=error, due_at=due_at))
         return AttemptFailed(error, final=final)
 
-    def _tell(self, job: Job, exc: Exception | None = None) -> None:
+    def _tell(self, job: Job, exc: BaseException | None = None) -> None:
         tell(job, exc)
         if self._told is not None:
             try:
@@ -130,11 +130,18 @@ class Attempts:
                 logger.exception("%r failed, which was told of %s", self._told, job)
 
 
-def tell(job: Job, exc: Exception | None = None) -> None:
+def tell(job: Job, exc: BaseException | None = None) -> None:
     """Log how an attempt has ended: as an error, if it was the last."""
     level = {"done": logging.INFO, "dead": logging.ERROR}.get(job.state, logging.WARNING)
     known = exc is None or isinstance(exc, PerdureError)  # its message says it all
     logger.log(level, "%s", job, exc_info=None if known else exc)
+
+
+def _said(exc: BaseException) -> str:
+    try:
+        return f"{exc!s:.500}"
+    except Exception as inner:
+        return f"(its message cannot be had: {type(inner).__name__})"
 
 
 def is_final(exc: BaseException) -> bool:

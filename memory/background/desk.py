@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 from uuid import uuid4
 
 from perdure.errors import ConfigurationError
@@ -25,6 +26,7 @@ _POLL_S: Final = 0.25  # how often a worker asks for attempts: a hundredth of a 
 _OUTCOME_S: Final = 1.0  # what DBOS may take to write down how the last attempts have ended
 _POSTGRES: Final = ("postgresql://", "postgres://")
 _BESIDE: Final = ".jobs"
+_PATH: Final = "/:\\"  # what of a path is not quoted in a URL
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class Desk:
             folder = tempfile.mkdtemp(prefix="perdure-")
             self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
             file = os.path.join(folder, "jobs")
-        return f"sqlite:///{file}", FilePresence(file)
+        return f"sqlite:///{quote(file, safe=_PATH)}", FilePresence(file)
 
 
 class Shift:

@@ -28,7 +28,7 @@ class Stubborn(TurnFormer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.failures: dict[str, list[Exception]] = {}
+        self.failures: dict[str, list[BaseException]] = {}
         self.began, self.hold = threading.Event(), threading.Event()
         self.hold.set()
 

@@ -194,3 +194,42 @@ def test_a_database_that_is_not_there(alone: House, tmp_path: Path) -> None:
     background = alone.background(database=tmp_path / "no" / "folder" / "jobs")
     with pytest.raises(StorageUnavailable, match="the jobs' database cannot be opened"):
         background.jobs()
+
+
+class Mute(Exception):
+    """An error whose message cannot be had."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("failure", [SystemExit(3), KeyboardInterrupt(), Mute()], ids=repr)
+def test_no_failure_is_silent(
+    failure: BaseException, alone: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever a former raises, even what ends processes, the job is dead and the log says so."""
+    alone.say("a")
+    alone.former.failures["a"] = [failure]
+    with alone.background(retries=0) as background:
+        background.schedule("a", config_of("a"))
+        [job] = until(lambda: background.jobs("dead"))
+
+    assert type(failure).__name__ in str(job.error)
+    assert [logging.ERROR] == [
+        record.levelno for record in caplog.records if record.name == "perdure.forming"
+    ]
+
+
+def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
+    """A folder with a percent sign is none with an escape in its name."""
+    folder = tmp_path / "50%20off #1"
+    folder.mkdir()
+    house = House(folder)
+    house.say("a")
+    with house.background() as background:
+        background.schedule("a", config_of("a"))
+        until(lambda: background.jobs("done"))
+    house.close()
+
+    assert ["50%20off #1"] == [path.name for path in tmp_path.iterdir()]
+    assert [path.name for path in folder.glob("*.jobs")]

@@ -325,6 +325,24 @@ def test_a_model_that_never_answers_loses_nothing(
     assert formation.pending() == []
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        facts({"action": "hunter2xyzzy9", "text": "x", "messages": [1]}),
+        Answer({"content": "hunter2xyzzy9"}),
+    ],
+)
+def test_an_error_says_nothing_in_the_words_of_the_model(reply: Reply, scripted: Scripted) -> None:
+    """They may be a secret, and the error goes into logs and lists of jobs; the model is told."""
+    at = scripted(reply, reply)
+    at.say(said("I like green tea."))
+    with pytest.raises(ModelFailed) as caught:
+        at.formation(retries=1).form("t", user())
+
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" in json.dumps(at.server.requests[-1]["messages"])
+
+
 def test_what_asking_again_cannot_mend_is_not_asked_again(
     store: SQLiteStore, scripted: Scripted
 ) -> None:
