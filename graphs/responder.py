@@ -80,7 +80,7 @@ def _answer(messages: list[BaseMessage]) -> str:
         return f"I was shown no question. {NOTICE}"
     told = [m for m in messages if isinstance(m, SystemMessage)]
     talk = [m for m in messages if m not in told]
-    parts = [_from_thread(asked, talk), _from_memory([m for t in told for m in _recalled(t.text)])]
+    parts = [_from_thread(asked, talk), _from_memory(asked, told)]
     if any(parts):
         return "\n".join([*filter(None, parts), NOTICE])
     count = len(talk) - 1  # all that it is shown, its own answers too
@@ -103,13 +103,16 @@ def _from_thread(asked: HumanMessage, talk: list[BaseMessage]) -> str:
     return "\n".join(["From this thread I remember:", *quotes])
 
 
-def _from_memory(recalled: list[dict[str, Any]]) -> str:
-    """The first of the recalled memories, with where they come from."""
-    if not recalled:
+def _from_memory(asked: HumanMessage, told: list[SystemMessage]) -> str:
+    """The first of the recalled memories that share a word with the question, with their place."""
+    wanted = _words(asked.text)
+    recalled = [memory for message in told for memory in _recalled(message.text)]
+    fitting = [memory for memory in recalled if wanted & _words(str(memory["memory"]))]
+    if not fitting:
         return ""
     quotes = (
         f"- {', '.join(filter(None, [_thread(m), m.get('on')]))}: “{_short(str(m['memory']))}”"
-        for m in recalled[:_QUOTES]
+        for m in fitting[:_QUOTES]
     )
     return "\n".join(["From earlier I remember:", *quotes])
 

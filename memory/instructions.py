@@ -77,18 +77,22 @@ class Instructions:
         self.namespace, self.key = Template(namespace), Template((key,))
         self.default = _text(default, "default")
 
-    def current(self, config: RunnableConfig | None = None) -> InstructionsVersion:
-        """What holds now.
+    def current(
+        self, config: RunnableConfig | None = None, *, as_of: datetime | None = None
+    ) -> InstructionsVersion:
+        """What holds now, or held at a moment.
 
         Raises:
             ConfigurationError: There is no store with versions, the config does not fill the
                 templates, or the item is something else.
         """
-        return run(self.reading(self.place(config)))
+        return run(self.reading(self.place(config), as_of))
 
-    async def acurrent(self, config: RunnableConfig | None = None) -> InstructionsVersion:
+    async def acurrent(
+        self, config: RunnableConfig | None = None, *, as_of: datetime | None = None
+    ) -> InstructionsVersion:
         """See `current`."""
-        return await arun(self.reading(self.place(config)))
+        return await arun(self.reading(self.place(config), as_of))
 
     def history(self, config: RunnableConfig | None = None) -> list[InstructionsVersion]:
         """All versions, oldest first, with the threads that caused them."""
@@ -136,11 +140,11 @@ class Instructions:
         namespace, [key] = self.namespace.filled(config), self.key.filled(config)
         return Place(store, namespace, key, *source(config))
 
-    def reading(self, place: Place) -> Steps[InstructionsVersion]:
-        """Read what holds now."""
+    def reading(self, place: Place, as_of: datetime | None = None) -> Steps[InstructionsVersion]:
+        """Read what holds now, or held at a moment."""
         item = yield Step(
-            lambda: place.store.get(place.namespace, place.key),
-            lambda: place.store.aget(place.namespace, place.key),
+            lambda: place.store.get(place.namespace, place.key, as_of=as_of),
+            lambda: place.store.aget(place.namespace, place.key, as_of=as_of),
         )
         return InstructionsVersion(self.default) if item is None else _version(item)
 

@@ -77,14 +77,13 @@ def _line(body: Any, source: Any, when: Any, formerly: Sequence[Former] = ()) ->
         "trust": None if trust == actor else trust,
         "on": None if at is None else _day(at),
         "thread": getattr(source, "thread_id", None),
-        "until": {_day(former.until): former.text for former in formerly[:1] if _was_true(former)},
+        "before": [
+            {"memory": former.text, "until": _day(former.until)}
+            for former in formerly[:1]
+            if former.change == "superseded"  # else it was not true, and was put right
+        ],
     }
     return quoted({"memory": body, **{name: part for name, part in about.items() if part}})
-
-
-def _was_true(former: Former) -> bool:
-    """Whether what a memory said before was true then, and not put right since."""
-    return former.change == "superseded"
 
 
 def _day(when: Any) -> str:

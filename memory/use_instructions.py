@@ -8,13 +8,17 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 
 from perdure.memory.instructions import Instructions, check_instructions
+from perdure.memory.moments import Clock, clock_of
 from perdure.memory.nodes import MessagesNode
 from perdure.memory.presenting import presented, taken_apart
 from perdure.memory.shown import Shown
 
 
 def use_instructions(
-    instructions: Instructions, *, messages_key: str = "messages"
+    instructions: Instructions,
+    *,
+    as_of: Clock | str | None = None,
+    messages_key: str = "messages",
 ) -> UseInstructions:
     """A node that puts the current instructions in front, as the one system message.
 
@@ -23,26 +27,33 @@ def use_instructions(
     stays as it is. With other nodes that decide what is shown, put it into one `view`, before the
     part that cuts.
 
+    Args:
+        instructions: They.
+        as_of: Gives the moment whose instructions are used, of the run's config, or the name of it
+            there; None, or where that gives None: those that hold now.
+        messages_key: The channel of the messages.
+
     Raises:
         ConfigurationError: Those are no instructions, or the key is none.
     """
-    return UseInstructions(instructions, messages_key)
+    return UseInstructions(instructions, messages_key, clock_of("as_of", as_of))
 
 
 class UseInstructions(MessagesNode):
     """See `use_instructions`, which makes it."""
 
-    def __init__(self, instructions: Instructions, messages_key: str) -> None:
+    def __init__(self, instructions: Instructions, messages_key: str, as_of: Clock) -> None:
         super().__init__(messages_key)
-        self.instructions = check_instructions(instructions)
+        self.instructions, self._as_of = check_instructions(instructions), as_of
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """The same, under the instructions."""
-        return _under(self.instructions.current(config).text, shown)
+        return _under(self.instructions.current(config, as_of=self._as_of(config)).text, shown)
 
     async def athrough(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """See `through`."""
-        return _under((await self.instructions.acurrent(config)).text, shown)
+        held = await self.instructions.acurrent(config, as_of=self._as_of(config))
+        return _under(held.text, shown)
 
 
 def _under(text: str, shown: Shown) -> Shown:

@@ -73,6 +73,19 @@ def test_what_comes_from_a_thread_goes_and_stays_gone(tmp_path: Path) -> None:
     assert [message["content"] for message in read("history", "trip")] == SAID
 
 
+def test_a_thread_that_is_deleted_leaves_its_memories(tmp_path: Path) -> None:
+    """A note says so, and how they are erased; without any, nothing is said."""
+    run("import", talks(tmp_path, trip=SAID))
+    run("import", "--no-memories", talks(tmp_path, home=["I live in Ghent"]))
+    remembered = attempt("delete", "trip", "--yes")
+    forgotten = attempt("delete", "home", "--yes")
+    run("forget", "--thread", "trip", "--yes")
+
+    assert "'perdure forget --thread' erases them" in remembered.stderr
+    assert (forgotten.stdout, forgotten.stderr) == ("1 deleted\n", "")
+    assert texts() == []
+
+
 def test_what_waits_is_forgotten_as_well(tmp_path: Path) -> None:
     """What recall shows of a thread that waits can be forgotten, by its key too."""
     file = talks(tmp_path, trip=SAID)
@@ -139,3 +152,20 @@ def test_the_receipt_for_programs() -> None:
 
     assert receipt["keys"] == [[["memories", "me"], "home"]]
     assert receipt["clean"]
+
+
+def test_all_that_is_known_of_a_user_goes(db: Path) -> None:
+    """Facts, what waits in quarantine and the notes; another user's memories stay."""
+    run("remember", "Ann likes figs")
+    attempt("remember", "Ann's password is hunter2xyzzy9")
+    run("remember", "--user", "bo", "Bo likes plums")
+    refused = attempt("forget", "--all", typed="n\n")
+    printed = run("forget", "--all", "--yes")
+
+    assert refused.exit_code == 1
+    assert printed == "forgot 1 memory\n"
+    assert texts() == []
+    assert b"hunter2xyzzy9" not in raw(db)
+    with SQLiteStore.open(db) as store:
+        assert {namespace[-1] for namespace in store.list_namespaces()} == {"bo"}
+    assert isinstance(attempt("forget", "--all", "--query", "figs").exception, ConfigurationError)

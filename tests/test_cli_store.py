@@ -195,7 +195,7 @@ def test_namespaces_are_matched(seat: str) -> None:
 @pytest.fixture
 def told(db: Path) -> str:
     """The id of a message that an item rests on, in the thread trip of the same file."""
-    run("--thread", "trip", "--message", "I cannot eat peanuts", group="chat")
+    run("-t", "trip", "-m", "I cannot eat peanuts", "--no-memory", group="chat")
     message = str(read("trip", group="history")[0]["id"])
     run("put", AT, "food", "--text", "no peanuts", "--thread", "trip", "--message", message)
     run("put", AT, "seat", "--text", "aisle")

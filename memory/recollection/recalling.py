@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from itertools import chain, islice
 from typing import Any, Final, Literal
 
@@ -18,12 +17,13 @@ from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
-from perdure.errors import ConfigurationError, EmbeddingFailed, PerdureError, StorageError
+from perdure.errors import EmbeddingFailed, PerdureError, StorageError
 from perdure.memory.checking import choice, whole
 from perdure.memory.conversation import Turn
 from perdure.memory.counting import Countable
 from perdure.memory.drivers import Steps, arun, run
 from perdure.memory.longterm.backing import Backing
+from perdure.memory.moments import Clock, clock_of
 from perdure.memory.nodes import MessagesNode
 from perdure.memory.places import source
 from perdure.memory.recollection.reach import NAMESPACES, Said
@@ -33,8 +33,6 @@ from perdure.memory.shown import Shown
 from perdure.stores.text import STOP_WORDS, query_tokens
 
 _LOG = logging.getLogger("perdure")
-Clock = Callable[[RunnableConfig | None], datetime | None]
-"""A moment, of the config of a run."""
 _MARK: Final = "perdure_memories"  # in additional_kwargs, which no provider is sent
 _FOLLOWS: Final = re.compile(r"(?:and|but|or|also|then|what about|how about)\b", re.IGNORECASE)
 _FEW: Final = 2  # words
@@ -51,8 +49,8 @@ def recalling(
     kinds: Sequence[str] | None = None,
     tails: Tails | Waiting | None = None,
     recent: int = 10,
-    now: Clock | None = None,
-    as_of: Clock | None = None,
+    now: Clock | str | None = None,
+    as_of: Clock | str | None = None,
     counter: Countable | None = None,
     on_failure: Literal["skip", "raise"] = "skip",
     messages_key: str = "messages",
@@ -92,8 +90,8 @@ def recalling(
         None if store is None else Backing(store).store,
         recent=whole("recent", recent, 0),
         skips=choice("on_failure", on_failure, _FAILURES) == "skip",
-        now=_checked("now", now),
-        as_of=_checked("as_of", as_of),
+        now=clock_of("now", now),
+        as_of=clock_of("as_of", as_of),
         messages_key=messages_key,
     )
 
@@ -108,8 +106,8 @@ class Recalling(MessagesNode):
         *,
         recent: int,
         skips: bool,
-        now: Clock | None,
-        as_of: Clock | None,
+        now: Clock,
+        as_of: Clock,
         messages_key: str,
     ) -> None:
         super().__init__(messages_key)
@@ -149,8 +147,7 @@ class Recalling(MessagesNode):
     ) -> Steps[Recollection]:
         ids = {message.id for turn in turns[: self._recent] for message in turn.said}
         said = Said(source(config)[0], frozenset(id for id in ids if id is not None))
-        as_of = None if self._as_of is None else self._as_of(config)
-        now = None if self._now is None else self._now(config)
+        as_of, now = self._as_of(config), self._now(config)
         return self._asks.recalling(query, self._store, config, as_of, now, said)
 
     def _failed(self, exc: Exception) -> str:
@@ -211,12 +208,3 @@ def _without_section(system: BaseMessage) -> BaseMessage | None:
         return None
     kwargs = {key: value for key, value in system.additional_kwargs.items() if key != _MARK}
     return system.model_copy(update={"content": left, "additional_kwargs": kwargs})
-
-
-def _checked(name: str, clock: Any) -> Clock | None:
-    if clock is not None and not callable(clock):
-        raise ConfigurationError(
-            f"{name} is {clock!r:.80}; expected a function that takes a run's config and returns a "
-            "moment"
-        )
-    return clock  # type: ignore[no-any-return]

@@ -199,7 +199,7 @@ def test_memories_are_shown_as_quoted_data(recalls: Any) -> None:
             "memory": "Ann works at the tea museum",
             "said_by": "user",
             "on": today,
-            "until": {today: "Ann works at the tea bakery"},
+            "before": [{"memory": "Ann works at the tea bakery", "until": today}],
         },
     ]
 

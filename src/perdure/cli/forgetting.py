@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -31,6 +33,9 @@ def forget(
         str | None, typer.Option(help="Words that must all be there, in any form.")
     ] = None,
     thread: Annotated[str | None, typer.Option(help="What comes from this thread.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All that is known of the user, and every note on it.")
+    ] = False,
     yes: Yes = False,
     user: User = None,
     db: DB = None,
@@ -38,10 +43,16 @@ def forget(
 ) -> None:
     """Erase memories for good, with all that they said before; they are not formed again.
 
-    What was said on threads stays there.
+    What was said on threads stays there. After --all they would be formed of it again, as of new
+    threads: delete those first.
     """
-    if [bool(key), query is not None, thread is not None].count(True) != 1:
-        raise ConfigurationError("name memories by their keys, or by --query, or by --thread")
+    if [bool(key), query is not None, thread is not None, every].count(True) != 1:
+        raise ConfigurationError(
+            "name memories by their keys, or by --query, or by --thread; or give --all"
+        )
+    if every:
+        _all(db, user, yes, json)
+        return
     what = {"query": query, "thread_id": thread}
     with opened_mind(db, user) as mind:
         form_waiting(mind)  # else what is not yet formed would be, afterwards
@@ -50,13 +61,29 @@ def forget(
             found = list(_many(mind, what, dry_run=True).keys)
         if found and not yes:
             _show(mind, found)
-            confirm(f"Forget {_counted(found)} for good?", yes)
+            confirm(f"Forget {_counted(len(found))} for good?", yes)
         receipt = _by_key(mind, found) if key else _many(mind, what)
+    _tell(receipt, json, len(receipt.keys))
+
+
+def _all(db: str | None, user: str | None, yes: bool, json: bool) -> None:
+    from perdure.memory.collection.collection import Collection
+    from perdure.memory.longterm.backing import RESERVED
+
+    with opened_mind(db, user) as mind:
+        confirm(f"Forget all that is known of {mind.user!r} for good?", yes)
+        kept = [Collection(mind.store, place) for place in (MEMORIES, EXAMPLES)]
+        receipts = [each.forget_all(config=mind.config) for each in kept]
+        receipt = reduce(add, [*receipts, mind.store.forget(mind.others[0])])
+    _tell(receipt, json, sum(place[0] != RESERVED for place, _ in receipt.keys))
+
+
+def _tell(receipt: Receipt, json: bool, count: int) -> None:
     if json:
         as_json(asdict(receipt))
         return
-    console.print(f"forgot {_counted(receipt.keys)}")
-    if found and not receipt.clean:
+    console.print(f"forgot {_counted(count)}")
+    if receipt.keys and not receipt.clean:
         notes.print("bytes of it are still in the file: another process reads; forget again later")
 
 
@@ -76,7 +103,6 @@ def _place(mind: Mind, key: str) -> Place:
 
 def _by_key(mind: Mind, found: Sequence[Place]) -> Receipt:
     from perdure.memory.collection.collection import Collection
-    from perdure.memory.collection.forgetting_many import together
     from perdure.memory.drivers import run
     from perdure.memory.longterm.backing import backing_of
     from perdure.memory.profile.items import ProfilePlace
@@ -93,7 +119,7 @@ def _by_key(mind: Mind, found: Sequence[Place]) -> Receipt:
         else:
             profile = run(forgetting(ProfilePlace(backing_of(mind.store), place, key)))
             receipts += [profile] if profile else []
-    return together(receipts)
+    return reduce(add, receipts)
 
 
 def _many(mind: Mind, what: dict[str, Any], *, dry_run: bool = False) -> Receipt:
@@ -105,7 +131,8 @@ def _many(mind: Mind, what: dict[str, Any], *, dry_run: bool = False) -> Receipt
 
 def _show(mind: Mind, found: Sequence[Place]) -> None:
     """Show what is to go: the last of what each said."""
-    from perdure.memory.longterm.backing import RESERVED, memory_of
+    from perdure.memory.longterm.backing import RESERVED
+    from perdure.memory.longterm.items import memory_of
 
     for place, key in found[:_SHOWN]:
         *_, last = map(memory_of, mind.store.history(place, key))
@@ -115,5 +142,5 @@ def _show(mind: Mind, found: Sequence[Place]) -> None:
         notes.print(f"… and {len(found) - _SHOWN} more", style="dim")
 
 
-def _counted(found: Sequence[Place]) -> str:
-    return f"{len(found)} {'memory' if len(found) == 1 else 'memories'}"
+def _counted(count: int) -> str:
+    return f"{count} {'memory' if count == 1 else 'memories'}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
-from perdure.cli.app import DB, AsJson, Yes, app, confirm, open_saver
-from perdure.cli.output import as_json, console, counted
+from perdure.cli.app import DB, AsJson, Yes, app, confirm, open_saver, opened
+from perdure.cli.output import as_json, console, counted, notes
 from perdure.cli.threads import Thread, full_id
+from perdure.errors import PerdureError
 
 Threads = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="The threads.")]
 
@@ -90,3 +92,21 @@ def delete(
             saver.thread(thread_id)
         saver.prune(thread, strategy="delete")
     console.print(f"{len(thread)} deleted")
+    if _is_remembered(thread, db):
+        notes.print(
+            "memories of what was said there stay; 'perdure forget --thread' erases them",
+            markup=False,
+        )
+
+
+def _is_remembered(threads: list[str], db: str | None) -> bool:
+    """Whether memories come from some threads, whosever they are."""
+    from perdure.stores import SQLiteStore
+
+    whence = {"thread_id": {"$in": threads}}
+    with (
+        suppress(PerdureError),  # the threads are gone, and that is what was asked for
+        opened(SQLiteStore, db, create=False, reads=True, begin="perdure remember") as store,
+    ):
+        return bool(store.search(("memories",), provenance=whence, limit=1, refresh_ttl=False))
+    return False
