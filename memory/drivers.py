@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -19,7 +21,7 @@ Steps = Generator[Step, Any, T]
 
 
 def run(steps: Steps[T]) -> T:
-    """Take all steps in the calling thread."""
+    """Take all steps in the calling thread; whatever ends that, what they hold is let go."""
     try:
         step = next(steps)
         while True:
@@ -31,10 +33,12 @@ def run(steps: Steps[T]) -> T:
                 step = steps.send(answer)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+    finally:
+        steps.close()
 
 
 async def arun(steps: Steps[T]) -> T:
-    """Take all steps from a coroutine."""
+    """Take all steps from a coroutine; whatever ends that, what they hold is let go."""
     try:
         step = next(steps)
         while True:
@@ -46,3 +50,36 @@ async def arun(steps: Steps[T]) -> T:
                 step = steps.send(answer)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+    finally:
+        steps.close()
+
+
+def aside(steps: Steps[T]) -> Steps[T]:
+    """The same steps; who awaits them has what is computed between them computed in a thread.
+
+    So that steps with much to compute, which would hold up an event loop, do not. What is waited
+    for is waited for on the loop, as always.
+    """
+    advance: Callable[[], Any] = partial(steps.send, None)
+    while True:
+        step, result = yield _advancing(advance)
+        if step is None:
+            return result  # type: ignore[no-any-return]
+        try:
+            answer = yield step
+        except Exception as exc:
+            advance = partial(steps.throw, exc)
+        else:
+            advance = partial(steps.send, answer)
+
+
+def _advancing(advance: Callable[[], Any]) -> Step:
+    """The step that goes on to the next one, and gives it; at the end None, and the result."""
+
+    def advanced() -> tuple[Step | None, Any]:
+        try:
+            return advance(), None
+        except StopIteration as stop:  # which no future takes
+            return None, stop.value
+
+    return Step(advanced, lambda: asyncio.to_thread(advanced))

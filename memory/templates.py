@@ -64,7 +64,8 @@ class Template:
             config: The run's; None: within a node, that of the run it belongs to.
 
         Raises:
-            InvalidConfig: It does not say what a placeholder stands for, or not in text.
+            InvalidConfig: It does not say what a placeholder stands for, or not in text, or in
+                blanks only, or with a NUL.
         """
         if all(label.name is None for label in self._parsed):
             return tuple(label.before for label in self._parsed)
@@ -80,10 +81,10 @@ class Template:
                 f'config={{"configurable": {{{label.name!r}: "…"}}}}'
             )
         value = given[label.name]
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str) or not value.strip() or "\0" in value:
             raise InvalidConfig(
                 f"configurable[{label.name!r}] is {value!r:.80}, with which {self!r} cannot be "
-                "filled; expected text that is not empty"
+                "filled; expected text that is not blank and has no NUL"
             )
         return label.before + str.__str__(value) + label.after  # an enum's own text, not its name
 

@@ -7,49 +7,45 @@ So the same fact, told twice at once, is kept once, and no correction is lost.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from perdure.errors import ConfigurationError, LimitExceeded, VersionConflict
+from perdure.errors import ConfigurationError, LimitExceeded
 from perdure.memory.collection.forgetting import UNNOTED, unknown
-from perdure.memory.collection.keeping import QUARANTINE, Kept, keeping
-from perdure.memory.collection.shaping import OWN, TEXT, Given, Shape
+from perdure.memory.collection.keeping import Judged, keeping
+from perdure.memory.collection.shaping import OWN, TEXT, Given, MemoryShape
 from perdure.memory.drivers import Steps
 from perdure.memory.gate.gate import Gate
-from perdure.memory.longterm.backing import (
-    RESERVED,
-    Backing,
-    removal_of,
-    succeeding,
-)
+from perdure.memory.longterm.backing import Backing, quarantine_of, removal_of, succeeding
 from perdure.memory.longterm.memories import Candidate, Memory, Outcome, Role
 from perdure.memory.longterm.reading import listing
-from perdure.memory.longterm.taking_turns import taking_turns
+from perdure.memory.longterm.taking_turns import persevering, taking_turns
 from perdure.memory.longterm.tombstones import burials
 from perdure.stores.base import Namespace, Provenance
 
 Replacement = Literal["updated", "superseded"]
-_TRIES: Final = 50  # each that fails is one in which somebody else succeeded
 _KEY: Final = 9  # characters of an id, which a model can still copy
 _LETTERS: Final = "23456789abcdefghjkmnpqrstuvwxyz"  # none of them is taken for another
 _SAYS_SO: Final = "it says so already"
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What is to be kept, and who said it.
+class Telling:
+    """What is to be kept, and who told it.
 
     Attributes:
         given: The memory.
         provenance: Where it comes from.
         role: Whose words it rests on.
+        by_model: Whether a model asks for it, by a tool.
     """
 
     given: Given
     provenance: Provenance
     role: Role = "user"
+    by_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,36 +63,42 @@ class Changing:
     backing: Backing
     namespace: Namespace
     gate: Gate
-    shape: Shape
+    shape: MemoryShape
     kind: str
 
-    def inserting(self, said: Said, key: str | None = None) -> Steps[Outcome]:
+    def inserting(self, telling: Telling, key: str | None = None) -> Steps[Outcome]:
         """Add a memory, unless it is there already; see `Collection.insert`."""
-        value = self.shape.value(said.given)
-        return self._persevering(lambda: self._inserted(value, said, key))
+        value = self.shape.value(telling.given)
+        return persevering(
+            self.backing, self.namespace, lambda: self._inserted(value, telling, key)
+        )
+
+    def putting(self, telling: Telling, key: str) -> Steps[Outcome]:
+        """Add a memory under a key, or put the one right that has it."""
+        value = self.shape.value(telling.given)
+
+        def put() -> Steps[Outcome]:
+            if (yield from self.backing.got(self.namespace, key)) is None:
+                return (yield from self._inserted(value, telling, key))
+            return (yield from self._replaced(key, telling, "updated", None))
+
+        return persevering(self.backing, self.namespace, put)
 
     def replacing(
-        self, key: str, said: Said, change: Replacement, at: datetime | None = None
+        self, key: str, telling: Telling, change: Replacement, at: datetime | None = None
     ) -> Steps[Outcome]:
         """Let a memory say something else; see `Collection.update` and `supersede`."""
-        return self._persevering(lambda: self._replaced(key, said, change, at))
+        return persevering(
+            self.backing, self.namespace, lambda: self._replaced(key, telling, change, at)
+        )
 
     def deleting(self, key: str) -> Steps[Outcome]:
         """Close a memory; see `Collection.delete`."""
-        return self._persevering(lambda: self._deleted(key))
+        return persevering(self.backing, self.namespace, lambda: self._deleted(key))
 
     # -- one attempt
 
-    def _persevering(self, attempt: Callable[[], Steps[Outcome]]) -> Steps[Outcome]:
-        """Attempt a change until no other comes between its reading and its writing."""
-        for _ in range(_TRIES):
-            try:
-                return (yield from attempt())
-            except VersionConflict:
-                continue
-        return (yield from attempt())
-
-    def _inserted(self, value: dict[str, Any], said: Said, key: str | None) -> Steps[Outcome]:
+    def _inserted(self, value: dict[str, Any], telling: Telling, key: str | None) -> Steps[Outcome]:
         turn = yield from taking_turns(self.backing, self.namespace)
         there = None if key is None else (yield from self.backing.got(self.namespace, key))
         if there is not None:
@@ -106,7 +108,7 @@ class Changing:
                 f"the key {key!r} is that of another memory in {self.namespace!r}; update or "
                 "supersede that one, or leave key= out for a new one"
             )
-        candidate = self._candidate(value, self.kind, said)
+        candidate = self._candidate(value, self.kind, telling)
         wanted = key or (yield from self._new_key())
         kept = yield from self._judged(candidate, wanted, self.backing)
         [outcome] = kept.outcomes
@@ -121,14 +123,14 @@ class Changing:
         return outcome
 
     def _replaced(
-        self, key: str, said: Said, change: Replacement, at: datetime | None
+        self, key: str, telling: Telling, change: Replacement, at: datetime | None
     ) -> Steps[Outcome]:
         turn = yield from taking_turns(self.backing, self.namespace)
         former = yield from self._present(key)
-        value = self.shape.value(said.given, former.value)
+        value = self.shape.value(telling.given, former.value)
         if value == given_of(former):
             return Outcome("unchanged", key, _SAYS_SO)
-        candidate = self._candidate(value, former.kind, said)
+        candidate = self._candidate(value, former.kind, telling)
         kept = yield from self._judged(candidate, key, _Without(self.backing, former))
         [outcome], puts = kept.outcomes, kept.puts
         if outcome.change == "added":
@@ -164,18 +166,25 @@ class Changing:
             raise unknown(self.namespace, key)
         return memory
 
-    def _candidate(self, value: Mapping[str, Any], kind: str, said: Said) -> Candidate:
+    def _candidate(self, value: Mapping[str, Any], kind: str, telling: Telling) -> Candidate:
         fields = {name: part for name, part in value.items() if name != TEXT}
-        return Candidate(value[TEXT], kind, fields, said.provenance, said.role, explicit=True)
+        return Candidate(
+            value[TEXT],
+            kind,
+            fields,
+            telling.provenance,
+            telling.role,
+            explicit=True,
+            by_model=telling.by_model,
+        )
 
-    def _judged(self, candidate: Candidate, key: str, backing: Backing) -> Steps[Kept]:
+    def _judged(self, candidate: Candidate, key: str, backing: Backing) -> Steps[Judged]:
         return keeping(self.gate, backing, self.namespace, [candidate], [key])
 
     def _waiting(self, candidate: Candidate) -> Steps[Memory | None]:
         """What waits for review in the same words."""
-        place = (RESERVED, QUARANTINE, *self.namespace)
         same = {"filter": {TEXT: candidate.text, "kind": candidate.kind}}
-        found = yield from listing(self.backing, place, 1, 0, same)
+        found = yield from listing(self.backing, quarantine_of(self.namespace), 1, 0, same)
         return found[0] if found else None
 
     def _new_key(self) -> Steps[str]:

@@ -12,9 +12,9 @@ from pydantic import BaseModel
 
 from perdure.errors import ConfigurationError
 from perdure.memory.checking import choice
-from perdure.memory.collection.changing import Changing, Replacement, Said
-from perdure.memory.collection.forgetting import forgetting
-from perdure.memory.collection.shaping import Given, Shape
+from perdure.memory.collection.changing import Changing, Replacement, Telling
+from perdure.memory.collection.forgetting import emptying, forgetting
+from perdure.memory.collection.shaping import Given, MemoryShape
 from perdure.memory.drivers import Steps, arun, run
 from perdure.memory.gate.gate import Gate
 from perdure.memory.longterm.memories import FACT, Outcome, Role
@@ -58,7 +58,7 @@ class Collection(Readable):
         if not isinstance(kind, str) or not kind:
             raise ConfigurationError(f"kind is {kind!r:.80}; expected a word, like 'fact'")
         super().__init__(store, namespace)
-        self.shape, self.gate, self.kind = Shape(schema), gate or Gate(), kind
+        self.shape, self.gate, self.kind = MemoryShape(schema), gate or Gate(), kind
 
     # -- writing
 
@@ -88,6 +88,7 @@ class Collection(Readable):
             InvalidValue: It has no text, or is not what the schema asks for.
             InvalidConfig: The config does not fill the namespace.
             ConfigurationError: There is no store, or the key is another memory's.
+            VersionConflict: Other processes changed memories here, again and again.
             StorageError: The store refuses.
         """
         return run(self._inserting(memory, config, provenance, role, key))
@@ -128,7 +129,7 @@ class Collection(Readable):
 
         Raises:
             UnknownMemory: There is none by that id.
-            VersionConflict: Others changed it, again and again.
+            VersionConflict: See `insert`.
             InvalidValue: See `insert`; as its other errors.
         """
         return run(self._replacing("updated", key, memory, config, provenance, role))
@@ -188,6 +189,7 @@ class Collection(Readable):
 
         Raises:
             UnknownMemory: There is none by that id, or none any more.
+            VersionConflict: See `insert`.
             ConfigurationError: See `insert`.
         """
         return run(self.changing(config).deleting(check_key(key)))
@@ -214,6 +216,29 @@ class Collection(Readable):
         """See `forget`."""
         return await arun(forgetting(*self._place(config), check_key(key)))
 
+    def forget_all(self, *, config: RunnableConfig | None = None) -> Receipt:
+        """Erase all memories of the namespace, say of a user who leaves, and all notes on them.
+
+        With them goes what is in quarantine, what notes that threads are or wait to be formed, and
+        the hashes by which what was deleted is known. So nothing is left, and nothing is held back:
+        what is formed of a thread after that is formed as of a new one. Delete the threads as well,
+        and before: `store.forget(threads=…, checkpointer=…)` does. To call `store.forget` with the
+        namespace leaves the notes, and in quarantine maybe a secret. What is in namespaces below
+        this one stays, as do a profile and examples, which have their own.
+
+        In a store that is not perdure's, all is deleted as that store does it, and the receipt is
+        not `clean`.
+
+        Raises:
+            InvalidConfig: The config does not fill the namespace.
+            ConfigurationError: There is no store.
+        """
+        return run(emptying(*self._place(config)))
+
+    async def aforget_all(self, *, config: RunnableConfig | None = None) -> Receipt:
+        """See `forget_all`."""
+        return await arun(emptying(*self._place(config)))
+
     # -- steps
 
     def _inserting(
@@ -224,9 +249,9 @@ class Collection(Readable):
         role: Role,
         key: str | None,
     ) -> Steps[Outcome]:
-        said = said_of(memory, config, provenance, role)
+        telling = telling_of(memory, config, provenance, role)
         wanted = None if key is None else check_key(key)
-        return self.changing(config).inserting(said, wanted)
+        return self.changing(config).inserting(telling, wanted)
 
     def _replacing(
         self,
@@ -242,8 +267,8 @@ class Collection(Readable):
             raise ConfigurationError(
                 f"at is {at!r:.80}; expected a datetime with a time zone, or None: now"
             )
-        said = said_of(memory, config, provenance, role)
-        return self.changing(config).replacing(check_key(key), said, change, at)
+        telling = telling_of(memory, config, provenance, role)
+        return self.changing(config).replacing(check_key(key), telling, change, at)
 
     def changing(self, config: RunnableConfig | None) -> Changing:
         """The changes that can be made in the namespace of a run, as steps.
@@ -255,12 +280,12 @@ class Collection(Readable):
         return Changing(*self._place(config), self.gate, self.shape, self.kind)
 
 
-def said_of(
+def telling_of(
     memory: Given,
     config: RunnableConfig | None,
     provenance: Provenance | None = None,
     role: Role = "user",
-) -> Said:
+) -> Telling:
     """What is given, with where it comes from: if nobody says, the run, now."""
     choice("role", role, get_args(Role))
     if provenance is None:
@@ -268,4 +293,4 @@ def said_of(
         provenance = Provenance(thread_id, checkpoint_id, actor=role, at=datetime.now(UTC))
     if provenance.trust is None:
         provenance = replace(provenance, trust=role)
-    return Said(memory, provenance, role)
+    return Telling(memory, provenance, role)

@@ -14,7 +14,7 @@ from langgraph.store.base import BaseStore
 
 from perdure.errors import ConfigurationError
 from perdure.memory.checking import whole
-from perdure.memory.collection.collection import Collection, said_of
+from perdure.memory.collection.collection import Collection, telling_of
 from perdure.memory.collection.episodes import (
     Example,
     checked_parts,
@@ -98,6 +98,7 @@ class Examples:
         Raises:
             InvalidValue: A part is no text, or input or outcome is empty.
             ConfigurationError: There is no store, or the config does not fill the namespace.
+            VersionConflict: Other processes changed examples here, again and again.
             StorageError: The store refuses.
         """
         parts = checked_parts(input=input, outcome=outcome, context=context, why=why, score=score)
@@ -228,12 +229,10 @@ class Examples:
         provenance: Provenance | None,
         role: Role,
     ) -> Steps[Outcome]:
-        changing = self.memories.changing(config)
-        key = key_of(parts)
-        said = said_of(value_of(parts), config, provenance, role)
-        if (yield from changing.backing.got(changing.namespace, key)) is not None:
-            return (yield from changing.replacing(key, said, "updated"))
-        return (yield from changing.inserting(said, key))
+        # a case that is there keeps what is not told again
+        value = {name: part for name, part in value_of(parts).items() if part is not None}
+        telling = telling_of(value, config, provenance, role)
+        return self.memories.changing(config).putting(telling, key_of(parts))
 
     def _updating(
         self,
@@ -248,5 +247,5 @@ class Examples:
         if former is None or not is_episode(former):
             raise unknown(changing.namespace, key)
         value = value_of({**former.value, **parts})
-        said = said_of(value, config, provenance, role)
-        return (yield from changing.replacing(key, said, "updated"))
+        telling = telling_of(value, config, provenance, role)
+        return (yield from changing.replacing(key, telling, "updated"))

@@ -1,4 +1,4 @@
-"""Forgetting one memory: all that it ever said, and what waits for review in its words."""
+"""Forgetting one memory with all that it ever said, or all of a namespace with all notes on it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol, runtime_checkable
 
 from perdure.errors import LimitExceeded, UnknownMemory
-from perdure.memory.collection.keeping import QUARANTINE
 from perdure.memory.drivers import Step, Steps
-from perdure.memory.longterm.backing import RESERVED, Backing, removal_of
-from perdure.memory.longterm.memories import Memory
-from perdure.memory.longterm.reading import listing
+from perdure.memory.longterm.backing import (
+    NOTES,
+    Backing,
+    notes_of,
+    quarantine_of,
+    removal_of,
+)
 from perdure.memory.longterm.tombstones import burials
 from perdure.stores.base import Namespace, PutItem, Receipt
 
 UNNOTED: Final = "there is no room to note that it is not to be formed again"
 _LOG = logging.getLogger("perdure")
-_PAGE: Final = 1_000  # entries of the quarantine read at once
 
 
 @runtime_checkable
@@ -48,13 +50,45 @@ def forgetting(backing: Backing, namespace: Namespace, key: str) -> Steps[Receip
     notes = list({(put.namespace, put.key): put for put in notes}.values())
     noted = yield from _noted(backing, notes)
     receipt = yield from _erased(backing, namespace, key)
-    place = (RESERVED, QUARANTINE, *namespace)
+    place = quarantine_of(namespace)
     texts = {version.text for version in versions}
     texts.update(former.text for version in versions for former in version.formerly)
     for entry in (yield from _entries(backing, place, key, texts)):
-        receipt = _added(receipt, (yield from _erased(backing, place, entry)))
+        receipt += yield from _erased(backing, place, entry)
     if not noted and not (yield from _noted(backing, notes)):
         _LOG.warning("%r in %r is forgotten; %s", key, namespace, UNNOTED)
+    return receipt
+
+
+def emptying(backing: Backing, namespace: Namespace) -> Steps[Receipt]:
+    """Erase the memories of a namespace, and the notes on them; see `Collection.forget_all`.
+
+    The memories last: if this is cut off, they are still there and can be forgotten again.
+    """
+    receipt = _nothing(clean=isinstance(backing.store, Forgets))
+    for place in (*(notes_of(kind, namespace) for kind in NOTES), namespace):
+        receipt += yield from _emptied(backing, place)
+    return receipt
+
+
+def _emptied(backing: Backing, place: Namespace) -> Steps[Receipt]:
+    store: Any = backing.store
+    if not isinstance(store, Forgets):
+        found = yield from backing.every(place)
+        own = [each.key for each in found if each.namespace == place]
+        yield from backing.written([removal_of(place, key) for key in own])
+        return replace(_nothing(clean=False), items=len(own), keys=tuple((place, k) for k in own))
+    plan: Receipt = yield Step(
+        lambda: store.forget(place, dry_run=True), lambda: store.aforget(place, dry_run=True)
+    )
+    if not plan.keys:  # the file need not be rewritten
+        return _nothing(clean=True)
+    if all(where == place for where, _ in plan.keys):
+        receipt: Receipt = yield Step(lambda: store.forget(place), lambda: store.aforget(place))
+        return receipt
+    receipt = _nothing(clean=True)  # what is further down stays
+    for key in [key for where, key in plan.keys if where == place]:
+        receipt += yield from _erased(backing, place, key)
     return receipt
 
 
@@ -77,10 +111,12 @@ def _entries(backing: Backing, place: Namespace, key: str, texts: set[str]) -> S
             lambda: store.aforget(place, filter=meant, dry_run=True),
         )
         return [entry for where, entry in plan.keys if where == place]
-    waiting: list[Memory] = []
-    while page := (yield from listing(backing, place, _PAGE, len(waiting), {})):
-        waiting += page
-    return [each.key for each in waiting if each.value.get("key") == key or each.text in texts]
+    waiting = yield from backing.every(place)
+    return [
+        each.key
+        for each in waiting
+        if each.namespace == place and (each.value.get("key") == key or each.text in texts)
+    ]
 
 
 def _erased(backing: Backing, namespace: Namespace, key: str) -> Steps[Receipt]:
@@ -91,18 +127,11 @@ def _erased(backing: Backing, namespace: Namespace, key: str) -> Steps[Receipt]:
         )
         return receipt
     yield from backing.written([removal_of(namespace, key)])
-    return Receipt(1, 0, 0, ((namespace, key),), (), (), datetime.now(UTC), clean=False)
+    return replace(_nothing(clean=False), items=1, keys=((namespace, key),))
 
 
-def _added(one: Receipt, other: Receipt) -> Receipt:
-    return replace(
-        one,
-        items=one.items + other.items,
-        versions=one.versions + other.versions,
-        keys=(*one.keys, *other.keys),
-        hashes=tuple(sorted({*one.hashes, *other.hashes})),
-        clean=one.clean and other.clean,
-    )
+def _nothing(*, clean: bool) -> Receipt:
+    return Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean)
 
 
 def unknown(namespace: Namespace, key: str) -> UnknownMemory:

@@ -6,13 +6,14 @@ The file is rewritten once a namespace, and not once a memory, as it is by `Coll
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from typing import Any, Final
 
 from perdure.errors import ConfigurationError
 from perdure.memory.collection.forgetting import Forgets
-from perdure.memory.collection.keeping import QUARANTINE
 from perdure.memory.drivers import Step, Steps, arun, run
-from perdure.memory.longterm.backing import RESERVED, Backing
+from perdure.memory.longterm.backing import RESERVED, Backing, quarantine_of
 from perdure.memory.longterm.tombstones import burials
 from perdure.stores.base import Namespace, PutItem, Receipt
 
@@ -58,20 +59,6 @@ async def aforget_many(
     return await arun(_forgetting(store, namespaces, thread_id, query, dry_run))
 
 
-def together(receipts: Sequence[Receipt]) -> Receipt:
-    """Several receipts, one at least, as one."""
-    return Receipt(
-        items=sum(each.items for each in receipts),
-        versions=sum(each.versions for each in receipts),
-        messages=sum(each.messages for each in receipts),
-        keys=tuple(key for each in receipts for key in each.keys),
-        hashes=tuple(sorted({found for each in receipts for found in each.hashes})),
-        threads=tuple(dict.fromkeys(thread for each in receipts for thread in each.threads)),
-        at=max(each.at for each in receipts),
-        clean=all(each.clean for each in receipts),
-    )
-
-
 def _forgetting(
     store: Any,
     namespaces: Sequence[Namespace],
@@ -89,12 +76,12 @@ def _forgetting(
     meant: dict[str, Any] = {"query": query}
     if thread_id is not None:
         meant["provenance"] = {"thread_id": thread_id}
-    places = [each for own in namespaces for each in (own, (RESERVED, QUARANTINE, *own))]
+    places = [each for own in namespaces for each in (own, quarantine_of(own))]
     plans = yield from _forgotten(store, places, {**meant, "dry_run": True})
     if dry_run:
-        return together(plans)
+        return reduce(add, plans)
     yield from _buried(Backing(store), [key for plan in plans for key in plan.keys])
-    return together((yield from _forgotten(store, places, meant)))
+    return reduce(add, (yield from _forgotten(store, places, meant)))
 
 
 def _forgotten(

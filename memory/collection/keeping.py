@@ -13,17 +13,16 @@ from typing import Any, Final
 
 from perdure.memory.drivers import Steps
 from perdure.memory.gate.gate import Gate
-from perdure.memory.longterm.backing import RESERVED, Backing, put_of
+from perdure.memory.longterm.backing import Backing, put_of, quarantine_of
 from perdure.memory.longterm.memories import Candidate, Change, Outcome, Verdict
 from perdure.stores.base import Namespace, Provenance, PutItem
 
-QUARANTINE: Final = "quarantine"
 REDACTED: Final = "redacted"
 """The field of a memory's value that names what was blotted out in it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Judged:
     """What becomes of candidates.
 
     Attributes:
@@ -41,7 +40,7 @@ def keeping(
     namespace: Namespace,
     candidates: Sequence[Candidate],
     keys: Sequence[str],
-) -> Steps[Kept]:
+) -> Steps[Judged]:
     """Judge candidates, and plan what is to be written of them.
 
     Args:
@@ -56,19 +55,19 @@ def keeping(
         StorageError: The store cannot be read.
     """
     verdicts = yield from gate.judging(candidates, backing, namespace, keys=keys)
-    kept = Kept([], [])
+    judged = Judged([], [])
     for candidate, key, verdict in zip(candidates, keys, verdicts, strict=True):
         if verdict.action == "refuse":
             outcome = _refused(verdict)
         elif verdict.action == "quarantine":
             put = _quarantined(namespace, candidate, key, verdict)
-            kept.puts.append(put)
+            judged.puts.append(put)
             outcome = Outcome("quarantined", put.key, verdict.reason, verdict.check)
         else:
-            kept.puts.append(_put(gate, namespace, candidate, key, verdict))
+            judged.puts.append(_put(gate, namespace, candidate, key, verdict))
             outcome = Outcome("added", key, verdict.reason, verdict.check)
-        kept.outcomes.append(outcome)
-    return kept
+        judged.outcomes.append(outcome)
+    return judged
 
 
 def _refused(verdict: Verdict) -> Outcome:
@@ -105,9 +104,9 @@ def _quarantined(namespace: Namespace, candidate: Candidate, key: str, verdict: 
         "check": verdict.check,
         "at": datetime.now(UTC).isoformat(),
     }
-    place = (RESERVED, QUARANTINE, *namespace)
     provenance = _trusted(candidate)
-    return put_of(place, _entry_key(candidate), value, provenance=provenance, searched=False)
+    place, key = quarantine_of(namespace), _entry_key(candidate)
+    return put_of(place, key, value, provenance=provenance, searched=False)
 
 
 def _entry_key(candidate: Candidate) -> str:

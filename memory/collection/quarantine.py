@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.errors import UnknownMemory
 from perdure.memory.collection.forgetting import Forgets
-from perdure.memory.collection.keeping import QUARANTINE
 from perdure.memory.drivers import Step, Steps, arun, run
 from perdure.memory.gate.detectors import DETECTORS, redacted, spans_of
 from perdure.memory.longterm.backing import (
-    RESERVED,
     Backing,
     backing_of,
     namespace_of,
     put_of,
+    quarantine_of,
     removal_of,
     succeeding,
 )
@@ -27,8 +26,6 @@ from perdure.memory.longterm.memories import Memory, Outcome, Role
 from perdure.memory.longterm.tombstones import burial
 from perdure.memory.templates import Template
 from perdure.stores.base import Namespace, Provenance
-
-_PAGE: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ class Quarantine:
 
     Methods that begin with `a` are the async forms. `config` is that of the run; None: within a
     node, the run it belongs to. Texts are kept here as they were said, secrets too: on an encrypted
-    store, encrypted.
+    store, encrypted. `store.forget(namespace)` leaves them here; `Collection.forget_all` does not.
 
     Args:
         store: That of the memories. None: within a graph, the store it was compiled with.
@@ -139,13 +136,10 @@ class Quarantine:
 
 
 def _listing(backing: Backing, namespace: Namespace) -> Steps[Entries]:
-    place, entries, seen = _place(namespace), [], 0
-    while True:
-        page = yield from backing.found(place, limit=_PAGE, offset=seen)
-        entries += [_entry(found) for found in page if found.namespace == place]
-        seen += len(page)
-        if len(page) < _PAGE:
-            return sorted(entries, key=lambda entry: entry.at)
+    place = quarantine_of(namespace)
+    found = yield from backing.every(place)
+    entries = [_entry(each) for each in found if each.namespace == place]
+    return sorted(entries, key=lambda entry: entry.at)
 
 
 def _releasing(backing: Backing, namespace: Namespace, key: str) -> Steps[Outcome]:
@@ -159,7 +153,7 @@ def _releasing(backing: Backing, namespace: Namespace, key: str) -> Steps[Outcom
     put = put_of(
         namespace, entry.memory_key, value, provenance=entry.provenance, if_version=version
     )
-    yield from backing.written([put, removal_of(_place(namespace), key, found.version)])
+    yield from backing.written([put, removal_of(quarantine_of(namespace), key, found.version)])
     yield from _erasing(backing, namespace, key)  # or what the memory says were still kept here
     return Outcome("added" if former is None else "updated", entry.memory_key)
 
@@ -168,7 +162,7 @@ def _discarding(backing: Backing, namespace: Namespace, key: str) -> Steps[Outco
     found = yield from _found(backing, namespace, key)
     puts = [burial(namespace, found.text, "forgotten")]
     if not isinstance(backing.store, Forgets):
-        puts.append(removal_of(_place(namespace), key))
+        puts.append(removal_of(quarantine_of(namespace), key))
     yield from backing.written(puts)
     yield from _erasing(backing, namespace, key)
     return Outcome("deleted", key)
@@ -177,22 +171,18 @@ def _discarding(backing: Backing, namespace: Namespace, key: str) -> Steps[Outco
 def _erasing(backing: Backing, namespace: Namespace, key: str) -> Steps[None]:
     store: Any = backing.store
     if isinstance(store, Forgets):
-        place = _place(namespace)
+        place = quarantine_of(namespace)
         yield Step(lambda: store.forget(place, key=key), lambda: store.aforget(place, key=key))
 
 
 def _found(backing: Backing, namespace: Namespace, key: str) -> Steps[Memory]:
-    found = yield from backing.got(_place(namespace), key)
+    found = yield from backing.got(quarantine_of(namespace), key)
     if found is None:
         raise UnknownMemory(
             f"no entry {key!r:.80} waits in the quarantine of {namespace!r}; list() tells those "
             "that do"
         )
     return found
-
-
-def _place(namespace: Namespace) -> Namespace:
-    return (RESERVED, QUARANTINE, *namespace)
 
 
 def _entry(found: Memory) -> Entry:

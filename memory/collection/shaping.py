@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from perdure.errors import ConfigurationError, InvalidValue
 from perdure.memory.collection.keeping import REDACTED
-from perdure.memory.longterm.backing import FORMERLY, SOURCE
+from perdure.memory.longterm.items import FORMERLY, SOURCE
 
 Given = str | Mapping[str, Any] | BaseModel
 """A memory's text; its text and fields, as a dict or as an instance of the schema."""
@@ -20,7 +20,7 @@ OWN: Final = ("kind", FORMERLY, SOURCE, REDACTED)
 _FAULTS: Final = 5
 
 
-class Shape:
+class MemoryShape:
     """What the memories of a collection look like: a `text`, and fields beside it.
 
     Args:

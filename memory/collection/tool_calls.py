@@ -16,10 +16,18 @@ from perdure.errors import (
     UnknownMemory,
     VersionConflict,
 )
-from perdure.memory.collection.changing import Changing, Replacement
-from perdure.memory.collection.collection import Collection, said_of
+from perdure.memory.collection.changing import (
+    Changing,
+    Replacement,
+    Telling,
+    given_of,
+)
+from perdure.memory.collection.collection import Collection
+from perdure.memory.collection.forgetting import unknown
+from perdure.memory.collection.resting import Ground
 from perdure.memory.collection.shaping import OWN, TEXT
 from perdure.memory.drivers import Steps
+from perdure.memory.gate.sensitive import texts_in
 from perdure.memory.longterm.memories import FACT, Memory, Outcome
 from perdure.memory.longterm.reading import Readable
 from perdure.memory.quoting import quoted
@@ -35,12 +43,15 @@ _LONG: Final = 400  # characters of a reason that a model is told
 class Work(Protocol):
     """What a tool does with a call."""
 
-    def steps(self, arguments: Mapping[str, Any], config: RunnableConfig) -> Steps[str]:
+    def steps(
+        self, arguments: Mapping[str, Any], config: RunnableConfig, ground: Ground
+    ) -> Steps[str]:
         """Do what is asked for. Returns what the model is told.
 
         Args:
             arguments: Those of the call, checked against the tool's schema.
             config: Of the run.
+            ground: What was said in it.
 
         Raises:
             ToolException: The model is told that it is not done, and what to do.
@@ -54,13 +65,15 @@ class Managing:
     def __init__(self, collection: Collection) -> None:
         self.collection = collection
 
-    def steps(self, arguments: Mapping[str, Any], config: RunnableConfig) -> Steps[str]:
+    def steps(
+        self, arguments: Mapping[str, Any], config: RunnableConfig, ground: Ground
+    ) -> Steps[str]:
         """See `Work.steps`."""
         changing = self.collection.changing(config)  # what is wrong with that, no model can mend
         call = _Call(arguments["action"], _given(arguments), _id_in(arguments.get("id")))
         call.check()
         try:
-            outcome = yield from self._done(changing, call, config)
+            outcome = yield from self._done(changing, call, config, ground)
         except UnknownMemory as exc:
             raise ToolException(
                 f"There is no memory with the id {quoted(call.key[:80])}. Search for it, and copy "
@@ -82,18 +95,30 @@ class Managing:
             ) from exc
         return _told_of(outcome, call)
 
-    def _done(self, changing: Changing, call: _Call, config: RunnableConfig) -> Steps[Outcome]:
+    def _done(
+        self, changing: Changing, call: _Call, config: RunnableConfig, ground: Ground
+    ) -> Steps[Outcome]:
         if call.action == "delete":
             return (yield from changing.deleting(call.key))
-        said = said_of(call.given, config)
-        if call.action != "create":
-            return (yield from changing.replacing(call.key, said, _CHANGES[call.action]))
-        if call.key and (yield from changing.backing.got(changing.namespace, call.key)):
-            raise ToolException(
-                f"The memory {call.key} is there already, and 'create' keeps a new one. Call this "
-                "without an id, or with another action."
-            )
-        return (yield from changing.inserting(said))
+        there = None
+        if call.key:
+            there = yield from changing.backing.got(changing.namespace, call.key)
+        if call.action == "create":
+            if there is not None:
+                raise ToolException(
+                    f"The memory {call.key} is there already, and 'create' keeps a new one. Call "
+                    "this without an id, or with another action."
+                )
+            said = _texts(changing.shape.value(call.given))
+            role, provenance = ground.of(said, config)
+            telling = Telling(call.given, provenance, role, by_model=True)
+            return (yield from changing.inserting(telling))
+        if there is None:
+            raise unknown(changing.namespace, call.key)
+        said = _texts(changing.shape.value(call.given, there.value))
+        role, provenance = ground.of(said, config, _by_user(there))
+        telling = Telling(call.given, provenance, role, by_model=True)
+        return (yield from changing.replacing(call.key, telling, _CHANGES[call.action]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +152,9 @@ class Searching:
     def __init__(self, memories: Readable, limit: int) -> None:
         self.memories, self.limit = memories, limit
 
-    def steps(self, arguments: Mapping[str, Any], config: RunnableConfig) -> Steps[str]:
+    def steps(
+        self, arguments: Mapping[str, Any], config: RunnableConfig, ground: Ground
+    ) -> Steps[str]:
         """See `Work.steps`."""
         query = arguments["query"].encode(errors="replace").decode().strip()
         if not query:
@@ -137,6 +164,16 @@ class Searching:
         if not found:
             return "Nothing is known about that."
         return section("memories", [line_of(memory) for memory in found])
+
+
+def _texts(value: Any) -> list[str]:
+    return [text for text, _ in texts_in(value)]
+
+
+def _by_user(memory: Memory) -> list[str]:
+    """What a memory says, if the user has said it."""
+    trusted = memory.provenance is not None and memory.provenance.trust == "user"
+    return _texts(given_of(memory)) if trusted else []
 
 
 def line_of(memory: Memory) -> str:

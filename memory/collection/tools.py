@@ -12,12 +12,14 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, StructuredTool
+from langgraph.prebuilt import ToolRuntime
 from langgraph.store.base import BaseStore
 from pydantic import BaseModel, BeforeValidator, Field, create_model
 
 from perdure.errors import ConfigurationError
 from perdure.memory.checking import whole
 from perdure.memory.collection.collection import Collection
+from perdure.memory.collection.resting import Ground, messages_in
 from perdure.memory.collection.shaping import TEXT, faults_of
 from perdure.memory.collection.tool_calls import STRAY, Act, Managing, Searching, Work
 from perdure.memory.drivers import arun, run
@@ -47,6 +49,7 @@ _TEXT: Final = (
 _ID: Final = (
     "The id of the memory to change, as search_memory gave it. Needed for all but 'create'."
 )
+_NOWHERE: Final[Any] = None  # no graph runs this
 _MOST: Final = 50  # memories that one search may return
 
 
@@ -59,13 +62,18 @@ def manage_memory(
     actions: Sequence[Act] = ACTIONS,
     name: str = "manage_memory",
     instructions: str = MANAGE,
+    messages_key: str = "messages",
 ) -> BaseTool:
     """A tool with which a model keeps and changes memories.
 
     It runs within a graph, an agent, or by `tool.invoke(args, config)`. The run's config says whose
-    memories they are, and its thread is noted as where they come from. A call that asks for
-    something impossible, or for what the gate refuses, is answered with what to do instead, as a
-    `ToolMessage` of the status `"error"`.
+    memories they are, and its thread is noted as where they come from, with the messages of the
+    graph's state that a memory rests on. If most of its words are in what the user said, its trust
+    is `"user"`; if they are in what a tool answered, `"tool"`, and what then reads as an order goes
+    into quarantine; else, and without a graph, `"assistant"`, as the model's own words.
+
+    A call that asks for something impossible, or for what the gate refuses, is answered with what
+    to do instead, as a `ToolMessage` of the status `"error"`.
 
     Args:
         namespace: Labels; see `Template`. An id of another namespace is as good as none.
@@ -75,6 +83,7 @@ def manage_memory(
         actions: What the model may do.
         name: Of the tool.
         instructions: What the model is told: when to keep what.
+        messages_key: The channel of the messages.
 
     Raises:
         ConfigurationError: An argument is wrong. A call raises it as well: without a store, or with
@@ -83,7 +92,9 @@ def manage_memory(
     allowed = _checked(actions)
     managing = Managing(Collection(store, namespace, schema=schema, gate=gate))
     told = f"{_told(instructions)} {'; '.join(_DOES[each] for each in allowed)}."
-    return _tool(managing, name, told, _arguments(allowed, schema))
+    if not isinstance(messages_key, str) or not messages_key:
+        raise ConfigurationError(f"messages_key is {messages_key!r}; expected a channel's name")
+    return _tool(managing, name, told, _arguments(allowed, schema), messages_key)
 
 
 def search_memory(
@@ -175,17 +186,28 @@ def _opened(memory: Any) -> Any:
     return read if isinstance(read, dict) else {TEXT: memory}
 
 
-def _tool(work: Work, name: str, description: str, arguments: type[BaseModel]) -> BaseTool:
-    def act(config: RunnableConfig, **given: Any) -> str:
-        return run(work.steps(given, config))
+class MemoryTool(StructuredTool):
+    """A tool that keeps or finds memories: what it tells a model is no news from elsewhere."""
 
-    async def aact(config: RunnableConfig, **given: Any) -> str:
-        return await arun(work.steps(given, config))
+
+def _tool(
+    work: Work,
+    name: str,
+    description: str,
+    arguments: type[BaseModel],
+    messages_key: str = "messages",
+) -> BaseTool:
+    # within a graph, langgraph fills `runtime` in, and no model sees that it is there
+    def act(config: RunnableConfig, runtime: ToolRuntime = _NOWHERE, **given: Any) -> str:
+        return run(work.steps(given, config, _ground(runtime, messages_key)))
+
+    async def aact(config: RunnableConfig, runtime: ToolRuntime = _NOWHERE, **given: Any) -> str:
+        return await arun(work.steps(given, config, _ground(runtime, messages_key)))
 
     def wrong(exc: Any) -> str:
         return f"{name} was called wrongly: {faults_of(exc)}. Correct that, and call it again."
 
-    return StructuredTool.from_function(
+    return MemoryTool.from_function(
         act,
         aact,
         name=name,
@@ -195,3 +217,11 @@ def _tool(work: Work, name: str, description: str, arguments: type[BaseModel]) -
         handle_tool_error=True,
         handle_validation_error=wrong,
     )
+
+
+def _ground(runtime: Any, messages_key: str) -> Ground:
+    """What was said in the run; a model that makes a runtime up gets nothing by it."""
+    if not isinstance(runtime, ToolRuntime):
+        return Ground()
+    recalled = [tool.name for tool in runtime.tools if isinstance(tool, MemoryTool)]
+    return Ground(messages_in(runtime.state, messages_key), recalled)

@@ -1,7 +1,7 @@
 """Detectors: where a text holds what should not be kept as it is.
 
 A detector takes a text and tells spans of it. Those built in know common forms, and cannot know
-all; each goes over a text once, however hostile that is.
+all; each goes over a text once, however hostile that is, and sees it in its plain form.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from perdure.memory.gate.contact_detectors import EMAIL, PHONE, emails, phones
 from perdure.memory.gate.number_detectors import CARD, IBAN, cards, ibans
+from perdure.memory.gate.plain_text import OnPlain, PlainText
 from perdure.memory.gate.secret_detectors import secrets
 
 Span = tuple[str, int, int]
@@ -38,7 +39,14 @@ def spans_of(text: str, detectors: Iterable[Detector]) -> list[Span]:
 
     It has the kind of that which begins first, and where several do, of the first detector's.
     """
-    found = [span for detector in detectors for span in detector(text)]
+    plain = PlainText(text)  # once for all that go on it
+    found = [
+        span
+        for detector in detectors
+        for span in (
+            plain.found(detector.find) if isinstance(detector, OnPlain) else detector(text)
+        )
+    ]
     if len(found) < 2:
         return found
     found.sort(key=lambda span: span[1])

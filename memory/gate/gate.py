@@ -30,9 +30,9 @@ class Gate:
     Refused are: what has no words or, of turns, only a greeting, thanks or a nod; what is too
     large; what a system message says; what an assistant says after what it was shown; facts that
     pass, or that a memory states already; what was deleted before, unless somebody asks for it; and
-    floods. Into quarantine goes what holds a secret, what a tool or an assistant says, unasked, as
-    an order to the assistant, and what a check of yours failed on. One object serves any number of
-    namespaces and threads.
+    floods of a model. Into quarantine goes what holds a secret, what a tool or an assistant says as
+    an order to the assistant, unless your code asks for it, and what a check of yours failed on.
+    One object serves any number of namespaces and threads.
 
     Args:
         checks: Your own, asked in order about what would be kept otherwise. The first verdict that
@@ -49,8 +49,8 @@ class Gate:
             of `durability.passing`; or another rule, sync or async, or `durable_by(model)`.
         novelty: Whether a fact must say something new.
         near: From what `likeness.alike` on two texts say the same.
-        per_minute: How many different memories may be asked for within a minute in a namespace;
-            counted in this process.
+        per_minute: How many different memories a model may ask for by tools, within a minute in a
+            namespace; counted in this process. What your code keeps is not counted.
         max_items: About how many items a namespace may hold, with those below it.
         detectors: What finds secrets and contacts.
         clock: Tells the seconds of a minute.
@@ -133,7 +133,7 @@ class Gate:
         return hearing.verdicts
 
     def _at_sight(self, candidate: Candidate, namespace: Namespace, echoes: Echoes) -> Verdict:
-        if candidate.explicit and not self._rates.allows(namespace, candidate.text):
+        if candidate.by_model and not self._rates.allows(namespace, candidate.text):
             most = self._rates.per_minute
             reason = f"there are too many at once: per_minute is {most:,}; wait a minute"
             return Verdict("refuse", reason, "flood")

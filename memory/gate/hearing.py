@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from perdure.memory.drivers import Steps
 from perdure.memory.gate.flood import Room
-from perdure.memory.gate.novelty import SAID, Known
+from perdure.memory.gate.novelty import SAID, Facts
 from perdure.memory.gate.sensitive import Sensitive
 from perdure.memory.gate.user_checks import asking, name_of
 from perdure.memory.longterm.backing import Backing
@@ -73,19 +73,19 @@ class Hearing:
 
     def comparing(self, near: float) -> Steps[None]:
         """Refuse facts that a memory states already, and unasked what it stated before."""
-        known = Known(self.backing, self.namespace, near)
+        facts = Facts(self.backing, self.namespace, near)
         for i in self._open():
             candidate = self.candidates[i]
             if candidate.kind in SAID:
                 continue
             text = self._text(i)
             wording = self._wording(text)
-            memory = yield from known.like(wording, text, self.keys[i])
+            memory = yield from facts.like(wording, text, self.keys[i])
             if memory is not None:
                 self._refuse(i, "novelty", "a memory says the same already", memory.key)
             elif not candidate.explicit:
                 at = candidate.provenance.at if candidate.provenance else None
-                former = yield from known.outdone(wording, text, at)
+                former = yield from facts.outdone(wording, text, at)
                 if former is not None:
                     day = former.until.date().isoformat()
                     self._refuse(i, "novelty", f"it was {former.change} on {day}, and said before")

@@ -16,11 +16,10 @@ SAID: Final = (TURN, EPISODE)
 _NEAREST: Final = (
     16  # an equal one is the best answer; what was said in the same words takes places
 )
-_PAGE: Final = 1_000
 _MOST_LISTED: Final = 10_000
 
 
-class Known:
+class Facts:
     """The facts of a namespace, as a candidate is compared with them.
 
     A store that ranks is asked for the nearest ones. One that does not is read, up to 10,000 items
@@ -91,13 +90,7 @@ class Known:
         return self._asked[1]
 
     def _all(self) -> Steps[list[tuple[Memory, Wording]]]:
-        facts: list[tuple[Memory, Wording]] = []
-        for offset in range(0, _MOST_LISTED, _PAGE):
-            page = yield from self._backing.found(self._namespace, limit=_PAGE, offset=offset)
-            facts += self._facts(page)
-            if len(page) < _PAGE:
-                break
-        return facts
+        return self._facts((yield from self._backing.every(self._namespace, most=_MOST_LISTED)))
 
     def _facts(self, memories: list[Memory]) -> list[tuple[Memory, Wording]]:
         return [

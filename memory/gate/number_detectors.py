@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final
+
+from perdure.memory.gate.plain_text import Found, OnPlain
 
 CARD: Final = "card"
 IBAN: Final = "iban"
-Found = tuple[str, int, int]
 
-_CARD: Final = re.compile(
-    r"(?<![\d.,])(?=[2-68])(?:\d{13,19}+|"
-    r"\d{4}(?:(?P<gap>[ \u00a0-])\d{2,7}+)(?:(?P=gap)\d{1,7}+){1,4})(?!\d)"
+_GAP: Final = r"(?: {1,3}| ?-{1,2} ?|[._/])"
+_BEGINS: Final = re.compile(r"(?<!\d)(?:(?<!\d[.,])|(?<=\d{12},))[2-68]\d{3}")
+_ENDS: Final = r"(?!\d|[A-Za-z](?![A-Za-z]))"  # a letter behind it is of a serial number
+_FORMS: Final = tuple(
+    re.compile(form + _ENDS)
+    for form in (
+        r"\d{13,19}+",
+        rf"\d{{4}}(?:{_GAP}\d{{4}}){{3}}(?:{_GAP}\d{{1,3}})?",
+        rf"\d{{4}}{_GAP}\d{{6}}{_GAP}\d{{4,5}}",
+        rf"\d{{8}}{_GAP}\d{{8}}",
+        r"\d{4}(?:(?P<gap>[ -])\d{2,7}+)(?:(?P=gap)\d{1,7}+){1,4}",
+    )
 )
 # first digits and the lengths that go with them: https://en.wikipedia.org/wiki/Payment_card_number
 _ISSUERS: Final = tuple(
@@ -30,8 +41,12 @@ _ISSUERS: Final = tuple(
 )
 _DOUBLED: Final = (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)
 
-_ENOUGH: Final = re.compile(r"[2-68](?:[ \u00a0-]?\d){12}")
-_IBAN: Final = re.compile(r"[0-9]{2}(?<=[A-Za-z]{2}..)(?<!\w....)(?=[ -]?[A-Za-z0-9]{4})")
+_ENOUGH: Final = re.compile(r"[2-68](?:[ ._/-]{0,4}\d){12}")
+_IBAN: Final = re.compile(
+    r"[0-9]{2}(?<=[A-Za-z]{2}..)(?:(?<![A-Za-z0-9]....)|(?<=[Ii][Bb][Aa][Nn]....))"
+    r"(?=[ ./_-]{0,2}[A-Za-z0-9]{4})"
+)
+_MOST_GAP: Final = 2  # signs between the groups of an IBAN
 # lengths by country: https://www.swift.com/standards/data-standards/iban
 _LENGTHS: Final = {
     country: length
@@ -45,27 +60,44 @@ _LENGTHS: Final = {
 }  # fmt: skip
 
 
-def cards(text: str) -> Iterator[tuple[str, int, int]]:
+@OnPlain
+def cards(text: str) -> Iterator[Found]:
     """Numbers of 13 to 19 digits, of an issuer that is known, with Luhn's check digit."""
     first = _ENOUGH.search(text)
     at = first.start() if first else len(text)
-    while match := _CARD.search(text, at):
-        length = _card_length(match[0])
-        at = match.start() + (length or 4)
+    while begins := _BEGINS.search(text, at):
+        start = begins.start()
+        length = _longest_card(text, start)
+        at = start + (length or 4)
         if length:
-            yield CARD, match.start(), at
+            yield CARD, start, at
 
 
-def _card_length(written: str) -> int:
+def _longest_card(text: str, start: int) -> int:
+    """How many characters from there are a card's number, as one of the forms; 0: none are."""
+    lengths = _lengths_of(text[start : start + 4])
+    for form in _FORMS if lengths else ():
+        match = form.match(text, start)
+        length = _card_length(match[0], lengths) if match else 0
+        if length:
+            return length
+    return 0
+
+
+@lru_cache(1 << 10)
+def _lengths_of(first: str) -> frozenset[int]:
+    """How many digits a card has whose number begins so; none: it is no card's."""
+    return frozenset(n for prefix, allowed in _ISSUERS if prefix.match(first) for n in allowed)
+
+
+def _card_length(written: str, lengths: frozenset[int]) -> int:
     """How many characters of it are a card's number: all, or up to a gap; 0: none are."""
     digits = [int(char) for char in written if char.isdigit()]
-    first = "".join(map(str, digits[:4]))
-    lengths = {n for prefix, allowed in _ISSUERS if prefix.match(first) for n in allowed}
     count = len(digits)
     for end in range(len(written), 0, -1):
         if end < len(written) and written[end].isdigit():
             count -= 1
-        elif count in lengths and _is_checked(digits[:count]):
+        elif written[end - 1].isdigit() and count in lengths and _is_checked(digits[:count]):
             return end
     return 0
 
@@ -76,7 +108,8 @@ def _is_checked(digits: list[int]) -> bool:
     return (sum(values[::2]) + sum(_DOUBLED[value] for value in values[1::2])) % 10 == 0
 
 
-def ibans(text: str) -> Iterator[tuple[str, int, int]]:
+@OnPlain
+def ibans(text: str) -> Iterator[Found]:
     """Numbers of bank accounts: of their country's length, with the check digits of ISO 13616."""
     for match in _IBAN.finditer(text):
         start = match.start() - 2
@@ -89,16 +122,24 @@ def ibans(text: str) -> Iterator[tuple[str, int, int]]:
 def _end_of_iban(text: str, start: int, length: int) -> int:
     """Where an IBAN ends that starts there; `start`: none does."""
     signs: list[str] = []
+    gap = 0
     for at in range(start, min(len(text), start + 2 * length)):
         char = text[at]
         if char.isascii() and char.isalnum():
+            gap = 0
             signs.append(char.upper())
             if len(signs) == length:
-                ends = at + 1 == len(text) or not text[at + 1].isalnum()
+                ends = at + 1 == len(text) or not _goes_on(text[at + 1])
                 return at + 1 if ends and _is_iban("".join(signs)) else start
-        elif char not in " -" or not text[at - 1].isalnum():
-            break
+        else:
+            gap += 1
+            if char not in " -./_" or gap > _MOST_GAP:
+                break
     return start
+
+
+def _goes_on(char: str) -> bool:
+    return char.isascii() and char.isalnum()
 
 
 def _is_iban(signs: str) -> bool:

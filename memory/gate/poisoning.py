@@ -67,6 +67,12 @@ _ORDERS: Final = tuple(
             rf"\b(?:you {_MUST}|always|never|{_SAY})\b",
         ),
         (
+            " user|human|customer|owner|operator",  # whose wishes others tell
+            rf"\b{_USER} (?:(?:also|really|always) )?(?:wants?|wishes|prefers?|expects?|asked|asks|"
+            r"would like|has asked|told)\b[^.!?]{0,120}?"
+            r"\b(?:recommended|promoted|advertised|(?:you|the (?:assistant|agent|ai|model)) to)\b",
+        ),
+        (
             "always|never|ignore|obey|comply|only ",
             rf"\b(?:you|the (?:assistant|agent|ai|model)) {_MUST} "
             rf"(?:always|never|ignore|obey|comply|only {_SAY})\b",

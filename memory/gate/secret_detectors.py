@@ -1,4 +1,4 @@
-"""Secrets in a text: keys of services, private keys, tokens, passwords that are named as such."""
+"""Secrets in a text: keys of services, private keys, tokens, and passwords (`passwords`)."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-SECRET: Final = "secret"
-Found = tuple[str, int, int]
-"""What it is, where it begins, where it ends."""
+from perdure.memory.gate.passwords import SECRET, passwords
+from perdure.memory.gate.plain_text import Found, OnPlain
 
 # with a text that each match contains, which is looked for first
 _KEYS: Final = tuple(
-    (needle, re.compile(rf"(?<![A-Za-z0-9_-]){pattern}"))
+    (needle, re.compile(rf"(?<![A-Za-z0-9]){pattern}"))
     for needle, pattern in (
-        ("sk-", r"sk-(?=[a-zA-Z_-]{0,40}+\d)[A-Za-z0-9_-]{20,300}+"),  # OpenAI, Anthropic
-        ("sk-", r"sk-(?:proj|ant|svcacct|or)-[A-Za-z0-9_-]{16,300}+"),
+        # OpenAI, Anthropic; the name of a package is no key
+        ("sk-", r"(?<![_-])sk-(?=[A-Za-z_]{0,40}+\d)[A-Za-z0-9_]{16,300}+[A-Za-z0-9_-]*+"),
+        ("sk-", r"sk-(?:proj|ant|svcacct|or)-(?=[A-Za-z_-]{0,60}+\d)[A-Za-z0-9_-]{16,300}+"),
         ("A", r"A(?:KIA|SIA|BIA|CCA)[A-Z0-9]{16}(?![A-Za-z0-9])"),  # AWS
         ("gh", r"gh[pousr]_[A-Za-z0-9]{30,255}+"),  # GitHub
         ("github_pat_", r"github_pat_[A-Za-z0-9_]{22,255}+"),
         ("glpat-", r"glpat-[A-Za-z0-9_-]{20,100}+"),  # GitLab
         ("xox", r"xox[abeoprs]-[A-Za-z0-9-]{10,250}+"),  # Slack
+        (
+            "hooks.slack.com/",
+            r"(?<=hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/-]{16,200}+",
+        ),
+        ("/api/webhooks/", r"(?<=/api/webhooks/)\d{15,25}/[\w-]{40,100}+"),  # Discord
         ("AIza", r"AIza[A-Za-z0-9_-]{35}"),  # Google
         ("k_", r"[sr]k_(?:live|test)_[A-Za-z0-9]{16,250}+"),  # Stripe
         ("npm_", r"npm_[A-Za-z0-9]{36}"),
@@ -32,35 +37,15 @@ _KEYS: Final = tuple(
 )
 _PEM_BEGIN: Final = re.compile(r"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----")
 _PEM_END: Final = re.compile(r"-----END [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----")
-_IN_URL: Final = re.compile(r"://[^\s/:@]{1,100}+:([^\s/@]{1,200}+)@")
-
-_NAMES: Final = (
-    *("passw", "passph", "passc", "pwd", "kennwort", "contrase", "mot de passe", "token", "secret"),
-    *("pin ", "pin:", "pin=", "pin-", "key:", "key=", "key is", "key ="),
+_IN_URL: Final = re.compile(r"://[^\s/:@]{0,100}+:([^\s/]{1,200})@")
+_OF_USER: Final = re.compile(
+    r"(?<!\S)(?:-u|--user)[ =]{0,3}[\"']?[^\s:\"']{1,64}+:([^\s\"']{1,200}+)"
 )
-_GIVEN: Final = (
-    r"(?P<sign>\s{0,3}(?:is|was|are|ist|lautet|es|est)?\s{0,3}[:=]|\s{1,3}(?:is|ist|lautet|es|est))"
-)
-_NAMED: Final = re.compile(
-    r"(?<![^\W_])(?:(?P<password>pass(?:wor[dt]|wd|phrase|code)|pwd|kennwort|contrase(?:ñ|n)a|"
-    r"mot de passe)|(?P<pin>pin(?:[ -]?(?:code|number))?)|"
-    r"(?P<key>(?:api|access|auth|client|private|secret|bearer)[ _-]?(?:key|token|secret)|"
-    r"token|secret))"
-    rf"{_GIVEN}\s{{0,3}}[\"'`]?(?P<value>[^\s\"'`]{{3,256}}+)",
+_HEADER: Final = re.compile(
+    r"(?<![^\W_])(?:(?P<header>authorization)[\"'*_\\]{0,3}\s{0,3}[:=][\"'\s\\]{0,4}"
+    r"(?:bearer|basic|token|digest)|bearer)\s{1,3}(?P<value>[A-Za-z0-9+/=._~-]{6,4096}+)",
     re.IGNORECASE,
 )
-# what "the password is …" goes on with when it does not tell the password
-_OTHERWISE: Final = """
-    a an the my your our his her its their this that these those not no never too very so more one
-    less now still also only just always and or but if in on at of for to from by with as required
-    needed necessary wrong right correct incorrect invalid valid weak strong expired missing
-    stored saved kept hidden secret safe secure insecure encrypted hashed protected changed reset
-    set unset sent shared known unknown lost forgotten long short old new same different empty
-    optional mandatory case-sensitive visible there here what where when why how something
-    somewhere written being going working broken hard easy difficult impossible
-    nicht kein falsch richtig abgelaufen zu sehr noch im auf ein eine der die das
-"""
-_NO_PASSWORD: Final = frozenset(_OTHERWISE.split())
 _LONG: Final = re.compile(r"(?<![A-Za-z0-9_+/=.-])[A-Za-z0-9_+/=-]{32,256}(?![A-Za-z0-9_+/=-])")
 _KEY: Final = 15  # characters of the shortest key of a service
 _RANDOM: Final = 32
@@ -68,17 +53,23 @@ _CHANGES: Final = re.compile(r"[a-z]+|[A-Z]+|[0-9]+")
 _BEFORE_DATA: Final = ("base64,", "/", "sha256-", "sha512-")
 
 
+@OnPlain
 def secrets(text: str) -> Iterator[Found]:
     """Keys and tokens by their form, private keys, passwords by what is said of them."""
-    yield from known_secrets(text)
+    yield from _known(text)
     if _longest(text) >= _RANDOM:
         for match in _LONG.finditer(text):
-            if _is_random(match[0]) and not text[: match.start()].endswith(_BEFORE_DATA):
+            if _is_random(match[0]) and not _is_data(text, match.start()):
                 yield SECRET, match.start(), match.end()
 
 
+@OnPlain
 def known_secrets(text: str) -> Iterator[Found]:
     """Those of `secrets` that no id of a message or a thread is mistaken for."""
+    yield from _known(text)
+
+
+def _known(text: str) -> Iterator[Found]:
     if _longest(text) >= _KEY:
         for needle, pattern in _KEYS:
             if needle in text:
@@ -86,14 +77,21 @@ def known_secrets(text: str) -> Iterator[Found]:
                     yield SECRET, match.start(), match.end()
     if "-----BEGIN" in text:
         yield from _private_keys(text)
-    if "://" in text:
-        for match in _IN_URL.finditer(text):
-            yield SECRET, match.start(1), match.end(1)
     lowered = text.lower()
-    for name in _NAMES:
-        if name in lowered:
-            yield from _named(text)
-            break
+    yield from _credentials(text, lowered)
+    yield from passwords(text, lowered)
+
+
+def _credentials(text: str, lowered: str) -> Iterator[Found]:
+    """What a program gives as its password, in an address, a command or a header."""
+    for needle, pattern in (("://", _IN_URL), ("curl", _OF_USER)):
+        if needle in lowered:
+            for match in pattern.finditer(text):
+                yield SECRET, match.start(1), match.end(1)
+    if "bearer" in lowered or "authorization" in lowered:
+        for match in _HEADER.finditer(text):
+            if _is_drawn(match["value"], bool(match["header"])):
+                yield SECRET, match.start("value"), match.end("value")
 
 
 def _longest(text: str) -> int:
@@ -108,24 +106,16 @@ def _private_keys(text: str) -> Iterator[Found]:
         yield SECRET, begin.start(), at
 
 
-def _named(text: str) -> Iterator[Found]:
-    for match in _NAMED.finditer(text):
-        value = match["value"].rstrip(".,;:!?)")
-        if _tells(match, value):
-            start = match.start("value")
-            yield SECRET, start, start + len(value)
-
-
-def _tells(match: re.Match[str], value: str) -> bool:
-    """Whether what follows the name of a secret is the secret."""
+def _is_drawn(value: str, header: bool) -> bool:
+    """Whether what follows "Bearer" is no word."""
     digits = any(map(str.isdigit, value))
-    if match["pin"]:
-        return value.isdigit() and len(value) <= 12
-    if match["key"]:
-        return len(value) >= 8 and digits
-    if not match["sign"].strip().endswith((":", "=")):
-        return value.lower() not in _NO_PASSWORD
-    return digits or value.lower() not in _NO_PASSWORD
+    if not header:
+        return digits and len(value) >= 12
+    return digits or value.endswith("=") or not value[1:].islower()
+
+
+def _is_data(text: str, start: int) -> bool:
+    return text.endswith(_BEFORE_DATA, max(0, start - 8), start)
 
 
 def _is_random(token: str) -> bool:

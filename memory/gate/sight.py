@@ -44,9 +44,9 @@ class Sight:
         except Exception as exc:  # a detector of the user's
             fault = f"a detector raised {type(exc).__name__}, so nobody knows what it holds"
             return Verdict("quarantine", fault, "detectors")
-        if verdict.action != "keep" or candidate.explicit:
+        if verdict.action != "keep" or (candidate.explicit and not candidate.by_model):
             return verdict
-        return self._unasked(candidate, said) or verdict
+        return _ordering(candidate, said) or self._unasked(candidate, said) or verdict
 
     def _too_large(self, candidate: Candidate) -> Verdict | None:
         chars = len(candidate.text)
@@ -62,17 +62,25 @@ class Sight:
         return None
 
     def _unasked(self, candidate: Candidate, said: str) -> Verdict | None:
-        """What is formed unasked: it has to say something, and not to the assistant."""
+        """What is formed unasked: it has to say something that lasts."""
+        if candidate.explicit:
+            return None
         if candidate.kind in SAID and (why := hollow(said)):
             return _refused("content", f"it says nothing: {why}")
-        if candidate.role in ("tool", "assistant") and commands(said):
-            reason = (
-                f"it reads as an order to an assistant, and comes from the role {candidate.role}"
-            )
-            return Verdict("quarantine", reason, "poisoning")
         if self.lasting and candidate.kind == FACT and (why := passing(said)):
             return _refused("durability", f"it will not matter next month: {why}")
         return None
+
+
+def _ordering(candidate: Candidate, said: str) -> Verdict | None:
+    """What others than the user say: not to the assistant."""
+    if candidate.role not in ("tool", "assistant"):
+        return None
+    texts = [said, *(text for text, _ in texts_in(candidate.fields))]
+    if not any(map(commands, texts)):
+        return None
+    reason = f"it reads as an order to an assistant, and comes from the role {candidate.role}"
+    return Verdict("quarantine", reason, "poisoning")
 
 
 def spoken(candidate: Candidate) -> str:

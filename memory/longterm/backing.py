@@ -6,29 +6,35 @@ Another store keeps provenance in a field of the value, has no past, and writes 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.store.base import BaseStore, InvalidNamespaceError, Item, PutOp
+from langgraph.store.base import BaseStore, InvalidNamespaceError
 
 from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.memory.drivers import Step, Steps
-from perdure.memory.instructions import TEXT
-from perdure.memory.longterm.memories import Former, Memory
+from perdure.memory.longterm.items import FORMERLY, memory_of, plain
+from perdure.memory.longterm.memories import Memory
 from perdure.memory.places import Versioned, store_of_graph
-from perdure.memory.quoting import quoted
 from perdure.memory.templates import Template
 from perdure.stores.base import Namespace, Provenance, PutItem
 
 RESERVED: Final = "perdure"
 """The first label of what perdure keeps beside memories: its notes on threads, the quarantine."""
-SOURCE: Final = "provenance"
-FORMERLY: Final = "formerly"
+QUARANTINE: Final = "quarantine"
+BURIED: Final = "buried"
+CHANGED: Final = "changed"
+FORMED: Final = "formed"
+WAITING: Final = "waiting"
+NOTES: Final = (QUARANTINE, BURIED, CHANGED, FORMED, WAITING)
+"""The second labels: what waits for review, what is gone, that something was changed, up to where
+threads are formed, which wait to be."""
 _FORMER: Final = 10  # texts that a memory notes of its past
 SEARCHED: Final = ["text"]
 """What of a memory is searched, and no label or date beside it."""
+_PAGE: Final = 1_000  # memories read at once
 
 
 class Backing:
@@ -108,6 +114,25 @@ class Backing:
         )
         return [memory_of(item) for item in items]
 
+    def every(
+        self, prefix: Namespace, *, most: int | None = None, **asked: Any
+    ) -> Steps[list[Memory]]:
+        """All memories under a prefix, read page by page.
+
+        Args:
+            prefix: Labels.
+            most: How many at most; None: however many there are.
+            asked: See `found`.
+        """
+        memories: list[Memory] = []
+        while most is None or len(memories) < most:
+            size = _PAGE if most is None else min(_PAGE, most - len(memories))
+            page = yield from self.found(prefix, limit=size, offset=len(memories), **asked)
+            memories += page
+            if len(page) < size:
+                break
+        return memories
+
     def versions(self, namespace: Namespace, key: str) -> Steps[list[Memory]]:
         """All versions of a memory, oldest first; of a store without any, the present one."""
         if not self.versioned:
@@ -130,7 +155,7 @@ class Backing:
         """
         if not puts:
             return
-        ops: list[Any] = list(puts) if self.versioned else [_plain(put) for put in puts]
+        ops: list[Any] = list(puts) if self.versioned else [plain(put) for put in puts]
         yield from _asked(lambda: self.store.batch(ops), lambda: self.store.abatch(ops))
 
     def _past(self, as_of: datetime | None) -> dict[str, Any]:
@@ -189,32 +214,35 @@ def put_of(
     )
 
 
+def note_of(
+    namespace: Namespace, key: str, value: Mapping[str, Any], *, if_version: int | None = None
+) -> PutItem:
+    """The operation that writes a note of perdure's own.
+
+    No query finds it, and it does not expire, whatever the store's default.
+    """
+    put = put_of(namespace, key, value, if_version=if_version, searched=False)
+    return replace(put, ttl=None)
+
+
+def notes_of(kind: str, namespace: Namespace) -> Namespace:
+    """Where notes on the memories of a namespace are kept.
+
+    Args:
+        kind: One of `NOTES`.
+        namespace: Of the memories.
+    """
+    return (RESERVED, kind, *namespace)
+
+
+def quarantine_of(namespace: Namespace) -> Namespace:
+    """Where what would be a memory of a namespace waits for review."""
+    return notes_of(QUARANTINE, namespace)
+
+
 def removal_of(namespace: Namespace, key: str, if_version: int | None = None) -> PutItem:
     """The operation that deletes a memory; a store with versions keeps them."""
     return PutItem(namespace, key, None, if_version=if_version)
-
-
-def memory_of(item: Item) -> Memory:
-    """The memory that an item of any store is."""
-    value = dict(item.value)
-    source = getattr(item, "provenance", None) or _provenance(value.pop(SOURCE, None))
-    text, kind = value.get("text"), value.get("kind", "")
-    if not isinstance(text, str) and isinstance(value.get(TEXT), str):  # see `Instructions`
-        text, kind = value[TEXT], "instructions"
-    return Memory(
-        tuple(item.namespace),
-        item.key,
-        text if isinstance(text, str) else quoted(value),
-        str(kind),
-        value,
-        source,
-        getattr(item, "version", None),
-        getattr(item, "valid_from", item.updated_at),
-        getattr(item, "valid_to", None),
-        tuple(_former(value.get(FORMERLY))),
-        getattr(item, "score", None),
-        getattr(item, "parts", None),
-    )
 
 
 def succeeding(
@@ -236,13 +264,6 @@ def succeeding(
     return {**value, FORMERLY: past} if past else dict(value)
 
 
-def _former(entries: Any) -> list[Former]:
-    return [
-        Former(each["text"], datetime.fromisoformat(each["until"]), each["change"])
-        for each in entries or ()
-    ]
-
-
 def _asked(blocking: Callable[[], Any], awaiting: Callable[[], Awaitable[Any]]) -> Steps[Any]:
     try:
         return (yield Step(blocking, awaiting))
@@ -250,29 +271,3 @@ def _asked(blocking: Callable[[], Any], awaiting: Callable[[], Awaitable[Any]]) 
         raise InvalidNamespace(
             f"the store refuses the namespace ({exc}); perdure.stores.SQLiteStore takes any labels"
         ) from exc
-
-
-def _plain(put: PutItem) -> PutOp:
-    value = put.value
-    if value is not None and put.provenance is not None:
-        value = {**value, SOURCE: _noted(put.provenance)}
-    return PutOp(put.namespace, put.key, None if value is None else dict(value), put.index)
-
-
-def _noted(source: Provenance) -> dict[str, Any]:
-    fields = {name: value for name, value in asdict(source).items() if value not in (None, ())}
-    if source.message_ids:
-        fields["message_ids"] = list(source.message_ids)
-    if source.at is not None:
-        fields["at"] = source.at.isoformat()
-    return fields
-
-
-def _provenance(fields: Any) -> Provenance | None:
-    if not fields:
-        return None
-    known = dict(fields)
-    known["message_ids"] = tuple(known.get("message_ids", ()))
-    if "at" in known:
-        known["at"] = datetime.fromisoformat(known["at"])
-    return Provenance(**known)

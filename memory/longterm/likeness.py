@@ -10,44 +10,33 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
+from perdure.memory.longterm.normal_form import NUMBER, PUNCTUATION, unified
+from perdure.memory.longterm.normal_form import normal as normal
+from perdure.memory.longterm.word_reading import LIGHT, reading
 from perdure.stores.text import STOP_WORDS, asks, tokens
 
-_NUMBER: Final = r"(?:(?<![\w.,])[-\u2212])?\d+(?:[.,:/-]\d+)*"
-_PUNCTUATION: Final = (
-    "!\"'()*,-./:;?@[\\]`{}\u00a1\u00a7\u00ab\u00b6\u00b7\u00bb\u00bf\u30fb"
-    "\u0964\u060c\u061b\u061f\u06d4"
-    + "".join(map(chr, (*range(0x2010, 0x205F), *range(0x3001, 0x3004), *range(0x3008, 0x3012))))
-    + "".join(map(chr, range(0x3014, 0x3020)))
-)
-_BLANKS: Final = str.maketrans(dict.fromkeys(_PUNCTUATION, " "))
-# what of it means something: in 10.5, in 2024-03-01, in "it's", before -5
-_WITHIN: Final = re.compile(
-    r"[.,:/'\u2212-](?=\w)(?:(?<=\d[.,:/-])(?=\d)|(?<=[^\W\d]')(?=[^\W\d])"
-    r"|(?<=[-\u2212])(?<![\w.,].)(?=\d))"
-)
-_MAY_HOLD: Final = re.compile(r"[\d']")
 _PARTS: Final = re.compile(
-    rf"(?P<word>[^\W\d]\w*(?:'\w+)*)|(?P<number>{_NUMBER}(?!\w))|(?P<mixed>\w+)"
+    rf"(?P<word>[^\W\d]\w*(?:'\w+)*)|(?P<number>{NUMBER}(?!\w))|(?P<mixed>\w+)"
     # signs stay: C++ is not C#, 5 % not 5, and a raised thumb not a lowered one
-    rf"|[^\w\s{re.escape(_PUNCTUATION)}]"
+    rf"|[^\w\s{re.escape(PUNCTUATION)}]"
 )
-_KEPT: Final = {mark: chr(1 + i) for i, mark in enumerate(".,:/'-")}
-_LETTERS: Final = str.maketrans(
-    dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
-    # marks that are not seen: soft hyphen, joiners, direction, the form of an emoji
-    | dict.fromkeys("\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\ufe0e\ufe0f")
-)
-_LIGHT_WORDS: Final = """
-    a an the this that these those am is are be been being do does has have of to
-    very just really also too so quite now currently please
-"""
-_LIGHT: Final = frozenset(_LIGHT_WORDS.split())
-_LIGHT_CHARS: Final = re.compile("[\u7684\u306e]|\u3067\u3059$")  # 的, の, です at an end
+# light words that link others, and may not stand for each other
+_LINKS: Final = {
+    **dict.fromkeys(("am", "is", "are", "be", "being"), "be"),
+    **dict.fromkeys(("has", "have"), "have"),
+    **dict.fromkeys(("do", "does"), "do"),
+    **{word: word for word in ("been", "of", "to", "'s")},
+    **dict.fromkeys(("a", "an"), "a"),
+}
+_VERBS: Final = frozenset({"be", "been", "have", "do", "'s"})
+_TOWARDS: Final = frozenset({"of", "to"})
+_AGAINST: Final = frozenset("\U0001f44e\u274c\U0001f6ab\u26d4\u274e\u2716\u2717\u2718\U0001f645")
+# after which "to swim" is "swimming", and after which there may be an "of"
+_BEGUN: Final = frozenset({"like", "love", "hate", "prefer", "start", "begin", "continu"})
+_WHOLES: Final = frozenset({"all", "both", "half", "outsid", "insid"})
 _HEAVY_WORDS: Final = """
     never nobody nothing nowhere neither without hardly barely scarcely cannot less least fewer
     yesterday today tomorrow tonight last next first second third former
@@ -57,21 +46,17 @@ _HEAVY_WORDS: Final = """
     nicht kein keine keinen nie niemals ohne ne pas jamais non sans nunca jamás sin não sem
     не нет ни никогда без
 """
-_HEAVY: Final = (STOP_WORDS - _LIGHT) | frozenset(_HEAVY_WORDS.split())
-_NEGATED: Final = re.compile(
-    r"(?:(is|are|was|were|do|does|did|has|have|had|wo|would|ca|could|should|must|need|ai|sha)n'?t"
-    r"|can(not))"
-)
-_WHOLE: Final = {"wo": "will", "ca": "can", "sha": "shall", "ai": "is"}
-_ENDINGS: Final = {"ll": "will", "d": "would", "s": "", "re": "", "m": "", "ve": ""}
+_HEAVY: Final = (STOP_WORDS - LIGHT) | frozenset(_HEAVY_WORDS.split())
+_OWNERS: Final = frozenset({"my", "your", "his", "her", "our", "their"})
 _GROUPED: Final = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_LONGEST: Final = 32  # letters of a word that is remembered; what is longer is none
 _MOST_UNALIKE: Final = 0.89  # of texts of which a word that carries meaning differs
 _CONTRARY: Final = 0.5
 
 
 def same(a: str, b: str) -> bool:
     """Whether two texts are equal but for capitals, punctuation, spaces and forms of letters.
+
+    A question is not what it asks, nor an A- an A.
 
     >>> same("Ann likes tea.", "  ann LIKES tea"), same("Ann has 2 cats", "Ann has 3 cats")
     (True, False)
@@ -94,13 +79,6 @@ def alike(a: str, b: str) -> float:
     return Wording(a).alike(Wording(b))
 
 
-def normal(text: str) -> str:
-    """A text in the one form that texts which are the `same` have; not meant to be shown."""
-    plain = _unified(text).casefold()
-    marked = _WITHIN.sub(_kept, plain) if _MAY_HOLD.search(plain) else plain
-    return " ".join(marked.translate(_BLANKS).split()) or plain.strip()
-
-
 def digest(text: str) -> str:
     """BLAKE2b-128, in hexadecimal, of a text in its normal form."""
     plain = normal(text).encode("utf-8", "surrogatepass")
@@ -112,6 +90,7 @@ class _Word(NamedTuple):
     surface: str
     named: bool
     leading: bool
+    links: frozenset[str]  # light words before it that tell how it goes with what is before them
 
     def weighs(self) -> bool:
         """Whether to say another word, or none, in its place would be to say something else."""
@@ -129,6 +108,28 @@ class _Word(NamedTuple):
             return False
         return self.surface.endswith("ed") == other.surface.endswith("ed")
 
+    def linked_as(self, other: _Word, after: str) -> bool:
+        """Whether light words before two words of one stem link them alike to the stem before."""
+        ing = self.surface.endswith("ing") or other.surface.endswith("ing")
+        towards = (self.links ^ other.links) & _TOWARDS
+        begun = ing and after in _BEGUN and towards == {"to"}
+        if towards and not begun and not (after in _WHOLES and towards == {"of"}):
+            return False
+        mine, theirs = self.links & _VERBS, other.links & _VERBS
+        if mine == theirs or ing:  # has been moving, is moving, moves
+            return True
+        if mine and theirs:
+            return mine | theirs == {"'s", "be"}
+        only = mine | theirs
+        return only in ({"do"}, {"'s"}) or (only == {"be"} and self.surface == other.surface)
+
+    def numbered_as(self, other: _Word) -> int:
+        """0: of two words of one stem neither is the other with an s; 1: this one is; -1: that."""
+        least, most = sorted((self.surface, other.surface), key=len)
+        if most not in (f"{least}s", f"{least}es", f"{least[:-1]}ies"):
+            return 0
+        return 1 if most == self.surface else -1
+
 
 class Wording:
     """A text taken apart, to be compared with others.
@@ -137,7 +138,7 @@ class Wording:
         text: The text.
     """
 
-    __slots__ = ("_asks", "_counted", "_light", "_signs", "_stems", "_words", "normal")
+    __slots__ = ("_asks", "_counted", "_light", "_links", "_signs", "_stems", "_words", "normal")
 
     def __init__(self, text: str) -> None:
         self.normal = normal(text)
@@ -145,7 +146,8 @@ class Wording:
         self._light: Counter[str] = Counter()
         self._signs: Counter[str] = Counter()
         self._words: list[_Word] = []
-        self._take_apart(_unified(text))
+        self._links: set[str] = set()  # of the word that comes next
+        self._take_apart(unified(text))
         self._stems = [word.stem for word in self._words]
         self._counted = Counter(self._stems)
 
@@ -166,16 +168,25 @@ class Wording:
         return _CONTRARY * shared if self._contradicts(other) else min(_MOST_UNALIKE, shared)
 
     def _agrees(self, other: Wording) -> bool:
-        pairs = zip(self._words, other._words, strict=True)
-        return self._means_as(other) and all(mine.agrees(theirs) for mine, theirs in pairs)
+        pairs = list(zip(self._words, other._words, strict=True))
+        stems = ["", *self._stems]
+        return (
+            self._means_as(other)
+            and all(mine.agrees(theirs) for mine, theirs in pairs)
+            and all(mine.linked_as(theirs, stems[i]) for i, (mine, theirs) in enumerate(pairs))
+            and _end_alike(self._links, other._links)
+            and _counts_alike(pairs)
+        )
 
     def _means_as(self, other: Wording) -> bool:
         """Whether both ask, or neither; and signs are equal, but for emoji that only one has."""
         if self._asks != other._asks:
             return False
+        signs = self._signs | other._signs
         return self._signs == other._signs or (
             not (self._signs and other._signs)
-            and all(unicodedata.category(sign) == "So" for sign in self._signs | other._signs)
+            and _AGAINST.isdisjoint(signs)
+            and all(unicodedata.category(sign) == "So" for sign in signs)
         )
 
     def _contradicts(self, other: Wording) -> bool:
@@ -202,67 +213,51 @@ class Wording:
                 case "number":
                     number = part.replace("\u2212", "-")
                     number = number.replace(",", "") if _GROUPED.fullmatch(number) else number
-                    self._words.append(_Word(number, number, False, False))
+                    self._add(number, number)
                 case _:
                     self._signs.update(part)
 
     def _take(self, word: str) -> None:
         low = word.casefold()
         if word == "A" and self._words:  # vitamin A is not vitamins
-            self._words.append(_Word("a", "a", True, False))
+            self._add("a", "a", named=True)
             return
-        known = low.isascii() and low.isalpha() and len(low) <= _LONGEST
-        for base, stems in _known_reading(low) if known else _reading(low):
+        for base, stems in reading(low):
             if not stems:
                 self._light[base] += 1
+                self._link(base)
             for stem in stems:
-                leading = not self._words
-                self._words.append(_Word(stem, base, word[0].isupper(), leading))
+                self._add(stem, base, named=word[0].isupper(), leading=not self._words)
+
+    def _link(self, word: str) -> None:
+        if word in _LINKS:
+            self._links.add(_LINKS[word])
+            if self._links >= {"'s", "been"}:  # Ann's been to Rome
+                self._links = self._links - {"'s"} | {"have"}
+
+    def _add(self, stem: str, surface: str, *, named: bool = False, leading: bool = False) -> None:
+        self._words.append(_Word(stem, surface, named, leading, frozenset(self._links)))
+        self._links.clear()
 
 
-def _kept(match: re.Match[str]) -> str:
-    return _KEPT.get(match[0], _KEPT["-"])
+def _end_alike(mine: set[str], theirs: set[str]) -> bool:
+    """Whether light words at the ends of two texts, after all else, say the same."""
+    return mine - {"a", "'s"} == theirs - {"a", "'s"}
 
 
-def _unified(text: str) -> str:
-    if text.isascii():
-        return text
-    return unicodedata.normalize("NFKC", text.translate(_LETTERS)).translate(_LETTERS)
-
-
-def _uncontracted(word: str) -> Iterator[str]:
-    """The words that a contraction stands for: "doesn't" is "does" and "not"."""
-    if negated := _NEGATED.fullmatch(word):
-        yield "can" if negated[2] else _WHOLE.get(negated[1], negated[1])
-        yield "not"
-        return
-    base, mark, ending = word.rpartition("'")
-    if mark and base and ending in _ENDINGS:
-        yield base
-        if _ENDINGS[ending]:
-            yield _ENDINGS[ending]
-        return
-    yield word
-
-
-def _reading(word: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The words that a word stands for, with their stems; of one without weight, none."""
-    return tuple(
-        (base, () if base in _LIGHT else tuple(_units(tokens(_LIGHT_CHARS.sub("", base)))))
-        for base in _uncontracted(word)
-    )
-
-
-_known_reading: Final = lru_cache(1 << 14)(_reading)
-
-
-def _units(found: list[str]) -> Iterator[str]:
-    """The tokens of a word without pairs: of a script without spaces, each character is one."""
-    before = ""
-    for token in found:
-        if not (len(token) == 2 and len(before) == 1 and token[0] == before):
-            yield token
-        before = token
+def _counts_alike(pairs: list[tuple[_Word, _Word]]) -> bool:
+    """Whether two texts of the same stems speak of as many: a glass is not glasses."""
+    article, before, seen = False, "", set()
+    for mine, theirs in pairs:
+        article = article or ("a" in mine.links) != ("a" in theirs.links)
+        if more := mine.numbered_as(theirs):
+            owned = before in _OWNERS or "'s" in mine.links & theirs.links
+            # in "brothers live" and "brother lives" an s goes from one word to the other
+            if article or owned or -more in seen:
+                return False
+            seen.add(more)
+        before = mine.surface
+    return True
 
 
 def _dice(a: Counter[str], b: Counter[str]) -> float:

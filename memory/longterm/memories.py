@@ -79,6 +79,8 @@ class Candidate:
             from a conversation unasked is judged more strictly.
         shown: What the speaker had been shown when it was said: the system prompt, recalled
             memories. Who only repeats that says nothing new.
+        by_model: Whether it was a model that asked, by a tool. Such requests are counted, and what
+            does not rest on the user's words is looked at for orders.
     """
 
     text: str
@@ -88,6 +90,7 @@ class Candidate:
     role: Role = "user"
     explicit: bool = False
     shown: tuple[str, ...] = ()
+    by_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)

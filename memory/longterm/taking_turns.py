@@ -1,21 +1,28 @@
 """Taking turns: changes of one namespace that were judged at the same time are not both written.
 
-Two that say the same, each judged while the other was not there yet, would both be new. So each
-change counts on a note of the namespace, under the condition that nobody else has counted since it
-was judged. A store without versions cannot tell, and nothing is noted in it.
+Two that say the same, each judged while the other was not there yet, would both be new. Those of
+one process go one after another. Between processes each change counts on a note of the namespace,
+under the condition that nobody else has counted since it was judged; who comes too late judges
+again. A store without versions cannot tell, and nothing is noted in it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+import random
+import time
+from collections.abc import Callable
 from typing import Final
 
-from perdure.memory.drivers import Steps
-from perdure.memory.longterm.backing import RESERVED, Backing, put_of
+from perdure.errors import VersionConflict
+from perdure.memory.drivers import Step, Steps, T
+from perdure.memory.longterm.backing import CHANGED, Backing, note_of, notes_of
+from perdure.memory.longterm.queueing import in_turn
 from perdure.stores.base import Namespace, PutItem
 
-CHANGED: Final = "changed"
 _KEY: Final = "memories"
+_TRIES: Final = 50  # each that fails is one in which somebody else succeeded
+_SHORTEST, _LONGEST = 0.002, 0.2  # seconds until it is tried again
 
 
 def taking_turns(backing: Backing, namespace: Namespace) -> Steps[list[PutItem]]:
@@ -25,9 +32,40 @@ def taking_turns(backing: Backing, namespace: Namespace) -> Steps[list[PutItem]]
     """
     if not backing.versioned:
         return []
-    place = (RESERVED, CHANGED, *namespace)
+    place = notes_of(CHANGED, namespace)
     note = yield from backing.got(place, _KEY)
     number = 0 if note is None else note.value["number"]
     version = 0 if note is None else note.version
-    put = put_of(place, _KEY, {"number": number + 1}, if_version=version, searched=False)
-    return [replace(put, ttl=None)]  # whatever the store's default, the count goes on
+    return [note_of(place, _KEY, {"number": number + 1}, if_version=version)]
+
+
+def persevering(
+    backing: Backing, namespace: Namespace, attempt: Callable[[], Steps[T]]
+) -> Steps[T]:
+    """Attempt a change in its turn, until no other comes between its reading and its writing.
+
+    Args:
+        backing: The store.
+        namespace: Of the memories that are changed.
+        attempt: Reads, judges and writes.
+
+    Raises:
+        VersionConflict: Others came between, again and again.
+    """
+    # stores of one file have one database, and what they do to it is done to one thing
+    thing = id(getattr(backing.store, "database", backing.store)), namespace
+    return in_turn(thing, lambda: _attempted(attempt))
+
+
+def _attempted(attempt: Callable[[], Steps[T]]) -> Steps[T]:
+    for number in range(_TRIES):
+        try:
+            return (yield from attempt())
+        except VersionConflict:
+            # another process: at a moment drawn by lot, the two do not meet again
+            yield _pause(random.uniform(0, min(_LONGEST, _SHORTEST * 2**number)))
+    return (yield from attempt())
+
+
+def _pause(seconds: float) -> Step:
+    return Step(lambda: time.sleep(seconds), lambda: asyncio.sleep(seconds))

@@ -7,7 +7,6 @@ well: it is still in its thread, from which it would be formed once more.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final, Literal
@@ -15,13 +14,12 @@ from typing import Any, Final, Literal
 from langgraph.store.base import GetOp
 
 from perdure.memory.drivers import Step, Steps
-from perdure.memory.longterm.backing import RESERVED, Backing, put_of
+from perdure.memory.longterm.backing import BURIED, Backing, note_of, notes_of
 from perdure.memory.longterm.likeness import digest
 from perdure.memory.longterm.memories import TURN, Memory
 from perdure.stores.base import Namespace, Provenance, PutItem
 
 How = Literal["deleted", "forgotten"]
-BURIED: Final = "buried"
 _PAGE: Final = 1_000  # notes read at once; who has fewer is read whole
 
 
@@ -63,7 +61,7 @@ def buried(backing: Backing, namespace: Namespace, digests: Collection[str]) -> 
 
     However many are asked for, the store is read once or twice.
     """
-    place = (RESERVED, BURIED, *namespace)
+    place = notes_of(BURIED, namespace)
     wanted = list(dict.fromkeys(digests))
     if not wanted:
         return set()
@@ -78,8 +76,7 @@ def buried(backing: Backing, namespace: Namespace, digests: Collection[str]) -> 
 
 
 def _note(namespace: Namespace, key: str, value: dict[str, Any]) -> PutItem:
-    put = put_of((RESERVED, BURIED, *namespace), key, value, searched=False)
-    return replace(put, ttl=None)  # whatever the store's default, it is gone for good
+    return note_of(notes_of(BURIED, namespace), key, value)
 
 
 def _source(thread_id: str | None, message_id: str) -> str:

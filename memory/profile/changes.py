@@ -6,13 +6,14 @@ A change of what another run has changed meanwhile is worked out anew on what ho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final, Generic
 
 from perdure.errors import ConfigurationError, InvalidPatch, VersionConflict
 from perdure.memory.drivers import Steps
+from perdure.memory.gate.gate import Gate
 from perdure.memory.profile.documents import (
     Document,
     Edit,
@@ -25,6 +26,7 @@ from perdure.memory.profile.documents import (
 from perdure.memory.profile.items import Kept, ProfilePlace, kept, puts_of, written
 from perdure.memory.profile.patching import Operation, patched
 from perdure.memory.profile.schema import M, Shape
+from perdure.memory.profile.screening import Screen, changed, names_in, sourced
 from perdure.stores.base import PutItem
 
 _MOST_EDITS: Final = 100  # that are noted of one change
@@ -85,10 +87,12 @@ class Changes(Generic[M]):
         shape: Their schema.
         sections: Whether each of their fields is an item of its own.
         max_bytes: Of a document's JSON.
+        gate: Judges what changes set.
     """
 
-    def __init__(self, shape: Shape[M], *, sections: bool, max_bytes: int) -> None:
+    def __init__(self, shape: Shape[M], *, sections: bool, max_bytes: int, gate: Gate) -> None:
         self.shape, self.sections, self.max_bytes = shape, sections, max_bytes
+        self._screen = Screen(gate)
 
     def reading(self, place: ProfilePlace, as_of: datetime | None = None) -> Steps[Standing[M]]:
         """Read a profile, or what is instead of one.
@@ -107,23 +111,30 @@ class Changes(Generic[M]):
             return Standing(found, found.document, None, str(exc))
         return Standing(found, document, profile)
 
-    def planned(self, place: ProfilePlace, standing: Standing[M], change: Change) -> Plan[M]:
+    def planned(self, place: ProfilePlace, standing: Standing[M], change: Change) -> Steps[Plan[M]]:
         """A change of a profile as it stands.
 
         Raises:
-            InvalidPatch: It cannot be applied, or the schema refuses what is left.
+            InvalidPatch: It cannot be applied, the gate does not let pass what it sets, or the
+                schema refuses what is left.
         """
-        new = change.becoming(standing.document)
+        former = standing.document
+        # what is not to be kept is refused before a message about something else quotes it
+        edits = self._screen.noted(change.edits or (), former, place)
+        new = change.becoming(former)
+        check_size(new, self.max_bytes)
+        self._screen.check_names(names_in(new), former, place)
+        leaves = changed(former, new)
+        new = yield from self._screen.passed(leaves, new, place)
         profile, document = self.shape.filled(new)
         check_size(document, self.max_bytes)
         unwritten = standing.kept.document is None and change.name == "set"
-        if same(document, standing.document) and not unwritten:
+        if same(document, former) and not unwritten:
             return Plan([], profile, ())
-        edits = change.edits
-        if edits is None:
-            edits = tuple(islice(differences(standing.document, document), _MOST_EDITS))
+        if change.edits is None:
+            edits = tuple(islice(differences(former, document), _MOST_EDITS))
         puts = puts_of(
-            place,
+            replace(place, provenance=sourced(leaves, place)),
             standing.kept,
             document,
             change=change.name,
@@ -140,7 +151,7 @@ class Changes(Generic[M]):
         """
         while True:  # each turn that fails is one in which somebody else succeeded
             standing = yield from self.reading(place)
-            plan = self.planned(place, standing, change)
+            plan = yield from self.planned(place, standing, change)
             try:
                 yield from written(place, standing.kept, plan.puts)
             except VersionConflict:

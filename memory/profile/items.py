@@ -24,6 +24,7 @@ from perdure.memory.drivers import Step, Steps, arun, run
 from perdure.memory.longterm.backing import Backing, put_of, removal_of
 from perdure.memory.longterm.memories import Memory
 from perdure.memory.profile.documents import Document, Edit, same
+from perdure.memory.profile.users_words import UsersWords
 from perdure.stores.base import Namespace, Provenance, PutItem
 from perdure.stores.namespaces import check_key
 
@@ -46,12 +47,14 @@ class ProfilePlace:
         namespace: Of the profile, filled in.
         key: Of its item, filled in; its sections are in `(*namespace, key)`.
         provenance: What a change is noted with.
+        users: What users said, where a model makes the change of it; None: it is made by hand.
     """
 
     backing: Backing
     namespace: Namespace
     key: str
     provenance: Provenance | None = None
+    users: UsersWords | None = None
 
     @property
     def inner(self) -> Namespace:

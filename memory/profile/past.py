@@ -26,7 +26,8 @@ class ProfileVersion:
         edits: What that did, with reasons where they were given.
         valid_from: Since when (UTC).
         valid_to: Until when; None: it is the present one.
-        provenance: The thread and checkpoint of the run that made it, if that is known.
+        provenance: The thread and checkpoint of the run that made it, if that is known, and on
+            whose words.
     """
 
     document: Document = field(repr=False)
@@ -56,14 +57,14 @@ def forgetting(place: ProfilePlace) -> Steps[Receipt | None]:
         yield from place.backing.written([removal_of(each.namespace, each.key) for each in items])
         return None
     heads = yield from place.backing.versions(place.namespace, place.key)
-    within = None
+    within: Receipt | None = None
     if _sections(heads):  # before the head, without which nobody would know of them
         within = yield Step(lambda: store.forget(place.inner), lambda: store.aforget(place.inner))
-    receipt = yield Step(
+    receipt: Receipt = yield Step(
         lambda: store.forget(place.namespace, key=place.key),
         lambda: store.aforget(place.namespace, key=place.key),
     )
-    return receipt if within is None else _together(within, receipt)
+    return receipt if within is None else within + receipt
 
 
 def _sections(heads: Sequence[Memory]) -> list[str]:
@@ -97,16 +98,3 @@ def _at(items: Sequence[Memory], moment: datetime | None) -> Memory | None:
         if item.valid_from <= moment and (item.valid_to is None or moment < item.valid_to):
             return item
     return None
-
-
-def _together(one: Receipt, other: Receipt) -> Receipt:
-    return Receipt(
-        items=one.items + other.items,
-        versions=one.versions + other.versions,
-        messages=one.messages + other.messages,
-        keys=one.keys + other.keys,
-        hashes=one.hashes + other.hashes,
-        threads=tuple(dict.fromkeys(one.threads + other.threads)),
-        at=other.at,
-        clean=other.clean,
-    )

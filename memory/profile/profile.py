@@ -9,9 +9,10 @@ from typing import Any, Generic
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
-from perdure.errors import InvalidPatch
+from perdure.errors import ConfigurationError, InvalidPatch
 from perdure.memory.checking import whole
 from perdure.memory.drivers import Steps, arun, run
+from perdure.memory.gate.gate import Gate
 from perdure.memory.longterm.backing import Backing, backing_of, namespace_of
 from perdure.memory.places import source
 from perdure.memory.profile.changes import Changes, Plan, Standing, profile_of
@@ -20,6 +21,7 @@ from perdure.memory.profile.items import ProfilePlace
 from perdure.memory.profile.past import ProfileVersion, forgetting, versions
 from perdure.memory.profile.patching import Operation, is_as_seen, operations_of
 from perdure.memory.profile.schema import M, Section, Shape
+from perdure.memory.profile.users_words import UsersWords
 from perdure.memory.templates import Template
 from perdure.stores.base import Provenance, Receipt
 
@@ -47,6 +49,11 @@ class Profile(Generic[M]):
         default: What holds as long as nothing is stored; None: the schema's own defaults.
         max_bytes: Of the document's JSON.
         max_operations: Of a patch.
+        gate: Judges the texts and numbers that a change sets, names of fields and reasons too: what
+            it would refuse or put into quarantine makes the change an `InvalidPatch`, and what it
+            blots out is kept so. Of its rules those for secrets, cards and contacts apply, and your
+            own checks; None: `Gate()`. Contacts that are to be blotted out are kept where somebody
+            writes them by hand, or a user told them.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -63,13 +70,18 @@ class Profile(Generic[M]):
         default: M | None = None,
         max_bytes: int = 100_000,
         max_operations: int = 100,
+        gate: Gate | None = None,
     ) -> None:
+        if gate is not None and not isinstance(gate, Gate):
+            raise ConfigurationError(f"gate is {gate!r:.80}; expected Gate(…), or None")
         self.shape = Shape(schema, default)
         self.backing = None if store is None else Backing(store)
         self.namespace, self.key = Template(namespace), Template((key,))
         self.max_operations = whole("max_operations", max_operations, 1)
         whole("max_bytes", max_bytes, 1)
-        self.changes = Changes(self.shape, sections=bool(sections), max_bytes=max_bytes)
+        self.changes = Changes(
+            self.shape, sections=bool(sections), max_bytes=max_bytes, gate=gate or Gate()
+        )
 
     def current(self, config: RunnableConfig | None = None, *, as_of: datetime | None = None) -> M:
         """What is known now, or was at a moment; as long as that is nothing, the defaults.
@@ -90,7 +102,12 @@ class Profile(Generic[M]):
     def raw(
         self, config: RunnableConfig | None = None, *, as_of: datetime | None = None
     ) -> Document:
-        """The document as it is stored, whether or not the schema accepts it; `{}`: none is."""
+        """The document as it is stored, whether or not the schema accepts it; `{}`: none is.
+
+        Raises:
+            ConfigurationError: What is stored there is no profile; or the config does not fill the
+                templates, there is no store, or it has no past to look at.
+        """
         return run(self._raw(self.place(config), as_of))
 
     async def araw(
@@ -100,7 +117,12 @@ class Profile(Generic[M]):
         return await arun(self._raw(self.place(config), as_of))
 
     def history(self, config: RunnableConfig | None = None) -> list[ProfileVersion]:
-        """All versions, oldest first, with what changed in each and the threads that caused it."""
+        """All versions, oldest first, with what changed in each and the threads that caused it.
+
+        Raises:
+            ConfigurationError: What is stored there is no profile; or the config does not fill the
+                templates, or there is no store.
+        """
         return run(versions(self.place(config)))
 
     async def ahistory(self, config: RunnableConfig | None = None) -> list[ProfileVersion]:
@@ -108,7 +130,12 @@ class Profile(Generic[M]):
         return await arun(versions(self.place(config)))
 
     def outline(self, config: RunnableConfig | None = None) -> list[Section]:
-        """The fields of the profile and how large they are, without what they hold."""
+        """The fields of the profile and how large they are, without what they hold.
+
+        Raises:
+            ConfigurationError: What is stored there is no profile; or the config does not fill the
+                templates, or there is no store.
+        """
         return run(self._outline(self.place(config)))
 
     async def aoutline(self, config: RunnableConfig | None = None) -> list[Section]:
@@ -129,9 +156,10 @@ class Profile(Generic[M]):
             What is known then.
 
         Raises:
-            InvalidPatch: It is no patch, or names a place that is not there, or the schema refuses
-                what it would leave. Nothing is written.
-            ConfigurationError: See `current`.
+            InvalidPatch: It is no patch, or names a place that is not there, or the gate refuses
+                what it sets, or the schema what it would leave. Nothing is written.
+            ConfigurationError: What is stored there is no profile; or the config does not fill the
+                templates, or there is no store.
         """
         wanted = operations_of(operations, self.max_operations)
         change = self.changes.patch(wanted, keep_fields=False)
@@ -153,13 +181,18 @@ class Profile(Generic[M]):
 
         Raises:
             InvalidPatch: See `patch`.
-            ConfigurationError: See `current`.
+            ConfigurationError: See `patch`.
         """
         change = self.changes.merge(partial)
         return run(self.changes.changing(self.place(config), change))
 
     async def amerge(self, partial: Mapping[str, Any], config: RunnableConfig | None = None) -> M:
-        """See `merge`."""
+        """See `merge`.
+
+        Raises:
+            InvalidPatch: See `patch`.
+            ConfigurationError: See `patch`.
+        """
         change = self.changes.merge(partial)
         return await arun(self.changes.changing(self.place(config), change))
 
@@ -167,8 +200,8 @@ class Profile(Generic[M]):
         """Write a whole document in the place of whatever there is.
 
         Raises:
-            InvalidPatch: The schema refuses it.
-            ConfigurationError: See `current`.
+            InvalidPatch: The gate or the schema refuses it. Nothing is written.
+            ConfigurationError: See `patch`.
         """
         change = self.changes.set(document)
         return run(self.changes.changing(self.place(config), change))
@@ -176,12 +209,22 @@ class Profile(Generic[M]):
     async def aset(
         self, document: M | Mapping[str, Any], config: RunnableConfig | None = None
     ) -> M:
-        """See `set`."""
+        """See `set`.
+
+        Raises:
+            InvalidPatch: See `set`.
+            ConfigurationError: See `patch`.
+        """
         change = self.changes.set(document)
         return await arun(self.changes.changing(self.place(config), change))
 
     def forget(self, config: RunnableConfig | None = None) -> Receipt | None:
-        """Erase the profile with its past; None: the store has none and the item is deleted."""
+        """Erase the profile with its past; None: the store has none and the item is deleted.
+
+        Raises:
+            ConfigurationError: What is stored there is no profile; or the config does not fill the
+                templates, or there is no store.
+        """
         return run(forgetting(self.place(config)))
 
     async def aforget(self, config: RunnableConfig | None = None) -> Receipt | None:
@@ -191,13 +234,20 @@ class Profile(Generic[M]):
     # -- steps, for what writes a profile together with other things
 
     def place(
-        self, config: RunnableConfig | None = None, provenance: Provenance | None = None
+        self,
+        config: RunnableConfig | None = None,
+        provenance: Provenance | None = None,
+        *,
+        users: UsersWords | None = None,
     ) -> ProfilePlace:
         """Where the profile of a run is.
 
         Args:
             config: Of the run.
-            provenance: What a change is noted with; None: the run's thread and checkpoint.
+            provenance: What a change is noted with; None: the run's thread and checkpoint, and that
+                a user makes it, by hand.
+            users: What users said, where a model makes the change of it. What it sets is then noted
+                as theirs if all of that stands in their words, else as `provenance` says.
 
         Raises:
             ConfigurationError: There is no store, or no such place.
@@ -205,9 +255,9 @@ class Profile(Generic[M]):
         backing = self.backing or backing_of(None)
         namespace, [key] = namespace_of(self.namespace, config), self.key.filled(config)
         thread, checkpoint = source(config)
-        if provenance is None and thread is not None:
-            provenance = Provenance(thread_id=thread, checkpoint_id=checkpoint)
-        return ProfilePlace(backing, namespace, key, provenance)
+        if provenance is None:
+            provenance = Provenance(thread, checkpoint, actor="user", trust="user")
+        return ProfilePlace(backing, namespace, key, provenance, users)
 
     def reading(self, place: ProfilePlace) -> Steps[Standing[M]]:
         """Read the profile as it stands: `document` is what a model is to be shown of it."""
@@ -220,7 +270,7 @@ class Profile(Generic[M]):
         operations: Sequence[Operation],
         *,
         keep_fields: bool = True,
-    ) -> Plan[M]:
+    ) -> Steps[Plan[M]]:
         """Work out a patch of the profile as it stands; see `planning`."""
         change = self.changes.patch(operations, keep_fields=keep_fields)
         return self.changes.planned(place, standing, change)
@@ -255,7 +305,7 @@ class Profile(Generic[M]):
                 "another run has changed what this patch concerns since it was made: make it anew "
                 "for the profile as it is now"
             )
-        return self.planned(place, standing, wanted, keep_fields=keep_fields)
+        return (yield from self.planned(place, standing, wanted, keep_fields=keep_fields))
 
     def _current(self, place: ProfilePlace, as_of: datetime | None) -> Steps[M]:
         standing = yield from self.changes.reading(place, as_of)

@@ -12,7 +12,6 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from perdure.memory.asking import Asker
 from perdure.memory.drivers import Steps
-from perdure.memory.gate.detectors import Detector
 from perdure.memory.profile.changes import Plan, Standing
 from perdure.memory.profile.items import ProfilePlace
 from perdure.memory.profile.patching import Operation, operations_of
@@ -20,14 +19,13 @@ from perdure.memory.profile.profile import Profile
 from perdure.memory.profile.proposing import (
     check_chosen,
     check_shown,
-    check_values,
     fields_request,
     patch_of,
     patch_request,
     told,
 )
 from perdure.memory.profile.schema import M
-from perdure.memory.structured import Insisting, Refused, Requesting, T, Tally
+from perdure.memory.structured import Insisting, Refused, Requesting, Tally
 from perdure.memory.transcript import newest
 
 
@@ -74,7 +72,6 @@ class Proposer(Generic[M]):
         timeout_s: Seconds a call may take; None: as long as it takes.
         large_chars: From how many characters on a profile is shown in sections.
         max_chars: Of the conversation that are shown, the newest.
-        detectors: Find what no profile is to hold.
     """
 
     profile: Profile[M]
@@ -85,7 +82,6 @@ class Proposer(Generic[M]):
     timeout_s: float | None
     large_chars: int
     max_chars: int
-    detectors: Sequence[Detector]
 
     def proposed(self, said: Conversation, standing: Standing[M]) -> Steps[Proposal[M]]:
         """A patch of the profile as it stands.
@@ -105,18 +101,18 @@ class Proposer(Generic[M]):
         def request(room: int, refused: Refused | None) -> list[BaseMessage]:
             return patch_request(self.prompt, shown, newest(said.units, room), refused)
 
-        def taken(answer: Any) -> Proposal[M]:
+        def taken(answer: Any) -> Steps[Proposal[M]]:
             patch = patch_of(answer.operations)
             operations = operations_of(patch, self.profile.max_operations)
             if not operations:
                 return Proposal()
-            check_values(operations, self.detectors)
             if names is not None:
                 check_shown(operations, names)
-            plan = self.profile.planned(said.place, standing, operations)
+            plan = yield from self.profile.planned(said.place, standing, operations)
             return Proposal(operations, plan)
 
-        return (yield from self._asked(self.patching, said, request, taken))
+        proposal: Proposal[M] = yield from self._asked(self.patching, said, request, taken)
+        return proposal
 
     def _chosen(self, said: Conversation, standing: Standing[M]) -> Steps[list[str]]:
         outline = self.profile.shape.outline(standing.document)
@@ -127,15 +123,16 @@ class Proposer(Generic[M]):
         def taken(answer: Any) -> list[str]:
             return check_chosen(answer.fields, outline)
 
-        return (yield from self._asked(self.choosing, said, request, taken))
+        names: list[str] = yield from self._asked(self.choosing, said, request, taken)
+        return names
 
     def _asked(
         self,
         model: Runnable[Any, Any],
         said: Conversation,
         request: Requesting,
-        taken: Callable[[Any], T],
-    ) -> Steps[T]:
+        taken: Callable[[Any], Any],
+    ) -> Steps[Any]:
         asker = Asker(model, self.timeout_s, said.config)
         room = min(self.max_chars, sum(len(unit) + 1 for unit in said.units))
         return self.insisting.asked(asker, request, taken, room=room, tally=said.tally)

@@ -7,15 +7,13 @@ anything, so there it is asked for as text that is JSON in its turn.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from pydantic import BaseModel, ConfigDict, Field
 
 from perdure.errors import InvalidPatch
-from perdure.memory.gate.detectors import Detector, spans_of
-from perdure.memory.profile.documents import tokens_of
 from perdure.memory.profile.patching import Operation
 from perdure.memory.profile.schema import Section, Shape
 from perdure.memory.quoting import fenced, quoted
@@ -196,34 +194,6 @@ def check_chosen(names: Sequence[str], outline: Sequence[Section]) -> list[str]:
     if unknown:
         raise InvalidPatch(f"there is no field {unknown[0]!r:.80}; expected some of {known}")
     return [name for name in known if name in names]
-
-
-def check_values(operations: Sequence[Operation], detectors: Iterable[Detector]) -> None:
-    """Refuse a patch that would note what is not to be kept, like a password.
-
-    Raises:
-        InvalidPatch: A value has such a thing in it; what it is, is not quoted.
-    """
-    detectors = tuple(detectors)
-    for each in operations:
-        for text in (*tokens_of(each.path), *_texts(each.value), each.reason):
-            for kind, _, _ in spans_of(text, detectors):
-                raise InvalidPatch(
-                    f"operation {each.number}, {each.op}, would note a {kind}, which no profile is "
-                    "to hold; leave it out"
-                )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """The texts within a JSON value, names of fields too."""
-    if isinstance(value, dict):
-        yield from value
-        value = list(value.values())
-    if isinstance(value, list):
-        for part in value:
-            yield from _texts(part)
-    elif value is not None:
-        yield str(value)
 
 
 def check_shown(operations: Sequence[Operation], names: Collection[str]) -> None:

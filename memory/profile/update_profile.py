@@ -8,7 +8,6 @@ reason. The technique is that of LangGraph's concepts of memory, "manage individ
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Literal
 
@@ -20,10 +19,8 @@ from perdure.errors import ConfigurationError, InvalidPatch, ModelFailed, Versio
 from perdure.memory.checking import choice, seconds, whole
 from perdure.memory.conversation import Messages
 from perdure.memory.drivers import Steps, arun, run
-from perdure.memory.gate.detectors import Detector
-from perdure.memory.gate.number_detectors import cards, ibans
-from perdure.memory.gate.secret_detectors import secrets
 from perdure.memory.nodes import channel, checked, is_messages
+from perdure.memory.places import source
 from perdure.memory.profile.changes import Plan, Standing
 from perdure.memory.profile.documents import Edit
 from perdure.memory.profile.items import ProfilePlace, written
@@ -32,8 +29,10 @@ from perdure.memory.profile.profile import Profile
 from perdure.memory.profile.proposer import Conversation, Proposal, Proposer
 from perdure.memory.profile.proposing import PROMPT, LooseProfilePatch, ProfileFields, ProfilePatch
 from perdure.memory.profile.schema import M
+from perdure.memory.profile.users_words import speakers
 from perdure.memory.structured import Insisting, structured
 from perdure.memory.transcript import units_of
+from perdure.stores.base import Provenance
 
 OnFailure = Literal["raise", "keep"]
 Method = Literal["function_calling", "json_schema"]
@@ -47,7 +46,6 @@ def update_profile(
     prompt: str | None = None,
     strict: bool = True,
     method: Method = "function_calling",
-    detectors: Sequence[Detector] = (secrets, cards, ibans),
     large_chars: int = 8_000,
     max_transcript_chars: int = 200_000,
     timeout_s: float | None = 60.0,
@@ -65,6 +63,10 @@ def update_profile(
     meanwhile, the patch is applied to what holds by then, or, where it concerns what that run
     changed, the model is asked again. The state stays as it is.
 
+    What the profile's gate does not let pass is a fault like others, which the model mends by
+    leaving it out. A change is noted as the user's if all that it sets stands in what users said;
+    otherwise `trust` is the role of the least trustworthy who speaks in the conversation.
+
     Args:
         model: Proposes; what it says is not streamed to the user.
         profile: Where the profile is.
@@ -73,7 +75,6 @@ def update_profile(
         strict: Whether to ask for decoding that can give nothing but such an answer, if the model's
             class knows of that. An endpoint that refuses such requests needs `False`.
         method: Of the model's `with_structured_output`; `"json_schema"` is strict.
-        detectors: Find what no profile is to hold; a patch that notes such a thing is refused.
         large_chars: Characters of a profile's JSON from which on it is shown in sections.
         max_transcript_chars: Characters of the conversation that the model is shown, the newest.
         timeout_s: Seconds that a call of the model may take; None: as long as it takes.
@@ -115,7 +116,6 @@ def update_profile(
             timeout_s,
             whole("large_chars", large_chars, 0),
             whole("max_transcript_chars", max_transcript_chars, 1),
-            tuple(detectors),
         ),
         conflicts=whole("conflicts", conflicts, 0),
         on_failure=on_failure,
@@ -215,7 +215,10 @@ class UpdateProfile(Runnable[Any, Any], Generic[M]):
 
     def _conversation(self, messages: Messages, config: RunnableConfig | None) -> Conversation:
         units = units_of(checked(messages, "the messages"))
-        return Conversation(self.profile.place(config), list(map("\n".join, units)), config)
+        who = speakers(messages)
+        noted = Provenance(*source(config), actor=who.actor, trust=who.trust)
+        place = self.profile.place(config, noted, users=who.users)
+        return Conversation(place, list(map("\n".join, units)), config)
 
     def _learning(self, said: Conversation) -> Steps[ProfileUpdate[M]]:
         fault = ""
@@ -243,7 +246,7 @@ class UpdateProfile(Runnable[Any, Any], Generic[M]):
                     raise
                 tries -= 1
                 seen, standing = standing, (yield from self.profile.reading(said.place))
-                proposal = self._applied(said.place, proposal, seen, standing) or (
+                proposal = (yield from self._applied(said.place, proposal, seen, standing)) or (
                     yield from self._proposer.proposed(said, standing)
                 )
             else:
@@ -256,11 +259,12 @@ class UpdateProfile(Runnable[Any, Any], Generic[M]):
         proposal: Proposal[M],
         seen: Standing[M],
         now: Standing[M],
-    ) -> Proposal[M] | None:
+    ) -> Steps[Proposal[M] | None]:
         """The same patch of what holds now; None: the model has to see it first."""
         if not is_as_seen(proposal.operations, seen.document, now.document):
             return None
         try:
-            return replace(proposal, plan=self.profile.planned(place, now, proposal.operations))
+            plan = yield from self.profile.planned(place, now, proposal.operations)
         except InvalidPatch:  # the schema does not accept both changes together
             return None
+        return replace(proposal, plan=plan)

@@ -108,16 +108,39 @@ def test_an_error_that_stays_is_not_tried_again(house: House, background: Backgr
     assert (dead.attempts, dead.error) == (1, "ConfigurationError: no such model")
 
 
-def test_a_thread_that_is_not_there_is_given_up(background: Background) -> None:
-    """A thread without a checkpoint is tried as often as any other, and listed."""
-    background.schedule("nowhere", config_of("nowhere"))
-    (dead,) = until(lambda: background.jobs("dead"))
-    background.formation.store.delete(  # type: ignore[union-attr]
-        ("perdure", "waiting", "memories", "ann"), "nowhere"
-    )
+def test_a_thread_that_is_not_there_is_given_up(
+    house: House, background: Background, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is tried as often as any other; then the log has an error, and it waits no longer."""
+    with caplog.at_level(logging.INFO, "perdure.forming"):
+        background.form_now("nowhere", config_of("nowhere"))
+        until(lambda: "nowhere" in [job.thread_id for job in house.told if job.state == "dead"])
+    ends = [(job.state, job.attempts) for job in house.told if job.thread_id == "nowhere"]
+    [told] = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
 
-    assert "UnknownThread: there is no thread 'nowhere'" in str(dead.error)
-    assert background.jobs("dead") == [], "nobody waits for it any more"
+    assert ends == [("retrying", 1), ("dead", 2)]
+    assert "UnknownThread: there is no thread 'nowhere'" in told
+    assert "waits no longer" in told
+    assert background.formation.pending() == []
+    assert background.jobs("dead") == []
+
+
+def test_a_thread_is_formed_anew(house: House, background: Background) -> None:
+    """What was formed by then is formed once more, and is the same memories."""
+    house.say("j")
+    background.form_now("j", config_of("j"))
+    until(lambda: state_of(background, "j") == "done")
+    background.form_now("j", config_of("j"), anew=True)
+    until(lambda: len([job for job in house.told if job.thread_id == "j"]) > 1)
+    reports = [job.report or {} for job in house.told if job.thread_id == "j"]
+
+    assert [(each["messages"], each["added"], each["unchanged"]) for each in reports] == [
+        (2, 2, 0),
+        (2, 0, 2),
+    ]
+    assert len(house.memories("j")) == 2
+    with pytest.raises(UnknownThread, match="nobody"):
+        background.form_now("nobody", config_of("nobody"), anew=True)
 
 
 def test_what_is_said_while_a_thread_is_formed_is_formed_too(

@@ -215,8 +215,8 @@ def test_no_failure_is_silent(
         [job] = until(lambda: background.jobs("dead"))
 
     assert type(failure).__name__ in str(job.error)
-    assert [logging.ERROR] == [
-        record.levelno for record in caplog.records if record.name == "perdure.forming"
+    assert [record.levelno for record in caplog.records if record.name == "perdure.forming"] == [
+        logging.ERROR
     ]
 
 
@@ -231,5 +231,5 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
         until(lambda: background.jobs("done"))
     house.close()
 
-    assert ["50%20off #1"] == [path.name for path in tmp_path.iterdir()]
+    assert [path.name for path in tmp_path.iterdir()] == ["50%20off #1"]
     assert [path.name for path in folder.glob("*.jobs")]

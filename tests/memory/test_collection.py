@@ -540,8 +540,8 @@ def test_a_check_is_asked_about_fields_alone(store: Any) -> None:
 
 
 def test_too_much(store: Any) -> None:
-    """A megabyte is refused, as is a flood; what is there stays."""
-    collection = Collection(store, gate=Gate(per_minute=2))
+    """A megabyte is refused, and what there is no room for; what is there stays."""
+    collection = Collection(store, gate=Gate(max_items=1))
     outcomes = [
         collection.insert(text, config=ANN) for text in ("tea " * 250_000, TEA, COFFEE, GHENT)
     ]
@@ -549,6 +549,14 @@ def test_too_much(store: Any) -> None:
     assert [outcome.change for outcome in outcomes] == ["refused", "added", "refused", "refused"]
     assert [outcome.check for outcome in outcomes] == ["size", "", "flood", "flood"]
     assert texts(collection) == [TEA]
+
+
+def test_what_your_code_keeps_is_no_flood(store: Any) -> None:
+    """A hundred facts within a minute are kept."""
+    collection = Collection(store)
+    outcomes = {collection.insert(f"Ann has cat{n}", config=ANN).change for n in range(100)}
+
+    assert outcomes == {"added"}
 
 
 # -- namespaces

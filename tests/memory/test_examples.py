@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -317,3 +318,14 @@ def test_examples_in_an_assembled_context(ours: SQLiteStore) -> None:
 
     assert "<examples>" in shown[0].text
     assert f'"input": "{LATE}"' in shown[0].text
+
+
+def test_a_case_told_again_keeps_what_is_not_told(tmp_path: Path) -> None:
+    """To add a score to a case that is there loses neither why nor context."""
+    with SQLiteStore.open(tmp_path / "a.db") as store:
+        examples = Examples(store, ("examples",))
+        examples.add("I missed my flight", "Rebooked", why="The fare allowed it")
+        examples.add("I missed my flight", "Rebooked", score=1.0)
+        [case] = examples.select("missed flight", budget=500)
+
+    assert (case.why, case.score) == ("The fare allowed it", 1.0)

@@ -20,14 +20,17 @@ from perdure.errors import (
     ConfigurationError,
     InvalidConfig,
     InvalidNamespace,
+    LimitExceeded,
     UnknownThread,
 )
 from perdure.memory.collection.collection import Collection
-from perdure.memory.drivers import Steps
+from perdure.memory.drivers import Steps, run
 from perdure.memory.forming.formation import Formation
 from perdure.memory.forming.proposals import Batch, Proposal, Surroundings
 from perdure.memory.forming.reports import FormationReport
-from perdure.memory.forming.turns import TurnFormer
+from perdure.memory.forming.tails import Tails
+from perdure.memory.forming.turns import TurnFormer, turn_key
+from perdure.memory.gate.gate import Gate
 from perdure.stores import SQLiteStore
 from tests.memory.threads import ANN, FailingStore, graph_of, kept, on, say, texts, user
 
@@ -190,6 +193,7 @@ def test_a_thread_that_is_not_there_is_named(
         ({"former": "turns"}, "TurnFormer"),
         ({"gate": "open"}, "Gate"),
         ({"batch": 0}, "batch"),
+        ({"removed": "keep"}, "removed"),
         ({"messages_key": ""}, "messages_key"),
         ({"store": {}}, "BaseStore"),
         ({"saver": "a.db"}, "BaseCheckpointSaver"),
@@ -307,6 +311,172 @@ def test_what_was_forgotten_does_not_come_back(
 
     assert (report.messages, report.added) == (2, 0)
     assert texts(store) == []
+
+
+def test_the_async_form_computes_beside_the_loop(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """What is formed, and what is judged, is not computed by the event loop's own thread."""
+    say(graph_of(file_saver, answers=False), "t", "I like tea.")
+    former = Noting()
+    threads: list[threading.Thread] = []
+    former.meanwhile = lambda: threads.append(threading.current_thread())
+
+    def seen(text: str) -> list[Any]:
+        threads.append(threading.current_thread())
+        return []
+
+    formation = formation_of(file_saver, store, former=former, gate=Gate(detectors=[seen]))
+    asyncio.run(formation.aform("t", user()))
+
+    assert threading.main_thread() not in threads
+    assert len(threads) >= 2
+    former.meanwhile = lambda: [][0]
+    say(graph_of(file_saver, answers=False), "t", "I like Ghent.")
+    with pytest.raises(IndexError):
+        asyncio.run(formation.aform("t", user()))
+
+
+# -- room
+
+
+def test_what_there_is_no_room_for_is_formed_once_there_is(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """A full namespace refuses no message: an error tells, and nothing is written."""
+    for number in range(3):
+        store.put(ANN, f"k{number}", {"kind": "fact", "about": "room"})
+    say(graph_of(file_saver, answers=False), "t", "I like tea.", "I like Ghent.")
+    formation = formation_of(file_saver, store, gate=Gate(max_items=4))
+    formation.note("t", user())
+    for _ in range(2):
+        with pytest.raises(
+            LimitExceeded, match=r"no room in \('memories', 'ann'\).*max_items is 4"
+        ):
+            formation.form("t", user())
+        assert texts(store) == []
+    assert [each.thread_id for each in formation.pending()] == ["t"]
+    store.delete(ANN, "k0")
+    report = formation.form("t", user())
+
+    assert (report.messages, report.added, dict(report.refused)) == (2, 2, {})
+    assert formation.pending() == []
+
+
+# -- formed anew
+
+
+@pytest.mark.parametrize("kind", ["perdure", "langgraph"])
+def test_a_thread_that_is_formed_anew_makes_no_memory_twice(
+    kind: str, file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """All of it is read again, and what is there stays; what was forgotten stays away."""
+    saver: Any = file_saver if kind == "perdure" else InMemorySaver()
+    other: Any = store if kind == "perdure" else InMemoryStore()
+    graph, formation = graph_of(saver, answers=False), formation_of(saver, other, batch=5)
+    say(graph, "t", *NAMES)
+    formation.form("t", user())
+    before = said_where(store)
+    Collection(other).delete(turn_key("t", "message 3", 0), config=user())
+    again = formation.form("t", user(), anew=True)
+    say(graph, "t", "one more")
+    last = formation.form("t", user())
+
+    assert (again.messages, again.added, again.unchanged) == (12, 0, 11)
+    assert (last.messages, last.added) == (1, 1)
+    assert len(texts(other)) == 12
+    if kind == "perdure":
+        del before["user: message 3"]
+        assert before | {"user: one more": 12} == said_where(store)
+
+
+def said_where(store: SQLiteStore) -> dict[str, int | None]:
+    """The place of each turn in its thread."""
+    return {each.value["text"]: each.provenance.position for each in kept(store)}
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_forming_anew_goes_on_where_it_was_cut_off(
+    failing: int, file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """What was formed anew before an error is not once more, and the thread waits meanwhile."""
+    say(graph_of(file_saver, answers=False), "t", *NAMES)
+    formation_of(file_saver, store).form("t", user())
+    former = Noting()
+    formation = formation_of(file_saver, store, former=former, batch=4)
+
+    def fail() -> None:
+        if len(former.batches) < failing:
+            former.meanwhile = fail
+            return
+        raise RuntimeError("the model is tired")
+
+    former.meanwhile = fail
+    with pytest.raises(RuntimeError, match="tired"):
+        formation.form("t", user(), anew=True)
+    assert [each.thread_id for each in formation.pending()] == ["t"]
+    formation.form("t", user())
+    seen = [message.id for batch in former.batches for message in batch.messages]
+
+    assert sorted(NAMES) == sorted(set(seen))
+    assert len(seen) == 16, "one batch was read twice"
+    assert sorted(FORMED) == sorted(texts(store))
+    assert formation.pending() == []
+
+
+def test_a_note_may_ask_for_all_of_a_thread(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """Whoever forms it then reads it from its beginning; a thread that is not there is refused."""
+    say(graph_of(file_saver, answers=False), "t", "one", "two")
+    formation = formation_of(file_saver, store)
+    formation.form("t", user())
+    formation.note("t", user(), anew=True)
+
+    assert formation.form("t", user()).messages == 2
+    assert formation.form("t", user()).messages == 0
+    with pytest.raises(UnknownThread):
+        formation.note("nobody", user(), anew=True)
+    assert formation.pending() == []
+
+
+# -- what was removed
+
+
+@pytest.mark.parametrize("removed", ["form", "skip"])
+def test_what_was_removed_is_formed_or_skipped(
+    removed: Any, file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """A message that was removed before it was formed becomes a memory, unless such are skipped."""
+    graph, former = graph_of(file_saver, answers=False), Noting()
+    formation = formation_of(file_saver, store, former=former, removed=removed)
+    say(graph, "t", "I like tea.", "My salary is 90000", "I like Ghent.")
+    graph.invoke({"messages": [RemoveMessage("My salary is 90000")]}, on("t"))
+    waiting = formation.note("t", user())
+    tails = [memory.text for memory in run(Tails(formation).waiting([waiting.namespace]))]
+    formation.form("t", user())
+    graph.invoke({"messages": [RemoveMessage("I like tea."), HumanMessage("one", id="1")]}, on("t"))
+    formation.form("t", user())
+    again = formation.form("t", user())
+    seen = [each.text for batch in former.batches for each in (*batch.before, *batch.messages)]
+    expected = {"user: I like tea.", "user: I like Ghent.", "user: one"}
+    expected |= {"user: My salary is 90000"} if removed == "form" else set()
+
+    assert expected == set(texts(store))
+    assert ("My salary is 90000" in seen) is (removed == "form")
+    assert ("user: My salary is 90000" in tails) is (removed == "form")
+    assert again.messages == 0
+
+
+def test_without_a_history_what_was_removed_is_gone(store: SQLiteStore) -> None:
+    """A checkpointer that keeps none has nothing to form of a message that was removed."""
+    saver = InMemorySaver()
+    graph = graph_of(saver, answers=False)
+    say(graph, "t", "I like tea.", "My salary is 90000")
+    graph.invoke({"messages": [RemoveMessage("My salary is 90000")]}, on("t"))
+    formation_of(saver, store).form("t", user())
+
+    assert texts(store) == ["user: I like tea."]
 
 
 # -- faults
@@ -451,6 +621,20 @@ def test_a_thread_that_is_touched_while_it_is_formed_waits_on(
     formation.form("t", user())
 
     assert texts(other) == ["user: one"]
+    assert [each.thread_id for each in formation.pending()] == ["t"]
+
+
+@pytest.mark.parametrize("kind", ["perdure", "langgraph"])
+def test_the_note_on_a_thread_that_is_gone_can_be_dropped(
+    kind: str, file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """It goes if there is no such thread; if there is, it waits on."""
+    say(graph_of(file_saver, answers=False), "t", "one")
+    formation = formation_of(file_saver, InMemoryStore() if kind == "langgraph" else store)
+    for thread_id in "tu":
+        formation.note(thread_id, user())
+
+    assert [formation.drop(thread_id, user()) for thread_id in "tuv"] == [False, True, True]
     assert [each.thread_id for each in formation.pending()] == ["t"]
 
 

@@ -15,10 +15,11 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.store.memory import InMemoryStore
 from pydantic import BaseModel
 
-from perdure.errors import ConfigurationError, ModelFailed
+from perdure.errors import ConfigurationError, LimitExceeded, ModelFailed
 from perdure.memory.collection.collection import Collection
 from perdure.memory.forming.facts import ModelFormer
 from perdure.memory.forming.formation import Formation
+from perdure.memory.gate.gate import Gate
 from perdure.memory.instructions import Instructions
 from perdure.memory.profile.profile import Profile
 from perdure.stores import SQLiteStore
@@ -474,6 +475,50 @@ def test_the_same_fact_of_two_threads_is_kept_once(store: SQLiteStore, scripted:
     assert texts(store) == ["Ann likes green tea."]
 
 
+def test_what_was_formed_of_turns_is_formed_again_of_facts(
+    store: SQLiteStore, scripted: Scripted
+) -> None:
+    """With a model, anew: facts and episodes come to the turns, each once however it is worded."""
+    task = {"input": "Book a table", "outcome": "It was full", "why": "Too late", "messages": [1]}
+    worded = {"action": "insert", "text": "ann likes green tea", "messages": [1]}
+    other = {**task, "input": "A table for tonight"}
+    at = scripted(
+        answer(facts=[TEA], episodes=[task]),
+        answer(facts=[worded], episodes=[other]),
+    )
+    at.say(said("I like green tea. Is there a table for tonight?"))
+    Formation(at.saver, store).form("t", user())
+    formation = at.formation(turns=True, episodes=True)
+    nothing = formation.form("t", user())
+    first = formation.form("t", user(), anew=True)
+    second = formation.form("t", user(), anew=True)
+
+    assert (nothing.messages, nothing.usage.calls) == (0, 0)
+    assert (first.messages, first.added, first.unchanged) == (1, 2, 1)
+    assert (second.messages, second.added, second.unchanged) == (1, 0, 3)
+    assert sorted(texts(store)) == [
+        "Ann likes green tea.",
+        "Book a table",
+        "user: I like green tea. Is there a table for tonight?",
+    ]
+
+
+def test_a_fact_that_there_is_no_room_for_is_not_lost(
+    store: SQLiteStore, scripted: Scripted
+) -> None:
+    """The model is asked again once there is room, and what it said becomes a memory."""
+    at = scripted(facts(TEA), facts(TEA))
+    at.say(said("I like green tea."))
+    store.put(ANN, "k", {"kind": "fact", "about": "room"})
+    formation = Formation(at.saver, store, at.formation().former, gate=Gate(max_items=1))
+    with pytest.raises(LimitExceeded, match="no room"):
+        formation.form("t", user())
+    store.delete(ANN, "k")
+
+    assert formation.form("t", user()).added == 1
+    assert texts(store) == ["Ann likes green tea."]
+
+
 # -- episodes, profile, instructions
 
 
@@ -514,7 +559,7 @@ def test_a_profile_is_patched_in_the_same_transaction(
         ({"path": "/street", "value": "x", "messages": [1]}, "profile"),
         ({"path": "/city", "value": "Ghent"}, "model"),
         ({"path": "/city", "value": "Ghent", "messages": [2]}, "model"),
-        ({"path": "/city", "value": "4111 1111 1111 1111", "messages": [1]}, "card"),
+        ({"path": "/city", "value": "4111 1111 1111 1111", "messages": [1]}, "profile"),
     ],
 )
 def test_a_patch_that_cannot_be_is_refused_and_facts_go_on(

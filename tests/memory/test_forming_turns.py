@@ -240,10 +240,22 @@ def test_numbers_that_cannot_be_are_refused(options: Any) -> None:
 @given(st.text(alphabet="ab .\n\N{IDEOGRAPHIC FULL STOP}é", max_size=300), st.integers(1, 40))
 def test_pieces_leave_nothing_out(text: str, limit: int) -> None:
     """Pieces have all of a text but white space, in order; none is empty or too long."""
-    found = pieces(text, limit)
+    found, left_out = pieces(text, limit, 300)
 
+    assert left_out == 0
     assert "".join(text.split()) == "".join("".join(found).split())
     assert all(0 < len(piece) <= limit and piece == piece.strip() for piece in found)
+
+
+@given(st.text(alphabet="ab .\n", max_size=99), st.integers(1, 9), st.integers(1, 9))
+def test_the_first_pieces_are_the_same_however_many(text: str, limit: int, most: int) -> None:
+    """Of a text that makes more pieces, so many are made, and it is told how much is left over."""
+    every, _ = pieces(text, limit, 99)
+    found, left_out = pieces(text, limit, most)
+
+    assert every[:most] == found
+    assert bool(left_out) is (len(every) > most)
+    assert left_out <= len(text) - sum(map(len, found))
 
 
 def test_a_role_that_nobody_knows_is_no_user_s() -> None:

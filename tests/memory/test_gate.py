@@ -385,18 +385,20 @@ def test_many_burials_are_looked_up_in_one_batch(backing: Backing) -> None:
 
 
 def test_no_more_is_asked_for_in_a_minute_than_may_be(empty: Backing) -> None:
-    """By namespace; what is tried again does not count, nor does what is formed unasked."""
+    """By namespace; what is tried again does not count, nor what code asks for, or nobody."""
     now = [0.0]
     gate = Gate(per_minute=2, clock=lambda: now[0])
     texts = ["one tea", "two teas", "two teas", "three teas"]
-    actions = [verdict(gate, empty, text, explicit=True).action for text in texts]
+    by_model: dict[str, Any] = {"explicit": True, "by_model": True}
+    actions = [verdict(gate, empty, text, **by_model).action for text in texts]
 
     assert actions == ["keep", "keep", "keep", "refuse"]
     assert verdict(gate, empty, "four teas").action == "keep"
-    other = run(gate.judging([Candidate("five", explicit=True)], empty, ("memories", "bo")))
+    assert verdict(gate, empty, "five teas", explicit=True).action == "keep"
+    other = run(gate.judging([Candidate("five", **by_model)], empty, ("memories", "bo")))
     assert other[0].action == "keep"
     now[0] = 60.0
-    assert verdict(gate, empty, "three teas", explicit=True).action == "keep"
+    assert verdict(gate, empty, "three teas", **by_model).action == "keep"
 
 
 def test_a_namespace_holds_no_more_than_it_may(backing: Backing) -> None:

@@ -10,7 +10,7 @@ import pytest
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError
-from perdure.memory.collection.keeping import Kept, keeping
+from perdure.memory.collection.keeping import Judged, keeping
 from perdure.memory.drivers import run
 from perdure.memory.gate.gate import Gate
 from perdure.memory.longterm.backing import Backing
@@ -30,7 +30,7 @@ def backing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backing]
         yield Backing(store)
 
 
-def kept(backing: Backing, *candidates: Candidate, gate: Gate | None = None) -> Kept:
+def kept(backing: Backing, *candidates: Candidate, gate: Gate | None = None) -> Judged:
     """What is planned for candidates with the keys k0, k1 …, once it is written."""
     keys = [f"k{number}" for number in range(len(candidates))]
     plan = run(keeping(gate or Gate(), backing, NAMESPACE, candidates, keys))

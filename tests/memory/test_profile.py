@@ -24,7 +24,9 @@ from perdure.errors import (
     VersionConflict,
 )
 from perdure.memory.drivers import run
+from perdure.memory.gate.gate import Gate
 from perdure.memory.longterm.backing import Backing, put_of
+from perdure.memory.longterm.memories import Candidate, Verdict
 from perdure.memory.profile.profile import Profile
 from perdure.memory.reducers import ChatState
 from perdure.stores import SQLiteStore
@@ -243,7 +245,8 @@ def test_every_change_is_a_version_with_its_reasons(store: SQLiteStore, sections
         ("replace", "/age"),
     ]
     assert [old.change, new.change] == ["patch", "merge"]
-    assert [old.provenance, new.provenance] == [None, Provenance("t", "c")]
+    assert old.provenance == Provenance(actor="user", trust="user")
+    assert new.provenance == Provenance("t", "c", actor="user", trust="user")
     assert profile.current(ANN, as_of=moment) == first
     assert profile.current(ANN) == second == Person(age=40)
 
@@ -662,6 +665,7 @@ class Wrong(BaseModel):
         ({"key": ""}, "not empty"),
         ({"max_bytes": 0}, "max_bytes is 0"),
         ({"max_operations": True}, "max_operations is True"),
+        ({"gate": "open"}, "gate is 'open'"),
     ],
 )
 def test_wrong_arguments_are_refused(options: dict[str, Any], said: str) -> None:
@@ -691,6 +695,125 @@ def test_a_place_that_cannot_be_is_refused(store: SQLiteStore) -> None:
         with pytest.raises(ConfigurationError, match="is no profile"):
             do(ANN)
     assert store.get(NAMESPACE, "profile").value["text"] == "A fact"  # type: ignore[union-attr]
+
+
+# -- the gate
+
+CARD = "4111 1111 1111 1111"
+PASSWORD = "hunter2secret"
+SENSITIVE: dict[str, tuple[dict[str, Any], str]] = {
+    "a password": ({"note": f"my password is {PASSWORD}"}, "'/note' cannot be kept: it holds a pa"),
+    "a card": ({"home": {"note": f"it is {CARD}"}}, "'/home/note' cannot be kept"),
+    "a card's number": ({"card": 4111111111111111}, "'/card' cannot be kept"),
+    "in a list": ({"likes": ["tea", {"a": [CARD]}]}, "'/likes/1/a/0' cannot be kept"),
+    "what its field calls a secret": ({"api_key": "abcd1234"}, "'/api_key' cannot be kept"),
+    "a number that it does": ({"pin": 4711}, "'/pin' cannot be kept"),
+    "the name of a field": ({"a": [{CARD: 1}]}, "a field's name cannot be kept"),
+}
+SECRETS = (PASSWORD, CARD, "4111111111111111", "abcd1234", "4711")
+
+
+@pytest.mark.parametrize("case", SENSITIVE)
+def test_what_the_gate_does_not_let_pass_is_not_written(any_store: Any, case: str) -> None:
+    """By none of the ways: the error names the field and the reason, and not the secret."""
+    partial, said = SENSITIVE[case]
+    profile = Profile(Notes, any_store)
+    profile.set({"name": "Ann", "likes": []}, ANN)
+    operations = [op("add", f"/{name}", value=value) for name, value in partial.items()]
+    changes: list[Any] = [
+        lambda: profile.merge(partial, ANN),
+        lambda: profile.patch(operations, ANN),
+        lambda: profile.set(partial, ANN),
+        lambda: asyncio.run(profile.amerge(partial, ANN)),
+    ]
+    for change in changes:
+        with pytest.raises(InvalidPatch) as caught:
+            change()
+        assert said in str(caught.value)
+        assert [secret for secret in SECRETS if secret in str(caught.value)] == []
+    assert profile.raw(ANN) == {"name": "Ann", "likes": []}
+
+
+def test_what_is_noted_of_a_change_passes_the_gate_too(store: SQLiteStore) -> None:
+    """Reasons, and the paths of fields that do not stay."""
+    profile = Profile(Notes, store)
+    patches = [
+        [op("add", "/name", value="Ann", reason=f"her card is {CARD}")],
+        [op("add", f"/{CARD}", value=1), op("remove", f"/{CARD}")],
+        [op("remove", f"/{CARD}")],
+    ]
+    for patch in patches:
+        with pytest.raises(InvalidPatch, match="payment card") as caught:
+            profile.patch(patch, ANN)
+        assert CARD not in str(caught.value)
+    blotting = Profile(Notes, store, gate=Gate(cards="redact"))
+    blotting.patch(patches[0], ANN)
+
+    assert blotting.history(ANN)[0].edits[0].reason == "her card is [card]"
+
+
+def test_a_secret_is_not_quoted_by_what_the_schema_refuses(store: SQLiteStore) -> None:
+    """The gate is asked first."""
+    with pytest.raises(InvalidPatch, match="payment card") as caught:
+        Profile(Person, store).merge({"age": CARD}, ANN)
+    assert CARD not in str(caught.value)
+
+
+def test_what_the_gate_blots_out_is_kept_so(profile: Profile[Person], any_store: Any) -> None:
+    """Of a text its part; a number cannot be blotted out, and is refused."""
+    blotting = Profile(Notes, any_store, gate=Gate(secrets="redact", cards="redact"))
+    left = blotting.merge({"notes": ["tea", f"my card is {CARD}"], "pin": "4711 now"}, ANN)
+
+    assert left.model_dump() == {"notes": ["tea", "my card is [card]"], "pin": "[secret] now"}
+    with pytest.raises(InvalidPatch, match=r"'/card' cannot be kept: .* is blotted out"):
+        blotting.merge({"card": 4111111111111111}, ANN)
+
+
+def test_contacts_are_kept_by_hand(store: SQLiteStore) -> None:
+    """Who writes them into a profile asks for them, unless the gate lets none pass."""
+    ways = {"email": "ann@example.com", "phone": "+32 470 12 34 56"}
+    assert Profile(Notes, store).merge(ways, ANN).model_dump() == ways
+    with pytest.raises(InvalidPatch, match="'/mail' cannot be kept: it holds an e-mail address"):
+        Profile(Notes, store, gate=Gate(contacts="refuse")).merge({"mail": "bo@example.com"}, ANN)
+
+
+def test_what_a_profile_holds_already_is_not_judged_again(store: SQLiteStore) -> None:
+    """It does not stand in the way of other changes, nor when its place in a list changes."""
+    lenient = Profile(Notes, store, gate=Gate(cards="keep"))
+    lenient.set({"notes": [CARD]}, ANN)
+    profile = Profile(Notes, store)
+    profile.merge({"name": "Ann"}, ANN)
+    profile.patch([op("add", "/notes/0", value="tea")], ANN)
+
+    assert profile.raw(ANN) == {"notes": ["tea", CARD], "name": "Ann"}
+
+
+def test_the_checks_of_a_gate_are_asked(any_store: Any) -> None:
+    """About each value with its name, sync or async; what they put otherwise is kept so."""
+    seen: list[tuple[str, str, bool]] = []
+
+    async def sober(candidate: Candidate) -> Verdict | None:
+        seen.append((candidate.text, candidate.kind, candidate.explicit))
+        if "beer" in candidate.text:
+            return Verdict("refuse", "it is beer")
+        return Verdict("keep", text="likes: milk") if "wine" in candidate.text else None
+
+    profile = Profile(Person, any_store, gate=Gate([sober]))
+    assert profile.merge({"likes": ["tea", "wine"]}, ANN).likes == ["tea", "milk"]
+    assert seen == [("likes: tea", "profile", True), ("likes: wine", "profile", True)]
+    with pytest.raises(InvalidPatch, match=r"'/name' cannot be kept: it is beer.*sober"):
+        asyncio.run(profile.amerge({"name": "beer"}, ANN))
+
+
+def test_a_detector_that_fails_lets_nothing_pass(store: SQLiteStore) -> None:
+    """Nobody knows what it would have found."""
+
+    def failing(text: str) -> Any:
+        raise RuntimeError(text)
+
+    profile = Profile(Notes, store, gate=Gate(detectors=[failing]))
+    with pytest.raises(InvalidPatch, match="a detector raised RuntimeError"):
+        profile.merge({"note": CARD}, ANN)
 
 
 # -- any patches

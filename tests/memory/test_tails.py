@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import operator
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage, SystemMessage
+from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.graph import START, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.memory.drivers import arun, run
+from perdure.memory.forming import tails as tails_module
 from perdure.memory.forming.formation import Formation
 from perdure.memory.forming.tails import Tails
+from perdure.memory.gate.gate import Gate
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.threads import ANN, Graph, graph_of, kept, on, said_by, say, user
 
@@ -138,6 +145,193 @@ def test_the_async_form_does_the_same(talk: Talk) -> None:
     talk.say("t", "I like tea.")
 
     assert said_by(asyncio.run(arun(Tails(talk.formation).waiting([ANN])))) == talk.tail()
+
+
+def broken(talk: Talk, thread_id: str, name: str = "ann") -> None:
+    """A thread that waits, whose messages are none."""
+    config: Any = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
+    checkpoint: Any = {
+        **empty_checkpoint(),
+        "channel_values": {"messages": [{"not": "a message"}]},
+        "channel_versions": {"messages": 1},
+    }
+    talk.saver.put(config, checkpoint, {}, {"messages": 1})
+    talk.formation.note(thread_id, user(name))
+
+
+def test_a_thread_that_cannot_be_read_keeps_no_other_from_being_shown(
+    talk: Talk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gives nothing, and the log says why, once; when it can be read, it is shown again."""
+    talk.say("t", "I like tea.")
+    broken(talk, "b")
+    broken(talk, "c")
+    tails = Tails(talk.formation)
+    with caplog.at_level(logging.WARNING, "perdure"):
+        shown = [said_by(run(tails.waiting([ANN]))) for _ in range(3)]
+
+    assert shown == [["user: I like tea."]] * 3
+    assert sorted(each.getMessage()[:35] for each in caplog.records) == [
+        "nothing is recalled of thread 'b', ",
+        "nothing is recalled of thread 'c', ",
+    ]
+    assert "InvalidMessages" in caplog.text
+    talk.saver.delete_thread("b")
+    talk.say("b", "I like Ghent.")
+    assert said_by(run(tails.waiting([ANN]))) == ["user: I like tea.", "user: I like Ghent."]
+
+
+def test_what_a_developer_did_wrong_is_raised(talk: Talk) -> None:
+    """A fault of the configuration is none of a thread's."""
+    talk.say("t", "I like tea.")
+
+    class Wrong(Gate):
+        def judging(self, *given: Any, **options: Any) -> Any:
+            raise ConfigurationError("no such model")
+
+    with pytest.raises(ConfigurationError, match="no such model"):
+        run(Tails(Formation(talk.saver, talk.store, gate=Wrong())).waiting([ANN]))
+
+
+def test_what_is_made_is_not_made_again_until_the_thread_changes(talk: Talk) -> None:
+    """The gate is asked of each turn once, however often it is shown, and whatever comes after."""
+    asked: list[str] = []
+    gate = Gate([lambda candidate: asked.append(candidate.text)])
+    formation = Formation(talk.saver, talk.store, gate=gate)
+    tails = Tails(formation)
+
+    def shown() -> list[str]:
+        return said_by(run(tails.waiting([ANN])))
+
+    talk.say("t", "I like tea.")
+    assert shown() == shown() == ["user: I like tea."]
+    talk.say("t", "I like Ghent.")
+    assert shown() == shown() == ["user: I like tea.", "user: I like Ghent."]
+    assert asked == ["user: I like tea.", "user: I like Ghent."]
+    talk.graph.invoke({"messages": [RemoveMessage("I like tea.")]}, on("t"))
+    assert shown() == ["user: I like tea.", "user: I like Ghent."]
+    talk.saver.erase("t", ["I like Ghent."])
+    assert shown() == ["user: I like tea."], "nobody is shown what was erased"
+    formation.form("t", user())
+    assert shown() == []
+
+
+def test_no_memory_is_dropped_however_little_is_remembered(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any number of callers, on any number of threads, are each shown all of it."""
+    monkeypatch.setattr(tails_module, "_REMEMBERED", 3)
+    for thread in range(4):
+        talk.say(f"t{thread}", *(f"Number {thread}{turn} is a fine one." for turn in range(5)))
+    tails = Tails(talk.formation)
+    counts: list[int] = []
+
+    def look() -> None:
+        counts.extend(len(run(tails.waiting([ANN]))) for _ in range(5))
+
+    lookers = [threading.Thread(target=look) for _ in range(4)]
+    for looker in lookers:
+        looker.start()
+    for looker in lookers:
+        looker.join()
+
+    assert counts == [20] * 20
+
+
+def test_of_a_long_thread_only_the_end_is_read(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it is, so many messages are read as can be shown, and they are the newest."""
+    said = [
+        HumanMessage(f"Number {number} is a fine one.", id=f"m{number}") for number in range(60)
+    ]
+    talk.graph.invoke({"messages": said[:40]}, on("t"))
+    talk.formation.form("t", user())
+    talk.graph.invoke({"messages": said[40:]}, on("t"))
+    talk.formation.note("t", user())
+    read: list[int] = []
+    history = talk.saver.history
+
+    def counted(*given: Any, **options: Any) -> Any:
+        items = history(*given, **options)
+        read.append(len(items))
+        return items
+
+    monkeypatch.setattr(talk.saver, "history", counted)
+    for most in (3, 20, 30):
+        expected = [f"user: Number {number} is a fine one." for number in range(40, 60)]
+        assert expected[-most:] == talk.tail(messages=most)
+
+    assert read == [5, 22, 32]
+
+
+def test_what_repeats_the_system_prompt_of_a_long_thread_is_not_shown(talk: Talk) -> None:
+    """The gate knows what an assistant was shown, however long ago."""
+    system = "You keep the opening hours of the museum: from nine to five, and on Sundays never."
+    said = [
+        SystemMessage(system, id="s"),
+        *(HumanMessage(f"Hm {n}?", id=f"h{n}") for n in range(9)),
+    ]
+    echo = AIMessage("The opening hours of the museum: from nine to five, and on Sundays never.")
+    talk.graph.invoke({"messages": [*said, echo, HumanMessage("I like tea.", id="t")]}, on("t"))
+    talk.formation.note("t", user())
+
+    assert talk.tail(messages=2) == ["user: I like tea."]
+
+
+def test_a_thread_that_was_forked_far_back_is_read_whole(talk: Talk) -> None:
+    """Where the newest messages do not tell which of them are new, all of them do."""
+    talk.say("t", "I like tea.", "I like Ghent.")
+    old = talk.graph.get_state(on("t")).config
+    talk.say("t", *(f"Number {number} is a fine one." for number in range(60)))
+    talk.formation.form("t", user())
+    talk.graph.invoke({"messages": [HumanMessage("I like boats.", id="b")]}, old)
+    talk.formation.note("t", user())
+
+    assert talk.tail(messages=1) == ["user: I like boats."]
+    assert talk.tail() == ["user: I like boats."]
+
+
+def test_messages_without_ids_are_told_apart(talk: Talk) -> None:
+    """Of a thread whose messages have no ids the whole is read, so each is what it will be."""
+
+    class State(TypedDict):
+        messages: Annotated[list[Any], operator.add]
+
+    builder: StateGraph[Any, None, Any, Any] = StateGraph(State)
+    builder.add_node("listen", lambda state: {})
+    builder.add_edge(START, "listen")
+    graph = builder.compile(checkpointer=talk.saver)
+    for number, text in enumerate(("I like tea.", "I like Ghent.", "I like tea.", "I like tea.")):
+        said = HumanMessage(text, additional_kwargs={"number": number})
+        graph.invoke({"messages": [said]}, on("t"))
+    talk.formation.note("t", user())
+    shown = [memory.key for memory in run(Tails(talk.formation, messages=1).waiting([ANN]))]
+    talk.formation.form("t", user())
+
+    assert [each.key for each in kept(talk.store) if each.provenance.position == 3] == shown
+
+
+def test_a_long_message_is_shown_by_its_beginning(talk: Talk) -> None:
+    """Of a file that was pasted, the first pieces are shown until it is formed."""
+    talk.say("t", " ".join(f"Sentence number {number} is here." for number in range(2_000)))
+
+    shown = talk.tail()
+
+    assert len(shown) == 3
+    assert shown[0].startswith("user: Sentence number 0 is here.")
+    assert sum(map(len, shown)) < 5_000
+
+
+def test_what_there_is_no_room_for_is_shown_once_there_is(talk: Talk) -> None:
+    """A full namespace is no verdict on what was said."""
+    for number in range(2):
+        talk.store.put(ANN, f"k{number}", {"text": f"old {number}", "kind": "fact"})
+    tails = Tails(Formation(talk.saver, talk.store, gate=Gate(max_items=2)))
+    talk.say("t", "I like tea.")
+    before = run(tails.waiting([ANN]))
+    talk.store.delete(ANN, "k0")
+
+    assert before == []
+    assert said_by(run(tails.waiting([ANN]))) == ["user: I like tea."]
 
 
 @pytest.mark.parametrize("options", [{"threads": 0}, {"messages": "many"}])

@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableLambda
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory.templates import Template
 
-values = st.text(min_size=1)
+values = st.text(min_size=1).filter(lambda text: text.strip() and "\0" not in text)
 
 
 def run_of(**configurable: Any) -> Any:
@@ -73,7 +73,7 @@ def test_what_is_no_template_is_refused_when_it_is_built(labels: Any) -> None:
         Template(labels)
 
 
-@pytest.mark.parametrize("value", ["", None, 7, ["ann"], b"ann", True])
+@pytest.mark.parametrize("value", ["", " ", "\n\t", "a\0b", None, 7, ["ann"], b"ann", True])
 def test_a_value_that_is_no_text_is_refused(value: Any) -> None:
     """Nothing stands in for it: else it could be another user's."""
     with pytest.raises(InvalidConfig, match="user_id"):

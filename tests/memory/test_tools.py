@@ -107,8 +107,8 @@ def test_a_memory_of_its_life(store: Any, collection: Collection, colour: str) -
     assert [former.text for former in memory.formerly] == [GHENT, "Ann lives in Gent"]
     assert (memory.provenance.thread_id, memory.provenance.actor, memory.provenance.trust) == (
         "t1",
-        "user",
-        "user",
+        "assistant",
+        "assistant",
     )
     assert texts(collection) == []
 

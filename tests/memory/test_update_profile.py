@@ -13,7 +13,14 @@ from typing import Any
 
 import httpx
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    ChatMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
 from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
@@ -27,6 +34,8 @@ from perdure.errors import (
     ModelFailed,
     VersionConflict,
 )
+from perdure.memory.gate.gate import Gate
+from perdure.memory.longterm.memories import Candidate, Verdict
 from perdure.memory.profile.profile import Profile
 from perdure.memory.profile.update_profile import ProfileUpdate, update_profile
 from perdure.memory.reducers import ChatState
@@ -274,17 +283,27 @@ SENT_BACK: dict[str, tuple[Reply, str]] = {
     ),
     "too many operations": (patch(*[GHENT] * 101), "at most 100"),
     "too much": (patch(operation("add", "/likes/-", "x" * 100_000)), "at most 100,000"),
-    "a card number": (patch(operation("add", "/likes/-", "4111 1111 1111 1111")), "note a card"),
-    "one in a reason": (patch({**GHENT, "reason": "4111 1111 1111 1111"}), "note a card"),
+    "a card number": (
+        patch(operation("add", "/likes/-", "4111 1111 1111 1111")),
+        "'/likes/0' cannot be kept: it holds the number of a payment card; leave it out",
+    ),
+    "one in a reason": (
+        patch({**GHENT, "reason": "4111 1111 1111 1111"}),
+        "the reason given for '/home/city' cannot be kept",
+    ),
+    "what a check refuses": (patch(operation("add", "/likes/-", "beer")), "it is beer"),
 }
 
 
+async def sober(candidate: Candidate) -> Verdict | None:
+    return Verdict("refuse", "it is beer") if "beer" in candidate.text else None
+
+
 @pytest.mark.parametrize("case", SENT_BACK)
-def test_what_cannot_be_used_is_sent_back_with_the_reason(
-    profile: Profile[Person], case: str
-) -> None:
+def test_what_cannot_be_used_is_sent_back_with_the_reason(store: SQLiteStore, case: str) -> None:
     """And the mended patch is written; what no operation names has stayed."""
     reply, said = SENT_BACK[case]
+    profile = Profile(Person, store, gate=Gate([sober]))
     profile.merge({"name": "Ann", "home": {"zip": "9000"}}, ANN)
     with OpenAIServer([reply, patch(GHENT)]) as server:
         update = node_of(server, profile, retries=1).learn(TALK, ANN)
@@ -375,6 +394,54 @@ def test_a_conversation_too_long_for_the_model_is_shown_by_halves(
 
     assert "[earlier messages are left out]" in shown
     assert "user: message 999\n" in shown
+
+
+# -- whose words
+
+
+def test_contacts_are_kept_if_a_user_told_them(profile: Profile[Person]) -> None:
+    """In whatever spacing; those of an assistant's or a tool's words are blotted out."""
+    talk = [
+        HumanMessage("My e-mail is Ann@Example.com, call me at 415 555 2671."),
+        AIMessage("The shop is at shop@example.com."),
+    ]
+    told = ["ann@example.com", "phone: 415-555-2671", "shop@example.com"]
+    operations = [operation("add", "/likes/-", each) for each in told]
+    with OpenAIServer([patch(*operations)]) as server:
+        update = node_of(server, profile).learn(talk, ANN)
+
+    assert update.profile == Person(likes=[*told[:2], "[e-mail]"])
+
+
+CALL = {"name": "look", "args": {}, "id": "c1"}
+LOOKED: list[AnyMessage] = [
+    AIMessage("", tool_calls=[CALL]),
+    ToolMessage("Oslo", tool_call_id="c1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("talk", "noted"),
+    [
+        (TALK, ("user", "user")),
+        ([HumanMessage("Ghent!", name="Ann"), *LOOKED], ("Ann", "user")),
+        ([HumanMessage("Where?", name="Ann")], ("Ann", "user")),
+        ([HumanMessage("Where?"), AIMessage("In Ghent.", name="Bot")], ("Bot", "assistant")),
+        ([HumanMessage("Where?"), *LOOKED, AIMessage("In Ghent.")], ("tool", "tool")),
+        ([ChatMessage(content="I live in Ghent", role="human")], ("user", "user")),
+        ([ChatMessage(content="I live in Ghent", role="oracle")], ("assistant", "assistant")),
+    ],
+)
+def test_a_change_notes_whose_words_it_may_rest_on(
+    profile: Profile[Person], talk: list[AnyMessage], noted: tuple[str, str]
+) -> None:
+    """A user's, if they said what it sets; else those of the least trustworthy who speaks."""
+    with OpenAIServer([patch(GHENT)]) as server:
+        node_of(server, profile).learn(talk, run_of(user_id="ann", thread_id="t"))
+    source = profile.history(ANN)[0].provenance
+
+    assert source is not None
+    assert (source.thread_id, source.actor, source.trust) == ("t", *noted)
 
 
 # -- schemas
