@@ -94,25 +94,47 @@ class Sensitive:
 
     def _kinds(self, candidate: Candidate, spans: Sequence[Span]) -> list[str]:
         kinds = dict.fromkeys(kind for kind, _, _ in spans)
-        for text, _ in texts_in(candidate.fields) if candidate.fields else ():
-            kinds.update(dict.fromkeys(kind for kind, _, _ in self._spans_in_field(text)))
+        for name, text in _leaves(candidate.fields) if candidate.fields else ():
+            kinds.update(dict.fromkeys(kind for kind, _, _ in self._spans_in_field(text, name)))
         return list(kinds)
 
-    def _cleaned(self, part: Any, explicit: bool) -> Any:
+    def _cleaned(self, part: Any, explicit: bool, name: str = "") -> Any:
         if isinstance(part, str):
-            spans = self._spans_in_field(part)
+            spans = self._spans_in_field(part, name)
             return redacted(part, [s for s in spans if self.way(s[0], explicit) == "redact"])
         if isinstance(part, Mapping):
-            return {key: self._cleaned(each, explicit) for key, each in part.items()}
+            return {key: self._cleaned(each, explicit, str(key)) for key, each in part.items()}
         if isinstance(part, list | tuple):
-            return [self._cleaned(each, explicit) for each in part]
+            return [self._cleaned(each, explicit, name) for each in part]
         return part
 
-    def _spans_in_field(self, text: str) -> list[Span]:
+    def _spans_in_field(self, text: str, name: str) -> list[Span]:
         if len(text.split(maxsplit=1)) > 1:
-            return spans_of(text, self.detectors)
-        own = [_IN_IDS.get(d, d) for d in self.detectors if d in _IN_IDS or d not in DETECTORS]
-        return spans_of(text, own)
+            spans = spans_of(text, self.detectors)
+        else:
+            own = [_IN_IDS.get(d, d) for d in self.detectors if d in _IN_IDS or d not in DETECTORS]
+            spans = spans_of(text, own)
+        if spans or not text.strip():
+            return spans
+        # what is no secret by itself may be one by its name, like a password
+        told = f"{name.replace('_', ' ')}: "
+        own = [detector for detector in self.detectors if detector is secrets]
+        named = [] if spans_of(text, own) else spans_of(told + text, own)
+        at = len(told)
+        return [(kind, start - at, end - at) for kind, start, end in named if start >= at]
+
+
+def _leaves(value: Any) -> Iterator[tuple[str, str]]:
+    """The texts within a JSON value, each with the name of the field that it is in."""
+    left = [("", value)]
+    while left:
+        name, part = left.pop()
+        if isinstance(part, str):
+            yield name, part
+        elif isinstance(part, Mapping):
+            left += [(str(key), each) for key, each in part.items()]
+        elif isinstance(part, list | tuple):
+            left += [(name, each) for each in part]
 
 
 def texts_in(value: Any) -> Iterator[tuple[str, int]]:

@@ -647,3 +647,16 @@ def test_each_candidate_has_a_verdict_and_each_refusal_a_reason(made: list[Candi
     for each in verdicts:
         assert each == Verdict("keep") or (each.reason and each.check)
         assert "swordfish99" not in f"{each.reason}{each.text}"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"password": "hunter2"}, {"router": {"api_key": "abcd1234abcd1234"}}, {"pin": ["4321"]}],
+)
+def test_a_field_may_be_a_secret_by_its_name(fields: dict[str, Any], empty: Backing) -> None:
+    """A word by itself is none; under a name that says so it is."""
+    [verdict] = judged(Gate(), empty, Candidate("Ann has a router", fields=fields, explicit=True))
+    [plain] = judged(Gate(), empty, Candidate("Ann has a router", fields={"name": "hunter2"}))
+
+    assert (verdict.action, verdict.check) == ("quarantine", "secrets")
+    assert plain.action == "keep"
