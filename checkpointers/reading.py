@@ -13,7 +13,7 @@ from langgraph.checkpoint.base import (
 
 from perdure.checkpointers.base import Address
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.manifest import DICT, ITEM, MAP, Ranges, once, unflat
+from perdure.checkpointers.manifest import DICT, ITEM, MAP, Ranges, ends, once, unflat
 from perdure.checkpointers.memo import Lane, Memo, Snapshot, Thread
 from perdure.checkpointers.packing import unpack
 from perdure.checkpointers.records import (
@@ -232,14 +232,24 @@ class Reader:
                 thread.add_items(lane, enumerate(opened, start))
         return lane
 
-    def said(self, at: Address, channel: str) -> Flow[tuple[list[Any], Ranges, Ranges] | None]:
-        """What a channel held on the way to a checkpoint: the values, where, and what is left."""
+    def said(
+        self, at: Address, channel: str, part: tuple[int, int] | None = None
+    ) -> Flow[tuple[list[Any], Ranges, Ranges] | None]:
+        """What a channel held on the way to a checkpoint: the values, where, and what is left.
+
+        Args:
+            at: The checkpoint.
+            channel: The channel.
+            part: Only so many from the beginning, and from the end.
+        """
         found = yield from self.find(at)
         if found is None:
             return None
         key, ranges = found.snapshot.said.get(channel, (0, []))
         if not ranges:
             return [], [], []
+        if part is not None:
+            ranges = ends(ranges, *part)
         lane = yield from self._load(found.thread, key, ranges)
         values = lane.fresh(ranges, self.codec)
         ref = found.snapshot.refs.get(channel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from operator import index
 from typing import Any
 
 from perdure.checkpointers.base import (
@@ -34,6 +35,7 @@ class Views(Engine):
         channel: str = "messages",
         checkpoint_id: str | None = None,
         checkpoint_ns: str = "",
+        ends: tuple[int, int] | None = None,
     ) -> list[HistoryItem]:
         """Everything said on the way to a checkpoint, in order, whatever was removed since.
 
@@ -42,13 +44,16 @@ class Views(Engine):
             channel: A channel that holds a list or dict.
             checkpoint_id: The way to this one; None: to the head.
             checkpoint_ns: The namespace of a subgraph; `""` is the root graph.
+            ends: Only so many items from the beginning, and from the end: `(0, 50)`, the newest 50.
+                What is between is not read. None: all.
 
         Raises:
+            ConfigurationError: `ends` is no pair of counts.
             UnknownThread: There is no such thread or namespace.
             UnknownCheckpoint: It has no such checkpoint.
         """
         at = Address(check_thread_id(thread_id), checkpoint_ns, checkpoint_id)
-        found = self._read(self._reader.said(at, channel))
+        found = self._read(self._reader.said(at, channel, None if ends is None else _pair(ends)))
         if found is None:
             if checkpoint_id is not None:
                 raise UnknownCheckpoint(f"thread {thread_id!r} has no checkpoint {checkpoint_id!r}")
@@ -67,6 +72,7 @@ class Views(Engine):
         channel: str = "messages",
         checkpoint_id: str | None = None,
         checkpoint_ns: str = "",
+        ends: tuple[int, int] | None = None,
     ) -> list[HistoryItem]:
         """See `history`."""
         return await asyncio.to_thread(
@@ -75,6 +81,7 @@ class Views(Engine):
             channel=channel,
             checkpoint_id=checkpoint_id,
             checkpoint_ns=checkpoint_ns,
+            ends=ends,
         )
 
     # -- threads
@@ -220,6 +227,19 @@ class Views(Engine):
     async def astats(self) -> dict[str, Any]:
         """See `stats`."""
         return await asyncio.to_thread(self.stats)
+
+
+def _pair(ends: Any) -> tuple[int, int]:
+    try:
+        first, last = map(index, ends)
+    except (TypeError, ValueError):
+        first = last = -1
+    if first < 0 or last < 0:
+        raise ConfigurationError(
+            f"ends is {ends!r:.80}; expected how many items from the beginning and how many from "
+            "the end, like (0, 50)"
+        )
+    return first, last
 
 
 def _no_thread(thread_id: str, ns: str = "") -> UnknownThread:

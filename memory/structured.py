@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -83,7 +83,7 @@ class Insisting:
         self,
         asker: Asker,
         request: Requesting,
-        taken: Callable[[Any], T],
+        taken: Callable[[Any], T | Steps[T]],
         *,
         room: int,
         tally: Tally,
@@ -93,7 +93,8 @@ class Insisting:
         Args:
             asker: Asks a `structured` model.
             request: Makes the request.
-            taken: Makes what is wanted of an answer, or raises `InvalidPatch`.
+            taken: Makes what is wanted of an answer, in steps if it has to wait for something, or
+                raises `InvalidPatch`.
             room: Characters of the conversation to be shown; fewer if they are too many for the
                 model.
             tally: Counts.
@@ -110,7 +111,8 @@ class Insisting:
                 continue
             failures += 1
             try:
-                return taken(_parsed(answer))
+                found = taken(_parsed(answer))
+                return (yield from found) if isinstance(found, Generator) else found
             except InvalidPatch as exc:
                 if is_final(answer) or failures > self.retries:
                     cause = answer if isinstance(answer, Exception) else exc
@@ -183,8 +185,8 @@ def _outline(answer: Any) -> str:
     if is_withheld(answer.get("raw")):
         return fault_of(answer["raw"]) or "it was withheld"
     if answer.get("parsing_error") is not None or answer.get("parsed") is None:
-        return "the answer is not as the schema asks for"
-    return "the answer asks for what cannot be done"
+        return "the answer is not as the schema asks for (this error's cause says where)"
+    return "the answer asks for what cannot be done (this error's cause says what)"
 
 
 def _said(answer: Any) -> str:

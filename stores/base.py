@@ -223,6 +223,19 @@ class Receipt:
     at: datetime
     clean: bool
 
+    def __add__(self, other: Receipt) -> Receipt:
+        """What two removed: it is gone from the file if that holds for both."""
+        return Receipt(
+            items=self.items + other.items,
+            versions=self.versions + other.versions,
+            messages=self.messages + other.messages,
+            keys=(*self.keys, *other.keys),
+            hashes=tuple(sorted({*self.hashes, *other.hashes})),
+            threads=tuple(dict.fromkeys((*self.threads, *other.threads))),
+            at=max(self.at, other.at),
+            clean=self.clean and other.clean,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:

@@ -260,7 +260,7 @@ def test_a_database_of_langgraphs_saver_is_taken_over(tmp_path: Path) -> None:
     first = run(db, "import", str(old))
     again = run(db, "import", str(old), "--json")
 
-    there = f"1 thread ({checkpoints} new checkpoints, 0 already there), 2 memories formed\n"
+    there = f"1 thread ({checkpoints} new checkpoints, 0 already there), 1 memory formed\n"
     assert there == first.stdout
     assert checkpoints == json.loads(again.stdout)["skipped"]
     assert said(db, "pond")[0] == "human: How deep is it?"

@@ -20,6 +20,7 @@ from perdure.checkpointers.manifest import (
     count,
     covered,
     cut_blocks,
+    ends,
     flat,
     joined,
     missing,
@@ -190,3 +191,12 @@ def test_references_within_maps() -> None:
 
     assert list(references(ref)) == [(7, [3, 1]), (8, [0, 2]), (9, [])]
     assert list(references(b"in place")) == []
+
+
+@given(ranges=many, first=st.integers(0, 30), last=st.integers(0, 30))
+def test_ends_are_those_of_the_list_of_positions(ranges: Ranges, first: int, last: int) -> None:
+    """The first so many and the last so many, none of them twice."""
+    every = list(positions(ranges))
+    expected = every if first + last >= len(every) else every[:first] + every[len(every) - last :]
+
+    assert expected == list(positions(ends(ranges, first, last)))

@@ -13,6 +13,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from langchain_core.runnables import RunnableConfig
+
 from perdure.errors import (
     ConfigurationError,
     CorruptRecord,
@@ -22,6 +24,7 @@ from perdure.errors import (
     PerdureError,
     SchemaMismatch,
     SerializationError,
+    UnknownThread,
 )
 from perdure.memory import asking
 from perdure.memory.background.jobs import Job, Pace
@@ -82,12 +85,12 @@ class Attempts:
         """
         moment = datetime.fromisoformat(since)
         job = Job(thread_id, tuple(namespace), "running", number, None, moment)
-        config: Any = {"configurable": {**configurable, "thread_id": thread_id}}
+        config: RunnableConfig = {"configurable": {**configurable, "thread_id": thread_id}}
         with self._counted():
             try:
                 report = self._formation.form(thread_id, config).noted()
             except BaseException as exc:  # a former that ends its thread must not do so unseen
-                raise self._failed(job, exc) from exc
+                raise self._failed(job, exc, config) from exc
             self._tell(replace(job, state="done", report=report))
         return report
 
@@ -110,16 +113,26 @@ class Attempts:
                 self._running -= 1
                 self._changed.notify_all()
 
-    def _failed(self, job: Job, exc: BaseException) -> AttemptFailed:
+    def _failed(self, job: Job, exc: BaseException, config: RunnableConfig) -> AttemptFailed:
         error = f"{type(exc).__name__}: {_said(exc)}"
         final = is_final(exc)
         if final or job.attempts > self._pace.retries:
+            if isinstance(exc, UnknownThread) and self._dropped(job, config):
+                error += "; it was deleted, or never was, and waits no longer"
             self._tell(replace(job, state="dead", error=error), exc)
         else:
             wait = timedelta(seconds=self._pace.backoff_after(job.attempts))
             due_at = datetime.now(UTC) + wait
             self._tell(replace(job, state="retrying", error=error, due_at=due_at))
         return AttemptFailed(error, final=final)
+
+    def _dropped(self, job: Job, config: RunnableConfig) -> bool:
+        """Whether a thread is gone, so that nobody is to wait for it."""
+        try:
+            return self._formation.drop(job.thread_id, config)
+        except PerdureError as exc:  # the job stays in the list of the dead
+            logger.warning("%s waits on: %s", job.thread_id, exc)
+            return False
 
     def _tell(self, job: Job, exc: BaseException | None = None) -> None:
         tell(job, exc)

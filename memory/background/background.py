@@ -40,7 +40,8 @@ class Background:
         formation: What forms.
         database: Where attempts are kept: a file, or `"postgresql://…"` for workers on several
             machines. None: a file beside the store's; if that has none, a temporary one, with which
-            only the list of failures is lost.
+            only the list of failures is lost. It is not encrypted, whatever the store is: it has
+            ids of threads, namespaces, what fills them in, and the texts of errors in clear.
         delay_s: For how long nothing must have been said on a thread; None: threads are formed when
             `cron`, `flush` or `form_now` says so.
         max_wait_s: How long a thread waits at most, whatever is said on it.
@@ -179,14 +180,19 @@ class Background:
         """See `schedule`."""
         await self.formation.anote(thread_id, config)
 
-    def form_now(self, thread_id: str, config: RunnableConfig | None = None) -> None:
+    def form_now(
+        self, thread_id: str, config: RunnableConfig | None = None, *, anew: bool = False
+    ) -> None:
         """Have a thread formed as soon as a worker is free.
 
         Args:
-            thread_id: The thread.
+            thread_id: The thread. One that does not exist is tried as often as any other, in case
+                it is about to begin; then the log has an error, and it waits no longer.
             config: Of a run; None: a thread that waits is formed wherever it does.
+            anew: All of it, once more; see `Formation.form`.
 
         Raises:
+            UnknownThread: There is no such thread, and it is to be formed anew.
             InvalidConfig: The config does not fill in the namespace.
             StorageError: The store, or the jobs' database, refuses.
         """
@@ -194,7 +200,7 @@ class Background:
         if config is None:
             notes = [note for note in self.formation.pending() if note.thread_id == thread_id]
             configs = [{"configurable": dict(note.configurable)} for note in notes] or configs
-        noted = [self.formation.note(thread_id, each) for each in configs]
+        noted = [self.formation.note(thread_id, each, anew=anew) for each in configs]
         desk = self._opened()
         for note in noted:
             desk.ledger.put(note, 1)

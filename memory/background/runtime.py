@@ -30,7 +30,7 @@ class Works(NamedTuple):
 
     Attributes:
         attempt: Forms a thread, given its id, its namespace, what filled that in, since when it
-            waits, and the how manieth attempt it is; returns what came of it.
+            waits, and the number of the attempt, from 1; returns what came of it.
         form_all: Puts all that waits into the queue; returns how much that is.
     """
 

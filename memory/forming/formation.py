@@ -9,26 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
 
 from perdure.checkpointers.base import check_thread_id
-from perdure.errors import ConfigurationError, VersionConflict
-from perdure.memory.checking import whole
-from perdure.memory.drivers import Steps, arun, run
+from perdure.errors import ConfigurationError, UnknownThread, VersionConflict
+from perdure.memory.checking import choice, whole
+from perdure.memory.drivers import Steps, arun, aside, run
 from perdure.memory.forming import reading
-from perdure.memory.forming.planning import planned
-from perdure.memory.forming.proposals import Batch, Proposal, Proposer, Surroundings
+from perdure.memory.forming.proposals import Proposer, Surroundings
 from perdure.memory.forming.reports import FormationReport
 from perdure.memory.forming.said import Said, Spoken
 from perdure.memory.forming.turns import TurnFormer
-from perdure.memory.forming.waiting import Waiting, noting, waiting_of, waiting_under
-from perdure.memory.forming.waiting import place_of as waiting_place
+from perdure.memory.forming.waiting import Waiting, noting, place_of, waiting_of, waiting_under
 from perdure.memory.forming.watermarks import Watermark, watermark
+from perdure.memory.forming.work import CONFLICTS, Work
 from perdure.memory.gate.gate import Gate
 from perdure.memory.longterm.backing import (
     RESERVED,
@@ -40,8 +38,7 @@ from perdure.memory.longterm.backing import (
 from perdure.memory.templates import Template
 from perdure.stores.base import Namespace, PutItem, VersionRetention
 
-_BEFORE: Final = 4  # messages that a batch is shown of what came before it
-_CONFLICTS: Final = 50  # times that others may change the same memories while a batch is planned
+_REMOVED: Final = ("form", "skip")
 
 
 @runtime_checkable
@@ -67,6 +64,11 @@ class Formation:
         gate: What decides on what is kept; None: `Gate()`.
         messages_key: The channel of the messages.
         batch: How many messages are formed from at once, at most.
+        removed: What becomes of messages that were removed from the state before they were formed:
+            `"form"` them as all others, so that nothing is lost that a node trims or summarises; or
+            `"skip"` them. A message that somebody deleted on purpose, with `RemoveMessage`, cannot
+            be told from one that was trimmed: with `"form"` it still becomes a memory, unless it is
+            erased from the checkpointer. A checkpointer that keeps no history has neither.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -82,6 +84,7 @@ class Formation:
         gate: Gate | None = None,
         messages_key: str = "messages",
         batch: int = 50,
+        removed: Literal["form", "skip"] = "form",
     ) -> None:
         if former is not None and not isinstance(former, Proposer):
             raise ConfigurationError(
@@ -96,39 +99,76 @@ class Formation:
         self.former: Proposer = TurnFormer() if former is None else former
         self.namespace, self.gate = Template(namespace), gate or Gate()
         self.messages_key, self.batch = messages_key, whole("batch", batch, 1)
+        self._skips = choice("removed", removed, _REMOVED) == "skip"
 
     # -- forming
 
-    def form(self, thread_id: str, config: RunnableConfig | None = None) -> FormationReport:
+    def form(
+        self, thread_id: str, config: RunnableConfig | None = None, *, anew: bool = False
+    ) -> FormationReport:
         """Form memories of what was said on a thread since that was done last.
+
+        Args:
+            thread_id: The thread.
+            config: Of a run.
+            anew: Form all of it once more, say with a model what was formed without one. What is
+                a memory already stays one: turns and episodes of the same messages, facts that say
+                the same, and nothing that was deleted comes back. Who forms it is not noted, so
+                without this, what one former has read is read for another, too.
 
         Raises:
             UnknownThread: There is no such thread.
             InvalidConfig: The config does not fill in the namespace.
+            LimitExceeded: There is no room for more memories; what was not formed will be once
+                there is, and it is asked for again.
             ModelFailed: The model gave no usable answer; what was not formed will be the next time.
             VersionConflict: Others changed the same memories, again and again.
             StorageError: The store refuses.
         """
-        return run(self.forming(thread_id, config))
+        return run(self.forming(thread_id, config, anew=anew))
 
-    async def aform(self, thread_id: str, config: RunnableConfig | None = None) -> FormationReport:
-        """See `form`."""
-        return await arun(self.forming(thread_id, config))
+    async def aform(
+        self, thread_id: str, config: RunnableConfig | None = None, *, anew: bool = False
+    ) -> FormationReport:
+        """See `form`; what there is to compute is computed in a thread."""
+        return await arun(aside(self.forming(thread_id, config, anew=anew)))
 
     # -- threads that wait
 
-    def note(self, thread_id: str, config: RunnableConfig | None = None) -> Waiting:
+    def note(
+        self, thread_id: str, config: RunnableConfig | None = None, *, anew: bool = False
+    ) -> Waiting:
         """Note durably that a thread waits for memories to be formed of it; forming it ends that.
+
+        Args:
+            thread_id: The thread.
+            config: Of a run.
+            anew: That all of it is to be formed once more; see `form`.
+
+        Raises:
+            UnknownThread: There is no such thread, and it is to be formed anew.
+            InvalidConfig: The config does not fill in the namespace.
+            StorageError: The store refuses.
+        """
+        return run(self.noting(thread_id, config, anew=anew))
+
+    async def anote(
+        self, thread_id: str, config: RunnableConfig | None = None, *, anew: bool = False
+    ) -> Waiting:
+        """See `note`."""
+        return await arun(self.noting(thread_id, config, anew=anew))
+
+    def drop(self, thread_id: str, config: RunnableConfig | None = None) -> bool:
+        """Take the note away that a thread waits, if there is no such thread.
+
+        Returns:
+            Whether there is none.
 
         Raises:
             InvalidConfig: The config does not fill in the namespace.
             StorageError: The store refuses.
         """
-        return run(self.noting(thread_id, config))
-
-    async def anote(self, thread_id: str, config: RunnableConfig | None = None) -> Waiting:
-        """See `note`."""
-        return await arun(self.noting(thread_id, config))
+        return run(self.dropping(thread_id, config))
 
     def pending(self, prefix: Namespace = ()) -> list[Waiting]:
         """The threads that wait whose memories belong under a prefix, the longest wait first."""
@@ -158,18 +198,47 @@ class Formation:
         """
         return self._backing or backing_of(None)
 
-    def noting(self, thread_id: str, config: RunnableConfig | None) -> Steps[Waiting]:
+    def noting(
+        self, thread_id: str, config: RunnableConfig | None, *, anew: bool = False
+    ) -> Steps[Waiting]:
         """See `note`."""
-        namespace = namespace_of(self.namespace, config)
+        around = self._around(config)
         configurable = ensure_config(config)["configurable"]
         given = {name: str.__str__(configurable[name]) for name in self.namespace.names}
-        thread_id = check_thread_id(thread_id)
-        return (yield from noting(self.backing(), namespace, thread_id, given))
+        thread_id, tries = check_thread_id(thread_id), CONFLICTS
+        while True:
+            beside = (yield from self._setting_back(thread_id, around)) if anew else []
+            try:
+                return (
+                    yield from noting(around.backing, around.namespace, thread_id, given, beside)
+                )
+            except VersionConflict:  # it was formed meanwhile
+                if tries == 0:
+                    raise
+                tries -= 1
 
-    def forming(self, thread_id: str, config: RunnableConfig | None) -> Steps[FormationReport]:
+    def dropping(self, thread_id: str, config: RunnableConfig | None) -> Steps[bool]:
+        """See `drop`."""
+        around, thread_id = self._around(config), check_thread_id(thread_id)
+        # as in `forming`: if the thread begins now, its note is another then
+        note = yield from waiting_of(around.backing, around.namespace, thread_id)
+        try:
+            yield from reading.glancing(self.saver, thread_id, self.messages_key, 1)
+        except UnknownThread:
+            if note is not None:
+                removal = removal_of(place_of(note.namespace), thread_id, note.version)
+                with suppress(VersionConflict):
+                    yield from around.backing.written([removal])
+            return True
+        return False
+
+    def forming(
+        self, thread_id: str, config: RunnableConfig | None, *, anew: bool = False
+    ) -> Steps[FormationReport]:
         """See `form`."""
-        around = Surroundings(self.backing(), namespace_of(self.namespace, config), config)
-        thread_id = check_thread_id(thread_id)
+        around, thread_id = self._around(config), check_thread_id(thread_id)
+        if anew:
+            yield from self.noting(thread_id, config, anew=True)
         report = FormationReport(thread_id)
         while True:
             # the note is read before the thread: what is said after that touches it again
@@ -177,114 +246,33 @@ class Formation:
             mark = yield from watermark(around.backing, around.namespace, thread_id)
             said = yield from reading.reading(self.saver, thread_id, self.messages_key, mark.ids)
             new = yield from self.unformed(mark, said, around)
-            work = _Work(self, around, said, mark, note, report)
+            said = said.present() if self._skips else said
+            work = Work(self.former, self.gate, self.batch, around, said, mark, note, report)
             overtaken = yield from work.through(new)
             report = work.report
             if not overtaken:
                 return report
 
-    def unformed(self, mark: Watermark, said: Said, around: Surroundings) -> Steps[list[Spoken]]:
-        """The messages of a thread that no memories were formed of yet."""
-        new = mark.beyond(said)
-        if new is not None:
-            return new
-        lacking: list[Spoken] = []  # the thread was forked far back: the memories themselves tell
-        for spoken in mark.placed(said.messages):
-            key = self.former.key(said.thread_id, spoken)
-            found = key and (yield from around.backing.got(around.namespace, key))
-            lacking += [] if found else [spoken]
-        return lacking
+    def _around(self, config: RunnableConfig | None) -> Surroundings:
+        return Surroundings(self.backing(), namespace_of(self.namespace, config), config)
 
-
-@dataclass(slots=True)
-class _Work:
-    """Forming of what is new on a thread, as it was read."""
-
-    formation: Formation
-    around: Surroundings
-    said: Said
-    mark: Watermark
-    note: Waiting | None
-    report: FormationReport
-
-    def through(self, new: Sequence[Spoken]) -> Steps[bool]:
-        """Form memories of messages. Returns whether another was quicker, so they are read anew."""
-        if not new:
-            yield from self._put_down()
-        while new:
-            size = self.formation.former.taking(new[: self.formation.batch])
-            batch, new = self._batch(new[: max(1, size)]), new[max(1, size) :]
-            proposal = yield from self.formation.former.proposing(batch, self.around)
-            if not (yield from self._kept(batch, proposal, last=not new)):
-                return True
-        return False
-
-    def _batch(self, messages: Sequence[Spoken]) -> Batch:
-        said = self.said
-        first = next(i for i, each in enumerate(said.messages) if each.id == messages[0].id)
-        return Batch(
-            said.thread_id,
-            said.checkpoint_id,
-            messages,
-            said.messages[max(0, first - _BEFORE) : first],
-            said.shown,
-            self.mark.ids & {each.id for each in messages},
-        )
-
-    def _kept(self, batch: Batch, proposal: Proposal, last: bool) -> Steps[bool]:
-        """Write what is proposed. Returns False if another has formed of these messages."""
-        tries = _CONFLICTS
-        while True:
-            if not self.around.backing.versioned:  # nothing else would tell
-                if (yield from self._is_overtaken()):
-                    return False
-                yield from self._look_at_note()
-            plan = yield from planned(proposal, self.formation.gate, self.around)
-            report = self.report.counting(len(batch.messages), plan.outcomes, proposal.usage)
-            mark = self.mark.advanced(batch.messages, batch.checkpoint_id, plan.outcomes)
-            mark = replace(mark, report=report.noted())
-            puts = [*plan.puts, mark.put(self.around.namespace, batch.thread_id)]
-            try:
-                yield from self.around.backing.written([*puts, *(self._removal() if last else [])])
-            except VersionConflict:
-                if (yield from self._is_overtaken()):
-                    return False
-                if tries == 0:
-                    raise
-                tries -= 1
-                yield from self._look_at_note()
-                continue
-            self.report = report
-            return (yield from self._is_first(mark))
-
-    def _is_first(self, written: Watermark) -> Steps[bool]:
-        """Whether nobody has written since; then it is gone on from there."""
-        self.mark = yield from watermark(self.around.backing, *self._place)
-        return self.mark.same_as(written)
-
-    def _is_overtaken(self) -> Steps[bool]:
-        now = yield from watermark(self.around.backing, *self._place)
-        return now.version != self.mark.version or not now.same_as(self.mark)
-
-    def _look_at_note(self) -> Steps[None]:
-        """Leave the note that the thread waits if it was touched: there is more to be formed."""
-        now = yield from waiting_of(self.around.backing, *self._place)
-        if now is None or self.note is None or now.stamp != self.note.stamp:
-            self.note = None
-
-    def _removal(self) -> list[PutItem]:
-        if self.note is None:
+    def _setting_back(self, thread_id: str, around: Surroundings) -> Steps[list[PutItem]]:
+        """What makes a thread one of which nothing was formed yet."""
+        mark = yield from watermark(around.backing, around.namespace, thread_id)
+        said = yield from reading.reading(self.saver, thread_id, self.messages_key, None)
+        if not mark.count:
             return []
-        place = waiting_place(self.around.namespace)
-        return [removal_of(place, self.said.thread_id, self.note.version)]
+        new = mark.beyond(said)
+        left = mark.set_back(len(said.messages) - len(new or ()))
+        return [left.put(around.namespace, thread_id)]
 
-    def _put_down(self) -> Steps[None]:
-        """Remove the note that the thread waits, for there is nothing to wait for."""
-        if not self.around.backing.versioned:
-            yield from self._look_at_note()
-        with suppress(VersionConflict):
-            yield from self.around.backing.written(self._removal())
-
-    @property
-    def _place(self) -> tuple[Namespace, str]:
-        return self.around.namespace, self.said.thread_id
+    def unformed(self, mark: Watermark, said: Said, around: Surroundings) -> Steps[list[Spoken]]:
+        """The messages of a thread that memories are to be formed of, and were not yet."""
+        new = mark.beyond(said)
+        if new is None:  # the thread was forked far back: the memories themselves tell
+            new = []
+            for spoken in mark.placed(said.messages):
+                key = self.former.key(said.thread_id, spoken)
+                found = key and (yield from around.backing.got(around.namespace, key))
+                new += [] if found else [spoken]
+        return [each for each in new if not (self._skips and each.removed)]

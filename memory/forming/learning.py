@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from perdure.memory.longterm.backing import Backing
 from perdure.memory.longterm.memories import Candidate, Outcome, Verdict
 from perdure.memory.profile.profile import Profile
 from perdure.memory.profile.proposing import patch_of
+from perdure.memory.profile.users_words import UsersWords
 from perdure.stores.base import PutItem
 
 _MOST: Final = 20_000  # characters of instructions, as `update_instructions` has it
@@ -51,7 +52,8 @@ def learned(
     """Plans for what an answer changes beside memories."""
     plans: list[Plan] = []
     if profile is not None and answer.profile:
-        plans.append(lambda gate: _of_profile(profile, answer, batch, around, shown, gate))
+        # not the gate of the memories: a profile has its own, whoever changes it
+        plans.append(lambda _: _of_profile(profile, answer, batch, around, shown))
     if learn is not None and answer.instructions:
         plans.append(lambda gate: _of_instructions(learn, answer, batch, around, gate))
     return plans
@@ -63,7 +65,6 @@ def _of_profile(
     batch: Batch,
     around: Surroundings,
     shown: Shown,
-    gate: Gate,
 ) -> Steps[Planned]:
     """A patch of the profile: all of it, or none."""
     users: list[Spoken] = []
@@ -72,13 +73,8 @@ def _of_profile(
         if not named:
             return Planned(outcomes=[refused("changes the profile, and no user said so")])
         users += [each for each in named if each not in users]
-    text = "\n".join(leaf for each in answer.profile for leaf in _leaves(each.value))
-    told = replace(batch.candidate(users, text, "profile"), explicit=True)
-    if text:
-        [verdict] = yield from gate.judging([told], around.backing, around.namespace)
-        if not _passes(verdict) or verdict.text is not None:
-            return Planned(outcomes=[Outcome("refused", None, verdict.reason, verdict.check)])
-    place = profile.place(around.config, told.provenance)
+    words = UsersWords((each.text for each in users), batch.source(users).actor or "user")
+    place = profile.place(around.config, batch.source(users), users=words)
     seen = None if shown.profile is None else shown.profile.document
     try:
         plan = yield from profile.planning(place, patch_of(answer.profile), seen=seen)
@@ -147,15 +143,6 @@ def _by_users(numbers: Sequence[int], batch: Batch) -> list[Spoken]:
 def _passes(verdict: Verdict) -> bool:
     # a memory may say the same: that is no reason for it not to be here
     return verdict.action == "keep" or verdict.same_as is not None
-
-
-def _leaves(value: Any) -> Iterator[str]:
-    """The texts within a JSON value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _leaves(part)
 
 
 def _plain(text: str) -> str:

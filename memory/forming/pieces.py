@@ -13,18 +13,33 @@ _ENDS: Final = (
 _LEAST: Final = 0.5  # of the room: an end before that makes pieces of a few words
 
 
-def pieces(text: str, limit: int) -> list[str]:
+def pieces(text: str, limit: int, most: int) -> tuple[list[str], int]:
     """Pieces of at most `limit` characters, in order, which leave out nothing but white space.
 
-    >>> pieces("One thing. Another thing.", 12)
-    ['One thing.', 'Another', 'thing.']
+    Args:
+        text: What is cut.
+        limit: Characters of a piece.
+        most: How many pieces at most; what comes after them is not looked at.
+
+    Returns:
+        The pieces, and how many characters of the text are left over.
+
+    >>> pieces("One thing. Another thing.", 12, 9)
+    (['One thing.', 'Another', 'thing.'], 0)
+    >>> pieces("One thing. Another thing.", 12, 1)
+    (['One thing.'], 14)
     """
-    found, rest = [], text.strip()
-    while len(rest) > limit:
-        cut = _cut(rest[: limit + 1], limit)
-        found.append(rest[:cut].rstrip())
-        rest = rest[cut:].lstrip()
-    return [*found, rest] if rest else found
+    found: list[str] = []
+    text = text.strip()
+    begin = 0
+    while begin < len(text) and len(found) < most:
+        window = text[begin : begin + limit + 1]
+        cut = _cut(window, limit) if len(window) > limit else len(window)
+        found.append(window[:cut].rstrip())
+        begin += cut
+        while begin < len(text) and text[begin].isspace():
+            begin += 1
+    return found, len(text) - begin
 
 
 def _cut(window: str, limit: int) -> int:

@@ -8,6 +8,7 @@ from typing import Final
 
 from langgraph.store.base import GetOp
 
+from perdure.errors import LimitExceeded
 from perdure.memory.collection.keeping import REDACTED, keeping
 from perdure.memory.drivers import Step, Steps
 from perdure.memory.forming.proposals import (
@@ -20,17 +21,25 @@ from perdure.memory.forming.proposals import (
 )
 from perdure.memory.gate.gate import Gate
 from perdure.memory.gate.novelty import SAID
-from perdure.memory.longterm.backing import memory_of, removal_of, succeeding
-from perdure.memory.longterm.memories import TURN, Memory, Outcome
+from perdure.memory.longterm.backing import removal_of, succeeding
+from perdure.memory.longterm.items import memory_of
+from perdure.memory.longterm.memories import EPISODE, TURN, Memory, Outcome
 from perdure.memory.longterm.taking_turns import taking_turns
 from perdure.memory.longterm.tombstones import burials
-from perdure.stores.base import PutItem
+from perdure.stores.base import Provenance, PutItem
 
+FLOOD: Final = "flood"
+"""The gate's check that refuses what there is no room for."""
 _RANKS: Final[Mapping[str, int]] = {"user": 3, "system": 2, "assistant": 1, "tool": 0}
 
 
 def planned(proposal: Proposal, gate: Gate, around: Surroundings) -> Steps[Planned]:
-    """What is to be written of a proposal, and what becomes of each part of it."""
+    """What is to be written of a proposal, and what becomes of each part of it.
+
+    Raises:
+        LimitExceeded: There is no room for all of it: that is no verdict on what it says.
+    """
+    proposal = yield from _once(proposal, around)
     keys = [addition.key for addition in proposal.additions]
     keys += [revision.key for revision in proposal.revisions]
     turn = (yield from _turn(proposal, around)) if keys else []
@@ -58,7 +67,43 @@ def planned(proposal: Proposal, gate: Gate, around: Surroundings) -> Steps[Plann
     for part in parts:
         puts += part.puts
         outcomes += part.outcomes
+    full = next((each for each in outcomes if each.check == FLOOD), None)
+    if full is not None:
+        raise LimitExceeded(
+            f"there is no room in {around.namespace!r} for all that would be kept: {full.reason}; "
+            "nothing was written of these messages. Forget memories, or let the gate allow more "
+            "(max_items), and form the thread again"
+        )
     return Planned(puts, outcomes)
+
+
+def _once(proposal: Proposal, around: Surroundings) -> Steps[Proposal]:
+    """A proposal without episodes that were formed of the same messages already, in any words."""
+    told = [each for each in proposal.additions if each.candidate.kind == EPISODE]
+    if not told:
+        return proposal
+    known: dict[tuple[str | None, str], str] = {}
+    for memory in (yield from around.backing.every(around.namespace, filter={"kind": EPISODE})):
+        if memory.namespace == around.namespace:
+            known |= dict.fromkeys(_sources(memory.provenance), memory.key)
+    again = {
+        each.key: known[source]
+        for each in told
+        for source in _sources(each.candidate.provenance)
+        if source in known
+    }
+    return replace(
+        proposal,
+        additions=[each for each in proposal.additions if each.key not in again],
+        outcomes=[*proposal.outcomes, *(Outcome("unchanged", key) for key in again.values())],
+    )
+
+
+def _sources(provenance: Provenance | None) -> list[tuple[str | None, str]]:
+    """The messages that something rests on, each with its thread."""
+    if provenance is None:
+        return []
+    return [(provenance.thread_id, each) for each in provenance.message_ids]
 
 
 def _turn(proposal: Proposal, around: Surroundings) -> Steps[list[PutItem]]:

@@ -6,6 +6,7 @@ checkpoint holds.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -15,13 +16,15 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from perdure.checkpointers.base import CheckpointInfo, HistoryItem, check_thread_id
-from perdure.errors import ConfigurationError, UnknownThread
+from perdure.checkpointers.base import CheckpointInfo, HistoryItem, ThreadInfo, check_thread_id
+from perdure.errors import ConfigurationError, PerdureError, UnknownThread
 from perdure.memory.drivers import Step, Steps
 from perdure.memory.forming.said import Said, Spoken, latest, time_of, with_ids
 from perdure.memory.nodes import checked
 
 _STEPS: Final = 4  # checkpoints for each message that are looked at first: a run puts a few
+_HEAD: Final = 2  # messages at the beginning, where a system message is
+Ends = tuple[int, int]
 
 
 @runtime_checkable
@@ -29,12 +32,12 @@ class Historic(Protocol):
     """A checkpointer that keeps what was removed, as perdure's do."""
 
     def history(
-        self, thread_id: str, *, channel: str, checkpoint_id: str | None
+        self, thread_id: str, *, channel: str, checkpoint_id: str | None, ends: Ends | None
     ) -> list[HistoryItem]:
         """Everything said on the way to a checkpoint."""
 
     async def ahistory(
-        self, thread_id: str, *, channel: str, checkpoint_id: str | None
+        self, thread_id: str, *, channel: str, checkpoint_id: str | None, ends: Ends | None
     ) -> list[HistoryItem]:
         """See `history`."""
 
@@ -47,6 +50,24 @@ class Historic(Protocol):
         self, thread_id: str, *, checkpoint_ns: str | None, limit: int | None
     ) -> list[CheckpointInfo]:
         """See `checkpoints`."""
+
+    def thread(self, thread_id: str) -> ThreadInfo:
+        """How many checkpoints and items a thread has, and when it was written to last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glimpse:
+    """The newest of what was said on a thread.
+
+    Attributes:
+        said: It.
+        shown: The system messages, as far as they are among the newest, or at the beginning.
+        whole: Whether that is all that was said.
+    """
+
+    said: Said
+    shown: tuple[str, ...]
+    whole: bool
 
 
 def check_saver(saver: Any) -> BaseCheckpointSaver[Any]:
@@ -85,6 +106,44 @@ def reading(
     return (yield from _from_state(saver, thread_id, channel))
 
 
+def glancing(saver: Any, thread_id: str, channel: str, newest: int) -> Steps[Glimpse]:
+    """Read the newest of what was said on a thread; no times but those that messages have.
+
+    Args:
+        saver: Its checkpointer.
+        thread_id: The thread.
+        channel: The channel of the messages.
+        newest: How many; all, where the checkpointer can read no part, or messages have no ids.
+
+    Raises:
+        UnknownThread: There is no such thread.
+        InvalidMessages: The channel holds something else.
+    """
+    if isinstance(saver, Historic):
+        return (yield from _Log(saver, thread_id, channel).glancing(newest))
+    said = yield from _from_state(saver, thread_id, channel)
+    return Glimpse(said, said.shown, True)
+
+
+def states(saver: Any, thread_ids: Sequence[str]) -> Steps[list[ThreadInfo | None]]:
+    """What changes whenever anything of a thread does, of each; None: that cannot be told."""
+    if not thread_ids or not isinstance(saver, Historic):
+        return [None] * len(thread_ids)
+
+    def told() -> list[ThreadInfo | None]:
+        return [_state(saver, each) for each in thread_ids]
+
+    found: list[ThreadInfo | None] = yield Step(told, lambda: asyncio.to_thread(told))
+    return found
+
+
+def _state(saver: Historic, thread_id: str) -> ThreadInfo | None:
+    try:
+        return saver.thread(thread_id)
+    except PerdureError:  # who reads it will see
+        return None
+
+
 def _from_state(saver: Any, thread_id: str, channel: str) -> Steps[Said]:
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
     found = yield Step(lambda: saver.get_tuple(config), lambda: saver.aget_tuple(config))
@@ -107,15 +166,28 @@ class _Log:
     channel: str
 
     def reading(self, known: Collection[str] | None) -> Steps[Said]:
-        infos = yield from self._checkpoints(1)
-        head = _head(infos)
-        if head is None:  # the thread went on from an old checkpoint, or has none
-            head = _head((yield from self._checkpoints(None)))
+        head = yield from self._head()
         uid = None if head is None else head.checkpoint_id
-        said = yield from self._history(uid)
+        said = _said_in((yield from self._items(uid, None)), self.channel)
         if head is not None and known is not None:
             said = yield from self._timed(said, head, known)
         return Said(self.thread_id, uid, said)
+
+    def glancing(self, newest: int) -> Steps[Glimpse]:
+        """See `glancing`."""
+        head = yield from self._head()
+        uid = None if head is None else head.checkpoint_id
+        items = yield from self._items(uid, (_HEAD, newest))
+        whole = len(items) < _HEAD + newest
+        if not whole and not all(getattr(item.value, "id", None) for item in items):
+            # a message without an id is told by those before it that say the same
+            items, whole = (yield from self._items(uid, None)), True
+        said = Said(self.thread_id, uid, _said_in(items, self.channel))
+        if whole:
+            return Glimpse(said, said.shown, True)
+        return Glimpse(
+            replace(said, messages=_said_in(items[_HEAD:], self.channel)), said.shown, False
+        )
 
     def _timed(
         self, said: list[Spoken], head: CheckpointInfo, known: Collection[str]
@@ -132,15 +204,20 @@ class _Log:
             timed, _ = _with_times(said, infos, head, self.channel)
         return timed
 
-    def _history(self, uid: str | None) -> Steps[list[Spoken]]:
+    def _head(self) -> Steps[CheckpointInfo | None]:
+        head = _head((yield from self._checkpoints(1)))
+        if head is None:  # the thread went on from an old checkpoint, or has none
+            head = _head((yield from self._checkpoints(None)))
+        return head
+
+    def _items(self, uid: str | None, ends: Ends | None) -> Steps[list[HistoryItem]]:
         saver, thread_id = self.saver, self.thread_id
+        options: dict[str, Any] = {"channel": self.channel, "checkpoint_id": uid, "ends": ends}
         items: list[HistoryItem] = yield Step(
-            lambda: saver.history(thread_id, channel=self.channel, checkpoint_id=uid),
-            lambda: saver.ahistory(thread_id, channel=self.channel, checkpoint_id=uid),
+            lambda: saver.history(thread_id, **options),
+            lambda: saver.ahistory(thread_id, **options),
         )
-        messages = checked([item.value for item in items], f"the channel {self.channel!r}")
-        named = zip(with_ids(messages), items, strict=True)
-        return latest((_spoken(message, id, it.position), it.seen) for (message, id), it in named)
+        return items
 
     def _checkpoints(self, limit: int | None) -> Steps[list[CheckpointInfo]]:
         saver, thread_id = self.saver, self.thread_id
@@ -149,6 +226,12 @@ class _Log:
             lambda: saver.acheckpoints(thread_id, checkpoint_ns="", limit=limit),
         )
         return found
+
+
+def _said_in(items: Sequence[HistoryItem], channel: str) -> list[Spoken]:
+    messages = checked([item.value for item in items], f"the channel {channel!r}")
+    named = zip(with_ids(messages), items, strict=True)
+    return latest((_spoken(message, id, it.position), it.seen) for (message, id), it in named)
 
 
 def _head(infos: Sequence[CheckpointInfo]) -> CheckpointInfo | None:

@@ -49,7 +49,8 @@ class FormationReport:
             parts.append(f"{sum(self.refused.values())} refused ({reasons})")
         if self.usage.calls:
             tokens = f"{self.usage.input_tokens} + {self.usage.output_tokens} tokens"
-            parts.append(f"model asked {self.usage.calls} times, {tokens}")
+            times = "once" if self.usage.calls == 1 else f"{self.usage.calls} times"
+            parts.append(f"model asked {times}, {tokens}")
         return " ".join(", ".join(parts).split())
 
     @property

@@ -34,12 +34,14 @@ class Spoken:
         id: Its id; of one without, made of what it says.
         position: Its place in the order of the thread; None: the checkpointer counts none.
         at: When it was said (UTC); None: not known.
+        removed: Whether the state has it no more: it was trimmed, summarised, or deleted.
     """
 
     message: BaseMessage
     id: str
     position: int | None = None
     at: datetime | None = None
+    removed: bool = False
 
     @property
     def text(self) -> str:
@@ -88,6 +90,10 @@ class Said:
     checkpoint_id: str | None
     messages: Sequence[Spoken]
 
+    def present(self) -> Said:
+        """The same without what the state has no more."""
+        return replace(self, messages=[each for each in self.messages if not each.removed])
+
     @property
     def shown(self) -> tuple[str, ...]:
         """The texts of its system messages, which who answers has been shown."""
@@ -104,15 +110,18 @@ def latest(wordings: Iterable[tuple[Spoken, bool]]) -> list[Spoken]:
     """
     found: dict[str, Spoken] = {}
     settled: set[str] = set()
+    present: set[str] = set()
     for each, seen in wordings:
         first = found.get(each.id)
         if first is None:
             found[each.id] = each
         elif not each.shortened and each.id not in settled:
             found[each.id] = replace(each, position=first.position)
-        if seen and not each.shortened:
-            settled.add(each.id)
-    return list(found.values())
+        if seen:
+            present.add(each.id)
+            if not each.shortened:
+                settled.add(each.id)
+    return [each if id in present else replace(each, removed=True) for id, each in found.items()]
 
 
 def with_ids(messages: Sequence[BaseMessage]) -> Iterator[tuple[BaseMessage, str]]:

@@ -62,13 +62,12 @@ class TurnFormer:
         additions: list[Addition] = []
         outcomes: list[Outcome] = []
         for spoken in filter(self._counts, batch.messages):
-            found = pieces(spoken.text, self.max_chars)
-            left_out = len(found) - self.max_pieces
-            if left_out > 0:
-                reason = f"the message is long: {left_out} pieces of its end are left out"
+            found, left_out = pieces(spoken.text, self.max_chars, self.max_pieces)
+            if left_out:
+                reason = f"the message is long: {left_out:,} characters of its end are left out"
                 key = turn_key(batch.thread_id, spoken.id, self.max_pieces)
                 outcomes.append(Outcome("refused", key, reason, "length"))
-            additions += self._additions(batch, spoken, found[: self.max_pieces])
+            additions += self._additions(batch, spoken, found)
         return Proposal(additions, outcomes=outcomes)
 
     def key(self, thread_id: str, spoken: Spoken) -> str | None:

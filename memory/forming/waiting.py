@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from perdure.memory.drivers import Steps
-from perdure.memory.longterm.backing import RESERVED, Backing, put_of
+from perdure.memory.longterm.backing import WAITING, Backing, note_of, notes_of
 from perdure.memory.longterm.memories import Memory
-from perdure.stores.base import Namespace
+from perdure.stores.base import Namespace, PutItem
 
-WAITING: Final = "waiting"
 _PAGE: Final = 200
 
 
@@ -44,13 +43,28 @@ class Waiting:
 
 def place_of(namespace: Namespace) -> Namespace:
     """Where the notes on the waiting threads of a namespace are."""
-    return (RESERVED, WAITING, *namespace)
+    return notes_of(WAITING, namespace)
 
 
 def noting(
-    backing: Backing, namespace: Namespace, thread_id: str, configurable: Mapping[str, str]
+    backing: Backing,
+    namespace: Namespace,
+    thread_id: str,
+    configurable: Mapping[str, str],
+    beside: Sequence[PutItem] = (),
 ) -> Steps[Waiting]:
-    """Note that a thread waits; since when, is kept of a note that is there."""
+    """Note that a thread waits; since when, is kept of a note that is there.
+
+    Args:
+        backing: The store.
+        namespace: Of the thread's memories.
+        thread_id: The thread.
+        configurable: What fills in the namespace.
+        beside: What is written with it.
+
+    Raises:
+        VersionConflict: What is written with it is overtaken; nothing is written.
+    """
     now = datetime.now(UTC)
     former = yield from waiting_of(backing, namespace, thread_id)
     since = now if former is None else former.since
@@ -59,8 +73,7 @@ def noting(
         "since": since.isoformat(),
         "at": now.isoformat(),
     }
-    put = put_of(place_of(namespace), thread_id, value, searched=False)
-    yield from backing.written([replace(put, ttl=None)])  # whatever the store's default
+    yield from backing.written([note_of(place_of(namespace), thread_id, value), *beside])
     return Waiting(namespace, thread_id, dict(configurable), since, now)
 
 

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from perdure.memory.drivers import Steps
+from langgraph.store.base import GetOp, Item
+
+from perdure.memory.drivers import Step, Steps
 from perdure.memory.forming.said import Said, Spoken
-from perdure.memory.longterm.backing import RESERVED, Backing, put_of
+from perdure.memory.longterm.backing import FORMED, Backing, note_of, notes_of
 from perdure.memory.longterm.memories import Outcome
 from perdure.stores.base import Namespace, PutItem
 
-FORMED: Final = "formed"
 _KNOWN: Final = 50  # messages it names
 _REFUSALS: Final = 20  # it keeps, the newest
 
@@ -96,6 +97,14 @@ class Watermark:
             refusals=(*self.refusals, *noted)[-_REFUSALS:],
         )
 
+    def set_back(self, formed: int) -> Watermark:
+        """The watermark of a thread of which everything is to be formed again.
+
+        Args:
+            formed: How many of its messages were formed from, of those that can still be read.
+        """
+        return replace(self, known=(), count=0, next=max(0, self.next - formed))
+
     def same_as(self, other: Watermark) -> bool:
         """Whether the same messages were formed from, whatever the version of the note."""
         return (self.count, self.known) == (other.count, other.known)
@@ -110,28 +119,33 @@ class Watermark:
             "report": self.report,
             "refusals": list(self.refusals),
         }
-        place = place_of(namespace)
-        put = put_of(place, thread_id, value, if_version=self.version, searched=False)
-        return replace(put, ttl=None)  # whatever the store's default
-
-
-def place_of(namespace: Namespace) -> Namespace:
-    """Where the watermarks of a namespace are."""
-    return (RESERVED, FORMED, *namespace)
+        place = notes_of(FORMED, namespace)
+        return note_of(place, thread_id, value, if_version=self.version)
 
 
 def watermark(backing: Backing, namespace: Namespace, thread_id: str) -> Steps[Watermark]:
     """Read the watermark of a thread; an empty one if nothing was formed of it yet."""
-    note = yield from backing.got(place_of(namespace), thread_id)
-    if note is None:
-        return Watermark(version=0 if backing.versioned else None)
+    [mark] = yield from watermarks(backing, [(namespace, thread_id)])
+    return mark
+
+
+def watermarks(backing: Backing, places: Sequence[tuple[Namespace, str]]) -> Steps[list[Watermark]]:
+    """Read the watermarks of threads, given with the namespaces of their memories."""
+    ops = [GetOp(notes_of(FORMED, namespace), thread_id) for namespace, thread_id in places]
+    store = backing.store
+    notes = (yield Step(lambda: store.batch(ops), lambda: store.abatch(ops))) if ops else []
+    nothing = Watermark(version=0 if backing.versioned else None)
+    return [nothing if note is None else _read(note) for note in notes]
+
+
+def _read(note: Item) -> Watermark:
     value = note.value
     return Watermark(
         tuple(Known(*each) for each in value["known"]),
         value["count"],
         value["next"],
         value["checkpoint_id"],
-        note.version,
+        getattr(note, "version", None),
         value["report"],
         tuple(value["refusals"]),
     )

@@ -40,7 +40,8 @@ _SHARED_BEFORE = re.compile(
 def named_span(query: str, now: datetime) -> tuple[datetime, datetime] | None:
     """The span of time that a query means; None if it names none, or several that do not nest.
 
-    >>> start, end = named_span("What did we do last week?", datetime.fromisoformat("2024-05-15Z"))
+    >>> now = datetime.fromisoformat("2024-05-15T12:00:00+00:00")
+    >>> start, end = named_span("What did we do last week?", now)
     >>> str(start.date()), str(end.date())
     ('2024-05-06', '2024-05-13')
 

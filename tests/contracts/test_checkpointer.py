@@ -394,3 +394,9 @@ def test_a_message_changed_in_place_is_stored_again(saver: SQLiteCheckpointer) -
         ("says c", True),
         ("changed", True),
     ]
+    assert told(saver.history("t", ends=(1, 2))) == [
+        ("says a", True),
+        ("says c", True),
+        ("changed", True),
+    ]
+    assert [item.position for item in saver.history("t", ends=(1, 2))] == [0, 2, 3]

@@ -252,7 +252,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"recent": -1}, "recent is -1"),
     ({"on_failure": "ignore"}, "on_failure is 'ignore'"),
     ({"now": NOW}, "expected a function"),
-    ({"as_of": "yesterday"}, "expected a function"),
+    ({"as_of": 5}, "expected a function"),
     ({"budget": 0}, "budget is 0"),
     ({"messages_key": ""}, "messages_key is ''"),
 ]
