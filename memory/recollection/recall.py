@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ class Recollection:
         left_out: How many more were found that did not fit into the budget.
         span: The time that the query was taken to mean; None: none.
         standings: With `explain`, how each memory came to its place.
+        lines: Each memory as a line that quotes it, with who said it, when and where.
     """
 
     memories: list[Memory]
@@ -49,13 +50,10 @@ class Recollection:
     left_out: int = 0
     span: Span | None = None
     standings: tuple[Standing, ...] = ()
-
-    def lines(self) -> list[str]:
-        """Each memory as a line that quotes it, with who said it and when."""
-        return [memory_line(memory) for memory in self.memories]
+    lines: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
-        return section("memories", self.lines()) if self.memories else ""
+        return section("memories", self.lines) if self.lines else ""
 
 
 def recall(
@@ -236,6 +234,7 @@ class Recall:
             len(standings) - len(kept),
             span,
             tuple(kept) if self._explain else (),
+            tuple(lines[number] for number in taken),
         )
 
 

@@ -191,9 +191,17 @@ class Changes(RuleBasedStateMachine):
             assert outcome.change == "refused"
         elif text in self.present(place):
             assert (outcome.change, outcome.key) == ("unchanged", self.present(place)[text])
+        elif outcome.change == "refused":  # nobody knows when it was said: maybe before it changed
+            assert "said before" in outcome.reason
+            assert text in self.past(place)
         else:
             assert (outcome.change, outcome.key) == ("added", key)
             self.added(place, key, text, text)
+
+    def past(self, place: int) -> set[str]:
+        """What present memories said before."""
+        present = [known for known in self.known[place].values() if known.text is not None]
+        return {_plain(text) for known in present for text in known.formerly}
 
     def added(self, place: int, key: str, written: str, text: str) -> None:
         self.keys.append(key)
