@@ -146,8 +146,10 @@ class Changing:
     def _deleted(self, key: str) -> Steps[Outcome]:
         memory = yield from self._present(key)
         removal = removal_of(self.namespace, key, memory.version)
+        said = yield from self.backing.versions(self.namespace, key)
+        notes = [note for version in (*said, memory) for note in burials(version, "deleted")]
         try:
-            yield from self.backing.written([removal, *burials(memory, "deleted")])
+            yield from self.backing.written([removal, *notes])
         except LimitExceeded:  # who has no room left may still delete
             yield from self.backing.written([removal])
             return Outcome("deleted", key, UNNOTED)

@@ -22,7 +22,9 @@ from perdure.errors import (
     UnknownMemory,
 )
 from perdure.memory.collection.collection import Collection
+from perdure.memory.drivers import run
 from perdure.memory.gate.gate import Gate
+from perdure.memory.longterm.backing import Backing
 from perdure.memory.longterm.memories import Candidate, Verdict
 from perdure.memory.reducers import ChatState
 from perdure.stores import Provenance, SQLiteStore
@@ -669,3 +671,18 @@ def test_within_a_graph(store: Any, colour: str) -> None:
     assert texts(Collection(store)) == [TEA]
     with pytest.raises(ConfigurationError, match="no store"):
         collection.list(config=ANN)
+
+
+def test_nothing_that_a_deleted_memory_ever_said_comes_back() -> None:
+    """However often it changed: unasked, not even its first text is kept again."""
+    with SQLiteStore.open(":memory:") as store:
+        facts, gate = Collection(store, ("memories",)), Gate()
+        key = str(facts.insert("Ann lives in Ghent").key)
+        for number in range(15):
+            facts.supersede(key, f"Ann lives in town {number}")
+        facts.delete(key)
+        texts = ["Ann lives in Ghent", "Ann lives in town 0", "Ann lives in town 14"]
+        asked = [Candidate(text) for text in texts]
+        verdicts = run(gate.judging(asked, Backing(store), ("memories",)))
+
+    assert [verdict.check for verdict in verdicts] == ["buried"] * 3
