@@ -28,6 +28,7 @@ from perdure.memory.forming.turns import TurnFormer
 from perdure.memory.forming.waiting import Waiting, waiting_under
 from perdure.memory.forming.watermarks import Watermark, watermarks
 from perdure.memory.longterm.memories import Memory
+from perdure.memory.longterm.tombstones import newest_grave
 from perdure.stores.base import Namespace
 
 _LOG = logging.getLogger("perdure")
@@ -49,6 +50,7 @@ class _Thread:
     note: Waiting
     mark: Watermark
     state: Any
+    grave: Any
 
     @property
     def place(self) -> _Place:
@@ -59,7 +61,8 @@ class _Thread:
         """None: nobody can tell."""
         if self.state is None:
             return None
-        return self.state, self.note.at, self.mark.version, self.mark.count, self.mark.known
+        mark = self.mark
+        return self.state, self.note.at, self.grave, mark.version, mark.count, mark.known
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class _Tail:
         room: How many there might have been.
         whole: Whether there are no more.
         values: What the gate made of each turn, where that stays so; None: nothing.
+        grave: What was deleted last by then.
     """
 
     memories: Sequence[Memory] = ()
@@ -79,6 +83,7 @@ class _Tail:
     room: int = 0
     whole: bool = False
     values: _Values = field(default_factory=dict)
+    grave: Any = None
 
     def holds(self, thread: _Thread, room: int) -> bool:
         """Whether it is still what would be made."""
@@ -143,15 +148,24 @@ class Tails:
         # before the threads are read: what is said after that makes them others
         ids = [note.thread_id for note in newest]
         states = yield from reading.states(self.formation.saver, ids)
-        return [_Thread(*each) for each in zip(newest, marks, states, strict=True)]
+        graves = {}
+        for place in {
+            note.namespace for note in newest
+        }:  # what is deleted meanwhile must not come back
+            graves[place] = yield from newest_grave(backing, place)
+        return [
+            _Thread(note, mark, state, graves[note.namespace])
+            for note, mark, state in zip(newest, marks, states, strict=True)
+        ]
 
     def _tail(self, thread: _Thread, config: RunnableConfig | None, room: int) -> Steps[_Tail]:
         former = self._made.of(thread.place)
         if former.holds(thread, room):
             return former
         around = Surroundings(self.formation.backing(), thread.note.namespace, config)
+        known = former.values if former.grave == thread.grave else {}
         try:
-            tail = yield from aside(self._making(thread, around, room, former.values))
+            tail = yield from aside(self._making(thread, around, room, known))
         except ConfigurationError:  # it would fail of any thread
             raise
         except UnknownThread:  # it was deleted while it waited
@@ -190,7 +204,8 @@ class Tails:
             if (value := values.get(_name(each))) is not None
         ]
         settled = all(_name(each) in values for each in additions)
-        return _Tail(memories, thread.stamp if settled else None, room, whole, values)
+        stamp = thread.stamp if settled else None
+        return _Tail(memories, stamp, room, whole, values, thread.grave)
 
     def _unformed(
         self, thread: _Thread, glimpse: reading.Glimpse, around: Surroundings

@@ -56,6 +56,14 @@ def sources(provenance: Provenance | None) -> list[str]:
     return [_source(provenance.thread_id, each) for each in provenance.message_ids]
 
 
+def newest_grave(backing: Backing, namespace: Namespace) -> Steps[Any]:
+    """What changes whenever something is buried; it equals nothing where nobody can tell."""
+    if not backing.versioned:
+        return object()
+    newest = yield from backing.found(notes_of(BURIED, namespace), limit=1)
+    return [(note.key, note.valid_from) for note in newest]
+
+
 def buried(backing: Backing, namespace: Namespace, digests: Collection[str]) -> Steps[set[str]]:
     """Which of these texts and sources are buried, each given by the key of its note.
 

@@ -18,6 +18,7 @@ from langgraph.graph import START, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
+from perdure.memory.collection.collection import Collection
 from perdure.memory.drivers import arun, run
 from perdure.memory.forming import tails as tails_module
 from perdure.memory.forming.formation import Formation
@@ -350,3 +351,20 @@ def test_messages_say_when_they_were_said(talk: Talk) -> None:
 
     assert memory.valid_from is not None
     assert memory.valid_from.isoformat() == at["create_time"]
+
+
+def test_what_is_deleted_meanwhile_does_not_come_back(talk: Talk) -> None:
+    """A thread that was looked at before says no more what was deleted since."""
+    talk.say("a", "I own a canoe called Nutshell", "I like figs")
+    talk.say("b", "I own a canoe called Nutshell")
+    talk.formation.form("b", user())
+    tails = Tails(talk.formation)
+    before = said_by(run(tails.waiting([ANN])))
+    facts = Collection(talk.store)
+    [same] = [each for each in facts.list(config=user()) if "Nutshell" in each.text]
+    facts.delete(same.key, config=user())
+    after = said_by(run(tails.waiting([ANN])))
+
+    assert [text for text in before if "Nutshell" in text]
+    assert [text for text in after if "Nutshell" in text] == []
+    assert [text for text in after if "figs" in text]
