@@ -19,11 +19,11 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from perdure.errors import ConfigurationError, MissingDependency
 from perdure.memory.conversation import Messages
+from perdure.memory.learner import Learner
 from perdure.memory.nodes import SHOWN, MessagesNode
 from perdure.memory.presenting import Summary
 from perdure.memory.summary_node import Summarize
 from perdure.memory.trim import removals
-from perdure.memory.update_instructions import UpdateInstructions
 from perdure.memory.view import View, view
 
 try:
@@ -58,7 +58,8 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     Args:
         nodes: In order, what cuts last. A node in the mode `"state"` changes the thread, one that
             is a view changes what the model is shown of it; `view(…)` stands for its parts, each
-            in its own mode. `update_instructions(…)` learns when the agent is done.
+            in its own mode. `update_instructions(…)` and `update_profile(…)` learn when the
+            agent is done.
 
     Raises:
         ConfigurationError: There is none, one is no node of perdure's, or they read different
@@ -67,14 +68,14 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
     state_schema = MemoryState
 
-    def __init__(self, *nodes: MessagesNode | UpdateInstructions) -> None:
+    def __init__(self, *nodes: MessagesNode | Learner) -> None:
         super().__init__()
-        kinds = (MessagesNode, UpdateInstructions)
+        kinds = (MessagesNode, Learner)
         if not nodes or not all(isinstance(node, kinds) for node in nodes):
             raise ConfigurationError(
                 f"the nodes are {nodes!r:.120}; expected nodes like trim(tokens=4_000)"
             )
-        self._learns = [node for node in nodes if isinstance(node, UpdateInstructions)]
+        self._learns = [node for node in nodes if isinstance(node, Learner)]
         shown = [node for node in nodes if isinstance(node, MessagesNode)]
         self._nodes = [part for node in shown for part in _parts(node)]
         self._shows = view(*self._nodes) if self._nodes else None

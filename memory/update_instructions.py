@@ -11,7 +11,6 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from perdure.errors import ConfigurationError, ModelFailed, VersionConflict
@@ -25,7 +24,8 @@ from perdure.memory.instructions import (
     InstructionsVersion,
     check_instructions,
 )
-from perdure.memory.nodes import channel, checked, is_messages
+from perdure.memory.learner import Learner
+from perdure.memory.nodes import channel, checked
 from perdure.memory.places import Place
 from perdure.memory.reflecting import PROMPT, Bounds, Reflection
 
@@ -108,12 +108,8 @@ def update_instructions(
     )
 
 
-class UpdateInstructions(Runnable[Any, Any]):
-    """See `update_instructions`, which makes it.
-
-    Its doors are those of every node of short-term memory, but it shows nothing and changes
-    nothing: from a state it learns and returns an empty update, messages it passes on as they are.
-    """
+class UpdateInstructions(Learner):
+    """See `update_instructions`, which makes it."""
 
     def __init__(
         self,
@@ -126,8 +122,8 @@ class UpdateInstructions(Runnable[Any, Any]):
         on_failure: OnFailure,
         messages_key: str,
     ) -> None:
-        self.instructions = instructions
-        self.feedback_key, self.messages_key = feedback_key, messages_key
+        super().__init__(messages_key)
+        self.instructions, self.feedback_key = instructions, feedback_key
         self._asker, self._reflection = asker, reflection
         self._conflicts, self._on_failure = conflicts, on_failure
 
@@ -151,44 +147,12 @@ class UpdateInstructions(Runnable[Any, Any]):
         """See `rewrite`."""
         return await arun(self._learning(self._task(messages, feedback, config)))
 
-    # -- as a node
-
-    def __call__(self, said: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
-        """The messages as they are, once they are learned from; see `rewrite`.
-
-        Args:
-            said: The state, as a node is given it, or a list of messages.
-            config: Of the run; within a graph it is known without.
-        """
-        messages, feedback = self._in(said)
-        self.rewrite(messages, config, feedback=feedback)
-        return list(messages)
-
-    async def acall(self, said: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
-        """See `__call__`."""
-        messages, feedback = self._in(said)
-        await self.arewrite(messages, config, feedback=feedback)
-        return list(messages)
-
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """The update for a state, which changes nothing in it; or for messages, the messages."""
-        messages = self(input, config)
-        return messages if is_messages(input) else {}
-
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """See `invoke`."""
-        messages = await self.acall(input, config)
-        return messages if is_messages(input) else {}
-
-    def _in(self, said: Any) -> tuple[Messages, Any]:
-        """The messages of a state, and feedback on them."""
-        if is_messages(said):
-            return said, None
-        state = said
-        messages = checked(channel(state, self.messages_key), f"the channel {self.messages_key!r}")
-        return messages, channel(state, self.feedback_key)
-
-    # -- learning
+    def learning(
+        self, messages: Messages, state: Any, config: RunnableConfig | None
+    ) -> Steps[InstructionsVersion]:
+        """See `rewrite`; the state has the feedback."""
+        feedback = None if state is None else channel(state, self.feedback_key)
+        return self._learning(self._task(messages, feedback, config))
 
     def _task(self, messages: Messages, feedback: Any, config: RunnableConfig | None) -> _Task:
         messages = checked(messages, "the messages")

@@ -11,7 +11,6 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Literal
 
-from langchain_core.messages import BaseMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.runnables import Runnable, RunnableConfig
 
@@ -19,7 +18,8 @@ from perdure.errors import ConfigurationError, InvalidPatch, ModelFailed, Versio
 from perdure.memory.checking import choice, seconds, whole
 from perdure.memory.conversation import Messages
 from perdure.memory.drivers import Steps, arun, run
-from perdure.memory.nodes import channel, checked, is_messages
+from perdure.memory.learner import Learner
+from perdure.memory.nodes import checked
 from perdure.memory.places import source
 from perdure.memory.profile.changes import Plan, Standing
 from perdure.memory.profile.documents import Edit
@@ -142,12 +142,8 @@ class ProfileUpdate(Generic[M]):
     fault: str = ""
 
 
-class UpdateProfile(Runnable[Any, Any], Generic[M]):
-    """See `update_profile`, which makes it.
-
-    Its doors are those of every node of short-term memory, but it shows nothing and changes
-    nothing: from a state it learns and returns an empty update, messages it passes on as they are.
-    """
+class UpdateProfile(Learner, Generic[M]):
+    """See `update_profile`, which makes it."""
 
     def __init__(
         self,
@@ -158,8 +154,8 @@ class UpdateProfile(Runnable[Any, Any], Generic[M]):
         on_failure: OnFailure,
         messages_key: str,
     ) -> None:
-        self.profile, self.messages_key = profile, messages_key
-        self._proposer = proposer
+        super().__init__(messages_key)
+        self.profile, self._proposer = profile, proposer
         self._conflicts, self._on_failure = conflicts, on_failure
 
     def learn(self, messages: Messages, config: RunnableConfig | None = None) -> ProfileUpdate[M]:
@@ -179,39 +175,11 @@ class UpdateProfile(Runnable[Any, Any], Generic[M]):
         """See `learn`."""
         return await arun(self._learning(self._conversation(messages, config)))
 
-    def __call__(self, said: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
-        """The messages as they are, once they are learned from; see `learn`.
-
-        Args:
-            said: The state, as a node is given it, or a list of messages.
-            config: Of the run; within a graph it is known without.
-        """
-        messages = self._in(said)
-        self.learn(messages, config)
-        return list(messages)
-
-    async def acall(self, said: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
-        """See `__call__`."""
-        messages = self._in(said)
-        await self.alearn(messages, config)
-        return list(messages)
-
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """The update for a state, which changes nothing in it; or for messages, the messages."""
-        messages = self(input, config)
-        return messages if is_messages(input) else {}
-
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """See `invoke`."""
-        messages = await self.acall(input, config)
-        return messages if is_messages(input) else {}
-
-    def _in(self, said: Any) -> Messages:
-        if is_messages(said):
-            return checked(said, "the messages")
-        return checked(channel(said, self.messages_key), f"the channel {self.messages_key!r}")
-
-    # -- learning
+    def learning(
+        self, messages: Messages, state: Any, config: RunnableConfig | None
+    ) -> Steps[ProfileUpdate[M]]:
+        """See `learn`."""
+        return self._learning(self._conversation(messages, config))
 
     def _conversation(self, messages: Messages, config: RunnableConfig | None) -> Conversation:
         units = units_of(checked(messages, "the messages"))

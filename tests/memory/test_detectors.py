@@ -148,7 +148,7 @@ def test_dates_ids_prices_and_versions_are_left_alone(text: str) -> None:
         ("seed phrase: " + "abandon " * 11 + "about", "seed phrase: [secret]"),
         ("_ghp_" + "b" * 36, "_[secret]"),
         (
-            "https://hooks.slack.com/services/T00000000/B00000000/XXXXXXXX",
+            "https://hooks.slack.com/services/T00000000/B00000000/a1b2c3d4",
             "https://hooks.slack.com/[secret]",
         ),
     ],
