@@ -3,178 +3,254 @@
 from __future__ import annotations
 
 import json
-import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread
+from perdure.checkpointers.items import Items
 from perdure.checkpointers.manifest import (
+    ALIASES,
     ITEM,
-    MAP,
     Range,
     Ranges,
-    cut_blocks,
+    contains,
+    count,
+    covered,
     flat,
     joined,
+    limit,
+    once,
     positions,
+    regrouped,
 )
-from perdure.checkpointers.memo import Memo, Snapshot, Thread
 from perdure.checkpointers.packing import pack
-from perdure.checkpointers.plan import Inline, Many, Map, New, Node, One
-from perdure.checkpointers.reading import BLOCKS
-from perdure.checkpointers.records import content_hash, item_place, written
-from perdure.checkpointers.schema import place
-from perdure.storage.cipher import Seal
+from perdure.checkpointers.planner import Many, New, Node, One
+from perdure.checkpointers.records import content_hash, item_place, place
+from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, Statement
 
-_log = logging.getLogger("perdure")
-
 
 @dataclass(slots=True)
-class Written:
-    """What a flow wrote, for the memo to take over once it is committed."""
+class End:
+    """Where a log goes on: its key, the next item's position, the next alias's."""
 
-    thread_id: str
-    ns: str
     key: int
-    swept: int
-    line: int
-    head: int
-    pinned: bool
-    seq: int
-    known: Thread | None = None
-    forked: str | None = None
-    snapshot: Snapshot | None = None
-    lanes: dict[str, int] = field(default_factory=dict)
-    items: list[tuple[str, int, bytes]] = field(default_factory=list)
-    added: int = 0
-    size: int = 0
-
-    def take_over(self, memo: Memo) -> None:
-        """Remember what was written, and say if it is a branch nobody asked for."""
-        if self.forked is not None:
-            _log.warning(
-                "thread %r: another run moved on while this one was at work; its checkpoint %s is "
-                "a branch (on_conflict='wait' lets runs wait for each other)",
-                self.thread_id,
-                self.forked,
-            )
-        thread = memo.thread(self.thread_id, self.key, self.swept)
-        thread.lines[self.ns] = self.line
-        for name, key in self.lanes.items():
-            thread.lane(key, name)
-        for name, position, stored in self.items:
-            thread.add_items(thread.lane(self.lanes[name], name), [(position, stored)])
-        if self.snapshot is not None:
-            thread.remember(self.ns, self.snapshot)
+    next: int
+    next_alias: int
 
 
 @dataclass(slots=True)
-class Log:
-    """The flows that append.
+class Appender:
+    """What one put adds to the logs of a thread: gathered first, then written in one go.
 
     Args:
         sql: The statements, by name.
         seal: Encrypts what is written.
+        items: Encodes items.
+        thread_id: Whose logs they are.
+        thread: The thread's key.
+        seq: Its counter of puts, as read in this transaction.
+        known: What is kept of the thread, if it is true still.
+
+    Attributes:
+        ends: Where the thread's logs go on, by channel.
+        placed: Where the items stand that were new to the plan, by channel and stored form.
+        added: The items appended: channel, position, full form.
+        aliases: The aliases appended: channel, position, origin.
+        size: Bytes of both, as stored.
     """
 
     sql: dict[str, str]
     seal: Seal
+    items: Items
+    thread_id: str
+    thread: int
+    seq: int
+    known: Thread | None
+    ends: dict[str, End] = field(default_factory=dict)
+    placed: dict[tuple[str, bytes], int] = field(default_factory=dict)
+    added: list[tuple[str, int, bytes]] = field(default_factory=list)
+    aliases: list[tuple[str, int, int]] = field(default_factory=list)
+    size: int = 0
+    _found: set[tuple[str, bytes]] = field(default_factory=set)  # in the database, by their hash
+    _hashes: dict[tuple[str, bytes], int] = field(default_factory=dict)
+    _grown: set[str] = field(default_factory=set)
+    _rows: list[tuple[int, int, bytes]] = field(default_factory=list)
 
-    def resolve(
-        self, out: Written, node: Node, snapshot: Snapshot | None, channel: str
-    ) -> Flow[Any]:
-        """A plan's reference, once its new items are in the log."""
-        match node:
-            case Inline(stored):
-                return stored
-            case Map(entries):
-                refs = {}
-                for key, inner in entries.items():
-                    refs[key] = yield from self.resolve(out, inner, None, key)
-                return [MAP, refs]
-            case One(lane, item):
-                ranges = yield from self.append(out, lane, [item])
-                return [ITEM, out.lanes[lane], ranges[0][0]]
-            case Many(kind, lane, parts):
-                ranges = yield from self.append(out, lane, parts)
-                if snapshot is not None:
-                    snapshot.ranges[channel] = (out.lanes[lane], ranges)
-                return [kind, out.lanes[lane], (yield from self.written_ranges(out, ranges))]
-
-    def written_ranges(self, out: Written, ranges: Ranges) -> Flow[list[Any]]:
-        """Ranges as a manifest holds them; many of them as blocks, each an item of its own."""
-        blocks, rest = cut_blocks(ranges)
-        if not blocks:
-            return written(rest, [])
-        items = [New(pack(flat(block))) for block in blocks]
-        found = yield from self.append(out, BLOCKS, list(items))
-        return written(rest, [out.lanes[BLOCKS], *positions(found)])
-
-    def append(self, out: Written, name: str, parts: list[New | Range]) -> Flow[Ranges]:
-        """Where the parts of a lane stand, in order, after the new ones have been appended."""
-        lane = yield from self._lane(out, name)
-        new = {part.stored for part in parts if isinstance(part, New)}
+    def prepare(self, nodes: dict[str, Node | None]) -> Flow[None]:
+        """Learn what the additions depend on: the ends of the logs, and what they hold already."""
+        new: dict[str, list[New]] = {}
+        for channel, node in nodes.items():
+            if isinstance(node, Many):
+                new[channel] = [part for part in node.parts if isinstance(part, New)]
+            elif isinstance(node, One):
+                new[channel] = [node.item] if isinstance(node.item, New) else []
         if not new:
-            return joined(part for part in parts if not isinstance(part, New))
-        found = yield from self._find(out, lane, name, new)
-        fresh = list(
-            dict.fromkeys(p.stored for p in parts if isinstance(p, New) and p.stored not in found)
-        )
-        if fresh:
-            rows = yield Statement(self.sql["take_positions"], (len(fresh), lane))
-            first = rows[0][0] - len(fresh)
-            found |= {stored: first + i for i, stored in enumerate(fresh)}
-            yield from self._insert(out, lane, name, first, fresh)
-        return joined(
-            part if not isinstance(part, New) else (found[part.stored], found[part.stored] + 1)
-            for part in parts
-        )
+            return
+        yield from self.find_ends(new)
+        unknown = []
+        for channel, parts in new.items():
+            end, log = self.ends[channel], self._log(channel)
+            for part in parts:
+                at = channel, part.stored
+                if at not in self._hashes:
+                    self._hashes[at] = content_hash(self.seal, end.key, part.stored)
+                    if end.next and (log is None or not _complete(log, end)):
+                        unknown.append(self._hashes[at])
+        if unknown:
+            yield from self._find(unknown)
 
-    def _lane(self, out: Written, name: str) -> Flow[int]:
-        key = out.lanes.get(name)
-        if key is None:
-            rows = yield Statement(self.sql["find_lane"], (out.key, name))
-            if not rows:
-                rows = yield Statement(self.sql["new_lane"], (out.key, name))
-            key = out.lanes[name] = rows[0][0]
-        return key
-
-    def _find(
-        self, out: Written, lane: int, name: str, wanted: set[bytes]
-    ) -> Flow[dict[bytes, int]]:
-        """Which of these contents the lane has, and where."""
-        found: dict[bytes, int] = {}
-        known = out.known.lanes.get(lane) if out.known else None
-        unknown: dict[int, list[bytes]] = {}
-        for stored in wanted:
-            position = known.find(stored) if known else None
-            if position is None:
-                unknown.setdefault(content_hash(self.seal, lane, stored), []).append(stored)
-            else:
-                found[stored] = position
-        if not unknown:
-            return found
-        if len(unknown) == 1:
-            rows = yield Statement(self.sql["same_hash"], tuple(unknown))
+    def find_ends(self, channels: Iterable[str]) -> Flow[None]:
+        """Learn where logs go on; a channel's first item makes its log."""
+        if self.known is not None and self.known.seq == self.seq:
+            logs = self.known.named.values()
+            self.ends = {log.name: End(log.key, log.next, log.next_alias) for log in logs}
         else:
-            rows = yield Statement(self.sql["same_hashes"], (json.dumps(list(unknown)),))
-        for key, hashed, body in rows:
-            position = key & 0xFFFFFFFF
-            if key >> 32 == lane:
-                stored = self.seal.open(body, item_place(out.thread_id, name, position))
-                if stored in unknown[hashed]:
-                    found[stored] = position
-                    out.items.append((name, position, stored))
-        return found
+            rows = yield Statement(self.sql["thread_logs"], (self.thread,))
+            self.ends = {name: End(key, last, alias) for key, name, last, alias in rows}
+        for channel in channels:
+            if channel not in self.ends:
+                rows = yield Statement(self.sql["new_log"], (self.thread, channel))
+                self.ends[channel] = End(rows[0][0], 0, ALIASES)
 
-    def _insert(
-        self, out: Written, lane: int, name: str, first: int, fresh: list[bytes]
-    ) -> Flow[None]:
-        rows = []
-        for position, stored in enumerate(fresh, first):
-            body = self.seal.seal(stored, item_place(out.thread_id, name, position))
-            rows.append((place(lane, position), content_hash(self.seal, lane, stored), body))
-            out.size += len(body)
-            out.added += 1
-            out.items.append((name, position, stored))
-        yield Statement(self.sql["add_item"], rows, many=True)
+    def _log(self, channel: str) -> ChannelLog | None:
+        return self.known.named.get(channel) if self.known is not None else None
+
+    def _find(self, hashes: list[int]) -> Flow[None]:
+        """Which of the new items the database has, and where."""
+        names = {end.key: channel for channel, end in self.ends.items()}
+        for key, body in (yield Statement(self.sql["same_hashes"], (json.dumps(hashes),))):
+            channel, position = names.get(key >> 32), key & 0xFFFFFFFF
+            if channel is None or position >= ALIASES:
+                continue
+            at = channel, self.seal.open(body, item_place(self.thread_id, channel, position))
+            if at in self._hashes and at not in self.placed:
+                self.placed[at] = position
+                self._found.add(at)
+
+    # -- what the plan's nodes become
+
+    def resolve(self, channel: str, node: Node, snapshot: Snapshot, parent: Snapshot | None) -> Any:
+        """The reference of a channel's value; what is new in it is added to the log."""
+        if isinstance(node, One):
+            return [ITEM, self.ends[channel].key, self._stand(channel, [node.item])[0][0]]
+        if not isinstance(node, Many):
+            return node
+        end = self.ends[channel]
+        first = end.next
+        ranges = self._stand(channel, node.parts)
+        before = parent.said.get(channel) if parent is not None else None
+        if before is None or before[0] != end.key:
+            said = once(ranges)
+        else:
+            others = list(node.others)
+            others += [
+                (self.placed[channel, part.stored], self.placed[channel, part.stored] + 1)
+                for part in node.parts
+                if isinstance(part, New) and (channel, part.stored) in self._found
+            ]
+            said = self._said(channel, before[1], others, (first, end.next))
+        kept = self._few(channel, ranges)
+        snapshot.ranges[channel] = (end.key, kept)
+        snapshot.said[channel] = (
+            end.key,
+            kept if said == ranges else self._few(channel, said),
+        )
+        return [node.kind, end.key, flat(kept)]
+
+    def _stand(self, channel: str, parts: Iterable[New | Range]) -> Ranges:
+        """Where parts stand once the new ones are appended, in order."""
+        return joined(
+            part if not isinstance(part, New) else self._range(channel, part) for part in parts
+        )
+
+    def _range(self, channel: str, part: New) -> Range:
+        at = channel, part.stored
+        position = self.placed.get(at)
+        if position is None:
+            end = self.ends[channel]
+            position = self.placed[at] = end.next
+            end.next += 1
+            self._add(channel, position, self._hashes.get(at), part.stored)
+            self.added.append((channel, position, part.full))
+        return position, position + 1
+
+    def _add(self, channel: str, position: int, hashed: int | None, stored: bytes) -> None:
+        end = self.ends[channel]
+        body = self.seal.seal(stored, item_place(self.thread_id, channel, position))
+        if hashed is None:
+            hashed = content_hash(self.seal, end.key, stored)
+        self._rows.append((place(end.key, position), hashed, body))
+        self._grown.add(channel)
+        self.size += len(body)
+
+    def _said(self, channel: str, before: Ranges, others: Ranges, fresh: Range) -> Ranges:
+        """What was said before, then what is new, in order."""
+        if others:
+            have = covered(self._origins(channel, before))
+            new = [p for p in positions(once(others)) if not contains(have, self._origin(channel, p))]
+            before = [*before, *((p, p + 1) for p in new)]
+        return joined([*before, fresh])
+
+    def _origin(self, channel: str, position: int) -> int:
+        log = self._log(channel)
+        return log.origin(position) if log is not None else position
+
+    def _origins(self, channel: str, ranges: Ranges) -> Ranges:
+        """Where the items of ranges were first said."""
+        if all(start < ALIASES for start, _ in ranges):
+            return ranges
+        return joined((o, o + 1) for o in (self._origin(channel, p) for p in positions(ranges)))
+
+    def _few(self, channel: str, ranges: Ranges) -> Ranges:
+        """The same items in no more ranges than `limit` allows, scattered ones as aliases."""
+        if len(ranges) <= limit(count(ranges)):
+            return ranges
+        end = self.ends[channel]
+        out: Ranges = []
+        for group in regrouped(ranges):
+            if len(group) == 1:
+                out += group
+                continue
+            start = end.next_alias
+            for position in positions(group):
+                origin = self._origin(channel, position)
+                self._add(channel, end.next_alias, 0, pack(origin))
+                self.aliases.append((channel, end.next_alias, origin))
+                end.next_alias += 1
+            out.append((start, end.next_alias))
+        return joined(out)
+
+    def append(self, channel: str, parts: list[New | Range]) -> Ranges:
+        """Where parts stand once the new ones are appended, in few ranges."""
+        return self._few(channel, self._stand(channel, parts))
+
+    def statements(self) -> list[Statement]:
+        """What writes all of it."""
+        if not self._rows:
+            return []
+        out = [Statement(self.sql["add_item"], self._rows, many=True)]
+        for channel in self._grown:
+            end = self.ends[channel]
+            out.append(Statement(self.sql["grow_log"], (end.next, end.next_alias, end.key)))
+        return out
+
+    def take_over(self, thread: Thread, seq: int) -> None:
+        """Keep what was written, once it is committed."""
+        for channel, end in self.ends.items():
+            log = thread.log(end.key, channel)
+            log.next, log.next_alias = end.next, end.next_alias
+        for channel, position, full in self.added:
+            thread.add_items(thread.named[channel], [(position, full)])
+        for channel, position, origin in self.aliases:
+            log = thread.named[channel]
+            if origin in log.items:
+                thread.add_aliases(log, [(position, origin)])
+        if self.ends:
+            thread.seq = seq
+
+
+def _complete(log: ChannelLog, end: End) -> bool:
+    """Whether everything in a log is at hand."""
+    return len(log.items) - len(log.origins) == end.next

@@ -1,30 +1,62 @@
 """Manifests: which ranges of which log make up each channel's value at a checkpoint.
 
-A reference is what a checkpoint stores in a value's place:
+A reference is what a checkpoint, or a pending write, stores in a value's place:
 
-    bytes                     a small value, in place
-    [1, lane, position]       one item of a log
-    [2, lane, ranges]         a list: its elements, in order
-    [3, lane, ranges]         a dict: its `[key, value]` pairs, in order
-    [4, {key: reference}]     a dict whose few values are references themselves
+    bytes                     the value itself
+    [1, log, position]        one item of a log
+    [2, log, ranges]          a list: its elements, in order
+    [3, log, ranges]          a dict: its `[key, value]` pairs, in order
+    [4, {key: reference}]     a dict whose values are references themselves
+    [5, [bytes, ...]]         a list whose elements stand here
+    [6, [bytes, ...]]         a dict whose `[key, value]` pairs stand here
 
-Ranges are half open and written flat as `[start, length, start, length, ...]`. Past `INLINE` of
-them, runs of ranges are cut into blocks at places that depend only on their content, and each block
-is stored once, as an item; so a value in a thousand pieces still costs a checkpoint a few bytes.
+Ranges are half open and written flat as `[start, length, start, length, ...]`. A value of n items
+has at most `limit(n)` of them: where it would have more, its scattered parts are appended to the log
+anew, as aliases of what they repeat (`regrouped`). Positions from `ALIASES` on are those of aliases.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from math import log2
 from typing import Any, Final
 
 Range = tuple[int, int]
 Ranges = list[Range]
 
-ITEM, LIST, DICT, MAP = 1, 2, 3, 4
-INLINE: Final = 64  # ranges
-_BLOCK_MIN, _BLOCK_MAX, _BLOCK_MASK = 16, 256, 63
+ITEM, LIST, DICT, MAP, LIST_HERE, DICT_HERE = 1, 2, 3, 4, 5, 6
+ALIASES: Final = 1 << 31
+
+
+def limit(n: int) -> int:
+    """How many ranges a value of n items may have: 8 + 2 log2(n).
+
+    >>> limit(1), limit(40), limit(1000)
+    (8, 18, 27)
+    """
+    return 8 + int(2 * log2(n)) if n > 1 else 8
+
+
+def regrouped(ranges: Ranges) -> list[Ranges]:
+    """Which neighbours to append anew as one piece, so that half as many ranges are left.
+
+    The longest quarter of what is allowed stays, each alone in its group; what stands between two of
+    them is a group. So a range is written again only when many short ones have gathered around it, as
+    the runs of a log-structured merge tree are (O'Neil et al., 1996).
+
+    >>> regrouped([(0, 90), (95, 96), (93, 94), (100, 180)])
+    [[(0, 90)], [(95, 96), (93, 94)], [(100, 180)]]
+    """
+    keep = limit(count(ranges)) // 4
+    longest = set(sorted(range(len(ranges)), key=lambda i: ranges[i][0] - ranges[i][1])[:keep])
+    groups: list[Ranges] = []
+    for i, each in enumerate(ranges):
+        if i in longest or i - 1 in longest or not groups:
+            groups.append([each])
+        else:
+            groups[-1].append(each)
+    return groups
 
 
 def joined(parts: Iterable[Range]) -> Ranges:
@@ -136,34 +168,6 @@ def once(ranges: Ranges) -> Ranges:
     return joined(out)
 
 
-def said(before: Ranges, now: Ranges) -> Ranges:
-    """What was said up to here: what was said before, then what is new, in order.
-
-    >>> said([(0, 4)], [(2, 6)])
-    [(0, 6)]
-    """
-    if before == now:
-        return now
-    if len(before) == len(now) == 1 and before[0][0] <= now[0][0] <= before[0][1] <= now[0][1]:
-        return [(before[0][0], now[0][1])]
-    return joined([*before, *once(missing(now, covered(before)))])
-
-
-def cut_blocks(ranges: Ranges) -> tuple[list[Ranges], Ranges]:
-    """Ranges as full blocks and the rest. Where a block ends depends on its content alone."""
-    if len(ranges) <= INLINE:
-        return [], ranges
-    blocks: list[Ranges] = []
-    first = 0
-    for i, (start, stop) in enumerate(ranges):
-        size = i - first + 1
-        mixed = ((start * 0x9E3779B1) ^ (stop * 0x85EBCA6B)) >> 7
-        if (size >= _BLOCK_MIN and mixed & _BLOCK_MASK == 0) or size == _BLOCK_MAX:
-            blocks.append(ranges[first : i + 1])
-            first = i + 1
-    return blocks, ranges[first:]
-
-
 def flat(ranges: Ranges) -> list[int]:
     """Ranges as they are written."""
     out: list[int] = []
@@ -179,7 +183,7 @@ def unflat(numbers: Sequence[int]) -> Ranges:
 
 
 def references(ref: Any) -> Iterator[tuple[int, Any]]:
-    """Each `(lane, written ranges)` a reference points to."""
+    """Each `(log, written ranges)` a reference points to."""
     if isinstance(ref, bytes):
         return
     kind = ref[0]
@@ -188,5 +192,5 @@ def references(ref: Any) -> Iterator[tuple[int, Any]]:
     elif kind == MAP:
         for inner in ref[1].values():
             yield from references(inner)
-    else:
+    elif kind in (LIST, DICT):
         yield ref[1], ref[2]

@@ -15,10 +15,11 @@ from operator import attrgetter
 from typing import Any, Final
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from ormsgpack import packb
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from perdure.checkpointers.packing import array_header, is_plain, pack, unpack
+from perdure.checkpointers.packing import PACK, array_header, is_plain, pack, unpack
 from perdure.errors import CorruptRecord
 
 # The format of stored messages, ours and fixed. A message begins with the byte of its class; its
@@ -56,8 +57,8 @@ _EMPTY: Final[dict[str, Any]] = {
     "status": "success",
 }
 _REQUIRED: Final = {"content", "tool_call_id"}  # always stored
-fields_of = attrgetter("__dict__")
-extra_of = attrgetter("__pydantic_extra__")
+_fields_of = attrgetter("__dict__")
+_extra_of = attrgetter("__pydantic_extra__")
 
 _make = object.__new__
 _set_dict = BaseModel.__dict__["__dict__"].__set__
@@ -147,6 +148,45 @@ def rebuilt(
     ):
         deque(setting, maxlen=0)
     return made
+
+
+# -- the full form: class code and all fields, as they stand. It is not stored: it is what a process
+# keeps of a message, because comparing and copying it needs no loop in Python over its fields.
+
+
+def full_messages(
+    classes: Sequence[type[BaseMessage]], messages: Sequence[BaseMessage]
+) -> list[bytes] | None:
+    """The full form of each message; None if one of them is not plain data all through.
+
+    Args:
+        classes: Their types, each one of `CLASSES`.
+        messages: The messages.
+    """
+    if any(map(_extra_of, messages)):
+        return None
+    pairs = zip(map(_CODES.__getitem__, classes), map(_fields_of, messages), strict=True)
+    try:
+        return list(map(packb, pairs, repeat(None), repeat(PACK)))
+    except TypeError:
+        return None
+
+
+def full_from_stored(stored: Sequence[bytes]) -> list[bytes]:
+    """The full form of each of these compact forms, its fields in the order of the class.
+
+    Raises:
+        CorruptRecord: The bytes are not what `pack_message` gave.
+    """
+    codes = [item[0] for item in stored]
+    fields = unpack_fields([CLASSES[code] for code in codes], stored)
+    return list(map(packb, zip(codes, fields, strict=True), repeat(None), repeat(PACK)))
+
+
+def messages_from_full(full: Sequence[bytes]) -> list[BaseMessage]:
+    """New messages from their full forms: no two callers share a mutable part."""
+    pairs = unpack(array_header(len(full)) + b"".join(full))
+    return rebuilt([CLASSES[code] for code, _ in pairs], [fields for _, fields in pairs])
 
 
 def pack_message(message: BaseMessage) -> bytes | None:

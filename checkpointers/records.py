@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from perdure.checkpointers.manifest import DICT, LIST, Ranges
-from perdure.checkpointers.memo import Snapshot
+from perdure.checkpointers.manifest import DICT, LIST, flat
+from perdure.checkpointers.cache import Snapshot
 from perdure.checkpointers.packing import pack, unpack
 from perdure.errors import CorruptRecord
-from perdure.storage.cipher import Place, Seal
+from perdure.storage.encryption import Place, Seal
 
 _TAG_LIMIT: Final = 256  # characters; a longer metadata value is found by reading, not by index
 # not worth an index: different at every checkpoint, or one of three values
@@ -43,9 +43,19 @@ def _hyphened(packed: bytes) -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def item_place(thread_id: str, lane: str, position: int) -> Place:
+def place(table: int, within: int) -> int:
+    """The key of a row: a namespace and a place in put order, or a log and a position."""
+    return table << 32 | within
+
+
+def span(table: int, start: int = 0, stop: int = 1 << 32) -> tuple[int, int]:
+    """The half-open range of keys of places `start` to `stop`."""
+    return (table << 32) + start, (table << 32) + stop
+
+
+def item_place(thread_id: str, channel: str, position: int) -> Place:
     """What binds an item to its row."""
-    return ("item", thread_id, lane, position)
+    return ("item", thread_id, channel, position)
 
 
 def checkpoint_place(thread_id: str, ns: str, uid: str, parent: str | None, key: int) -> Place:
@@ -58,17 +68,17 @@ def writes_place(thread_id: str, ns: str, uid: str, task: str, path: str) -> Pla
     return ("writes", thread_id, ns, uid, task, path)
 
 
-def content_hash(seal: Seal, lane: int, stored: bytes) -> int:
-    """A hash by which the same content is found within a lane.
+def content_hash(seal: Seal, log: int, stored: bytes) -> int:
+    """A hash by which the same content is found within a log.
 
-    The lane leads, so that a thread's hashes lie together in the index; 40 bits of BLAKE2b follow,
-    salted with the lane (RFC 7693): equal contents of two threads have nothing in common.
+    The log leads, so that a thread's hashes lie together in the index; 40 bits of BLAKE2b follow,
+    salted with the log (RFC 7693): equal contents of two threads have nothing in common.
     A match is confirmed by comparing the content itself.
     """
     digest = hashlib.blake2b(
-        stored, digest_size=5, key=seal.hash_key, salt=lane.to_bytes(8)
+        stored, digest_size=5, key=seal.hash_key, salt=log.to_bytes(8)
     ).digest()
-    return (lane & 0x7FFFFF) << 40 | int.from_bytes(digest, "big")
+    return (log & 0x7FFFFF) << 40 | int.from_bytes(digest, "big")
 
 
 def tag(seal: Seal, key: str, value: Any) -> int | None:
@@ -95,13 +105,18 @@ def tags_of(seal: Seal, metadata: Mapping[str, Any]) -> Iterator[int]:
             yield number
 
 
-def pack_snapshot(snapshot: Snapshot, said: dict[str, Any]) -> bytes:
-    """A checkpoint's row body."""
+def pack_snapshot(snapshot: Snapshot) -> bytes:
+    """A checkpoint's row body. What was said stands in it where a channel does not hold all of it."""
+    said = {
+        channel: [log, flat(ranges)]
+        for channel, (log, ranges) in snapshot.said.items()
+        if snapshot.ranges.get(channel) != (log, ranges)
+    }
     return pack([snapshot.fields, snapshot.versions, snapshot.seen, snapshot.refs, said])
 
 
-def unpack_snapshot(uid: str, key: int, parent: str | None, body: bytes) -> Snapshot:
-    """A checkpoint from its row; `ranges` and `said` are still as written.
+def unpack_snapshot(uid: str, key: int, parent: str | None, began: int, body: bytes) -> Snapshot:
+    """A checkpoint from its row; `said` is still as written, and `ranges` empty.
 
     Raises:
         CorruptRecord: The body is damaged.
@@ -112,11 +127,11 @@ def unpack_snapshot(uid: str, key: int, parent: str | None, body: bytes) -> Snap
         raise CorruptRecord(
             f"checkpoint {uid!r} cannot be read back ({exc}): its row is damaged"
         ) from exc
-    return Snapshot(uid, key, parent, fields, versions, seen, refs, {}, said)
+    return Snapshot(uid, key, parent, began, fields, versions, seen, refs, {}, said)
 
 
 def split_channels(refs: Mapping[str, Any]) -> Iterator[tuple[str, int, Any]]:
-    """Channels whose value is a range of a log: name, lane, written ranges."""
+    """Channels whose value is in a log: name, log, written ranges."""
     for channel, ref in refs.items():
         if not isinstance(ref, bytes) and ref[0] in (LIST, DICT):
             yield channel, ref[1], ref[2]
@@ -137,9 +152,3 @@ def unpack_writes(body: bytes) -> list[list[Any]]:
         return unpack(body)  # type: ignore[no-any-return]
     except ValueError as exc:
         raise CorruptRecord(f"pending writes cannot be read back ({exc})") from exc
-
-
-def written(ranges: Ranges, blocks: list[int]) -> list[Any]:
-    """Ranges as written; before them, if there are any, the lane of their blocks and where."""
-    flat: list[Any] = [n for start, stop in ranges for n in (start, stop - start)]
-    return [blocks, *flat] if blocks else flat

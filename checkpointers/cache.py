@@ -1,0 +1,217 @@
+"""What this process keeps of threads: their items and recent checkpoints, within a budget.
+
+Never the source of truth. An item at a position never changes, so what is kept of it stays right
+whoever writes; only a deletion makes it stale, and each deletion raises the thread's `generation`,
+which every operation reads from the database and compares.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain, starmap
+from typing import Any, Final
+
+from perdure.checkpointers.manifest import ALIASES, Ranges
+
+_WEIGH_EVERY: Final = 64  # requests between two looks at how much is kept
+_THREAD_OVERHEAD: Final = 20_000  # bytes of a thread with nothing in it and its checkpoints
+_RECENT: Final = 16  # checkpoints, and checkpoints whose pending writes are kept, per thread
+_ITEM_OVERHEAD: Final = 300  # bytes that an item takes beside its full form, about
+
+Write = list[Any]  # [index, channel, reference]
+
+
+class ChannelLog:
+    """The part of one log that is at hand.
+
+    Attributes:
+        key: The log's key.
+        name: Its channel.
+        items: Full forms by position; an alias has that of its origin.
+        origins: The position that an alias repeats, by the alias's.
+        next: Where the next item goes, as of the thread's `seq`.
+        next_alias: Where the next alias goes, likewise.
+    """
+
+    __slots__ = ("_index", "_indexed", "items", "key", "name", "next", "next_alias", "origins")
+
+    def __init__(self, key: int, name: str) -> None:
+        self.key = key
+        self.name = name
+        self.items: dict[int, bytes] = {}
+        self.origins: dict[int, int] = {}
+        self.next = 0
+        self.next_alias = ALIASES
+        self._index: dict[bytes, int] = {}
+        self._indexed = 0
+
+    def has(self, start: int, stop: int) -> bool:
+        """Whether every item of a range is here."""
+        return all(map(self.items.__contains__, range(start, stop)))
+
+    def full(self, ranges: Ranges) -> list[bytes]:
+        """The full forms of the items of ranges that are all here."""
+        return list(map(self.items.__getitem__, chain.from_iterable(starmap(range, ranges))))
+
+    def is_complete(self) -> bool:
+        """Whether nothing is in the log that is not here."""
+        return len(self.items) - len(self.origins) == self.next
+
+    def find(self, full: bytes) -> int | None:
+        """The position of an item with this content, if one is here."""
+        if self._indexed != len(self.items):
+            for position in list(self.items)[self._indexed :]:
+                if position < ALIASES:
+                    self._index.setdefault(self.items[position], position)
+            self._indexed = len(self.items)
+        return self._index.get(full)
+
+    def origin(self, position: int) -> int:
+        """Where the item at a position was first said."""
+        return self.origins.get(position, position) if position >= ALIASES else position
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """A checkpoint's row, unpacked, with the ranges of its lists and dicts at hand.
+
+    Attributes:
+        uid: The checkpoint id.
+        key: The row's key.
+        parent: The parent's id.
+        began: The place, in put order, of the checkpoint that began what this one continues.
+        fields: As stored: what of the checkpoint has no attribute here, and the metadata.
+        versions: Channel versions.
+        seen: Versions seen, by node.
+        refs: A reference for each channel that has a value.
+        ranges: For channels split into a log: its key and ranges.
+        said: The same, for what was said on the way here.
+    """
+
+    uid: str
+    key: int
+    parent: str | None
+    began: int
+    fields: list[Any]
+    versions: dict[str, Any]
+    seen: dict[str, dict[str, Any]]
+    refs: dict[str, Any]
+    ranges: dict[str, tuple[int, Ranges]] = field(default_factory=dict)
+    said: dict[str, tuple[int, Ranges]] = field(default_factory=dict)
+
+    def holds(self, channel: str, version: Any) -> bool:
+        """Whether it has a value of a channel, in this version."""
+        return channel in self.refs and self.versions.get(channel) == version
+
+    def take(self, channel: str, parent: Snapshot) -> None:
+        """Have a channel as the parent has it."""
+        self.refs[channel] = parent.refs[channel]
+        if channel in parent.ranges:
+            self.ranges[channel] = parent.ranges[channel]
+
+
+class Thread:
+    """What is kept of one thread, true as long as `key` and `generation` are."""
+
+    __slots__ = ("generation", "key", "logs", "named", "pending", "recent", "seq", "size")
+
+    def __init__(self, key: int, generation: int) -> None:
+        self.key = key
+        self.generation = generation
+        self.seq = -1  # at which the ends of the logs were known
+        self.logs: dict[int, ChannelLog] = {}
+        self.named: dict[str, ChannelLog] = {}
+        self.recent: OrderedDict[tuple[str, str], Snapshot] = OrderedDict()
+        self.pending: OrderedDict[tuple[str, str], dict[str, tuple[str, list[Write]]]]
+        self.pending = OrderedDict()
+        self.size = _THREAD_OVERHEAD
+
+    def log(self, key: int, name: str) -> ChannelLog:
+        """The log with a key."""
+        log = self.logs.get(key)
+        if log is None:
+            log = self.logs.setdefault(key, ChannelLog(key, name))
+            self.named[name] = log
+        return log
+
+    def add_items(self, log: ChannelLog, items: Iterable[tuple[int, bytes]]) -> None:
+        """Keep items at their positions."""
+        for position, full in items:
+            if position not in log.items:
+                log.items[position] = full
+                self.size += len(full) + _ITEM_OVERHEAD
+
+    def add_aliases(self, log: ChannelLog, aliases: Iterable[tuple[int, int]]) -> None:
+        """Keep aliases, whose origins are here already."""
+        for position, origin in aliases:
+            log.origins[position] = origin
+            log.items[position] = log.items[origin]
+
+    def remember(self, ns: str, snapshot: Snapshot) -> None:
+        """Keep a checkpoint at hand for the puts that follow it."""
+        _keep(self.recent, (ns, snapshot.uid), snapshot)
+
+    def remember_writes(
+        self, ns: str, uid: str, task: str, path: str, writes: list[Write] | None
+    ) -> None:
+        """Keep what a task wrote until the next checkpoint has it; None: it is not known."""
+        tasks = self.pending.get((ns, uid), {})
+        if writes is None:
+            tasks.pop(task, None)
+        else:
+            tasks[task] = (path, writes)
+        _keep(self.pending, (ns, uid), tasks)
+
+
+def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    with suppress(KeyError):  # another thread may be at it too
+        kept[key] = value
+        kept.move_to_end(key)
+        while len(kept) > _RECENT:
+            kept.popitem(last=False)
+
+
+class Cache:
+    """The threads that are kept, the least recently used dropped first.
+
+    Args:
+        limit_bytes: About how much memory to use.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._threads: OrderedDict[str, Thread] = OrderedDict()
+        self._lock = threading.Lock()
+        self._asked = 0
+
+    def peek(self, thread_id: str) -> Thread | None:
+        """What is kept, if anything; it may be stale."""
+        return self._threads.get(thread_id)
+
+    def thread(self, thread_id: str, key: int, generation: int) -> Thread:
+        """What is kept of a thread in this state; nothing of a former one."""
+        with self._lock:
+            known = self._threads.get(thread_id)
+            if known is None or known.key != key or known.generation < generation:
+                known = self._threads[thread_id] = Thread(key, generation)
+            elif known.generation > generation:
+                return Thread(key, generation)  # a reader on an older snapshot
+            self._threads.move_to_end(thread_id)
+            self._asked += 1
+            if self._asked % _WEIGH_EVERY == 0:
+                self._shed()
+            return known
+
+    def _shed(self) -> None:
+        total = sum(thread.size for thread in self._threads.values())
+        while total > self._limit and len(self._threads) > 1:
+            total -= self._threads.popitem(last=False)[1].size
+
+    def forget(self, thread_id: str) -> None:
+        """Drop what is kept of a thread."""
+        with self._lock:
+            self._threads.pop(thread_id, None)

@@ -1,0 +1,333 @@
+"""What to store of a checkpoint: which parts of its values the log has already, and which are new.
+
+langgraph says which channels a step wrote to; the others are as in the parent. In those that were
+written to equality is decided by content alone: nothing is trusted for being the same object, so
+one that was changed in place is stored again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, Final
+
+from langchain_core.messages import BaseMessage
+from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoint
+
+from perdure.checkpointers.address import Address
+from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread, Write
+from perdure.checkpointers.items import Items
+from perdure.checkpointers.manifest import (
+    DICT,
+    DICT_HERE,
+    LIST,
+    LIST_HERE,
+    MAP,
+    Range,
+    Ranges,
+    positions,
+)
+from perdure.errors import Unstorable
+
+INLINE_BYTES: Final = 128  # up to here a value stands in the checkpoint itself
+_OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen"}
+_NUMBERS: Final = {int, float, bool, NoneType}
+_BEGINNINGS: Final = {"input", "update", "fork"}  # metadata sources; langgraph's CheckpointMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """An item that is not known to be stored: its stored form and its full form."""
+
+    stored: bytes
+    full: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class One:
+    """A value stored as one item of its channel's log."""
+
+    item: New | Range
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """A list or dict stored as items of its channel's log, in order.
+
+    `others` are those parts that the log has, but not where the parent's value has them.
+    """
+
+    kind: int
+    parts: list[New | Range]
+    others: Ranges
+
+
+Node = One | Many | bytes | list[Any]  # the last two are references that need no log
+
+
+@dataclass(slots=True)
+class PlannedPut:
+    """A checkpoint to put. A channel whose node is None is as it is in the parent.
+
+    `rests_on` is the state of the thread that the plan rests on, if it rests on one.
+    """
+
+    thread_id: str
+    ns: str
+    uid: str
+    parent: str | None
+    fields: list[bytes]
+    metadata: dict[str, Any]
+    versions: dict[str, Any]
+    seen: dict[str, dict[str, Any]]
+    nodes: dict[str, Node | None]
+    rests_on: tuple[int, int] | None
+    begins: bool
+    step: int | None
+
+
+@dataclass(slots=True)
+class PlannedWrites:
+    """Pending writes of one task: `[index, channel, reference]` each."""
+
+    thread_id: str
+    ns: str
+    uid: str
+    task: str
+    path: str
+    writes: list[Write]
+    replace: bool
+
+
+@dataclass(slots=True)
+class Planner:
+    """Plans values against what is kept of their thread.
+
+    Args:
+        items: Encodes items.
+        thread: What is kept of it.
+        alone: Whether the plan has to stand by itself, because what it would rest on is gone.
+    """
+
+    items: Items
+    thread: Thread | None
+    alone: bool = False
+
+    def checkpoint(
+        self,
+        at: Address,
+        checkpoint: Checkpoint,
+        metadata: dict[str, Any],
+        new_versions: ChannelVersions,
+        *,
+        deliberate: bool = False,
+    ) -> PlannedPut:
+        """Plan a checkpoint whose parent is at an address.
+
+        Args:
+            at: The address of the parent.
+            checkpoint: As langgraph made it.
+            metadata: To be stored with it.
+            new_versions: The channels that changed since the parent.
+            deliberate: Whether the parent was read by its id: to go on from just there.
+
+        Raises:
+            Unstorable: A value cannot be stored.
+        """
+        versions = checkpoint["channel_versions"]
+        parent = None
+        if self.thread is not None and at.checkpoint_id is not None:
+            parent = self.thread.recent.get((at.checkpoint_ns, at.checkpoint_id))
+        nodes: dict[str, Node | None] = {}
+        for channel, value in checkpoint["channel_values"].items():
+            if (
+                channel not in new_versions
+                and not self.alone
+                and at.checkpoint_id is not None
+                and channel in versions
+                and (parent is None or parent.holds(channel, versions[channel]))
+            ):
+                nodes[channel] = None  # as in the parent; else the writer says `Stale`
+            else:
+                nodes[channel] = self._held(channel, value, parent)
+        other = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
+        encode = self.items.codec.encode
+        source, step = metadata.get("source"), metadata.get("step")
+        return PlannedPut(
+            at.thread_id,
+            at.checkpoint_ns,
+            checkpoint["id"],
+            at.checkpoint_id,
+            [encode(other, lambda: "checkpoint"), encode(metadata, lambda: "metadata")],
+            metadata,
+            dict(versions),
+            {node: dict(seen) for node, seen in checkpoint["versions_seen"].items()},
+            nodes,
+            (self.thread.key, self.thread.generation) if self.thread else None,
+            deliberate or at.checkpoint_id is None or source in _BEGINNINGS,
+            step if type(step) is int else None,
+        )
+
+    def writes(
+        self,
+        at: Address,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str,
+    ) -> PlannedWrites:
+        """Plan what a task wrote.
+
+        Raises:
+            Unstorable: A value cannot be stored.
+        """
+        planned: dict[int, Write] = {}
+        for i, (channel, value) in enumerate(writes):
+            index = WRITES_IDX_MAP.get(channel, i)
+            planned[index] = [index, channel, self._here(value, f"the write to {channel!r}")]
+        return PlannedWrites(
+            at.thread_id,
+            at.checkpoint_ns,
+            at.checkpoint_id or "",
+            task_id,
+            task_path,
+            list(planned.values()),
+            all(channel in WRITES_IDX_MAP for channel, _ in writes),
+        )
+
+    # -- values that stand where they are
+
+    def _here(self, value: Any, path: str, *, nested: bool = False) -> Any:
+        """A reference that needs no log."""
+        if type(value) is dict and _splittable(value):
+            if not nested and len(value) <= 32 and any(map(_has_parts, value.values())):
+                entries = value.items()
+                return [MAP, {k: self._here(v, f"{path}[{k!r}]", nested=True) for k, v in entries}]
+            return self._parts(DICT_HERE, value, [[*pair] for pair in value.items()], path)
+        if type(value) is list and _splittable(value):
+            return self._parts(LIST_HERE, value, value, path)
+        return self.items.codec.encode(value, lambda: path)
+
+    def _parts(self, kind: int, value: Any, elements: list[Any], path: str) -> Any:
+        full = self._full(value, elements, path)
+        stored = [
+            self.items.stored(element, each, lambda: path)
+            for element, each in zip(elements, full, strict=True)
+        ]
+        if sum(map(len, stored)) > INLINE_BYTES or any(map(_is_message, elements)):
+            return [kind, stored]
+        return self.items.codec.encode(value, lambda: path)
+
+    def _full(self, value: Any, elements: list[Any], path: str) -> list[bytes]:
+        """The full forms of the elements of a list or dict."""
+        try:
+            return self.items.full(elements, lambda i: f"{path}[{i}]")
+        except Unstorable:
+            self.items.codec.encode(value, lambda: path)  # names parts of a dict by their keys
+            raise
+
+    # -- values that a channel holds
+
+    def _held(self, channel: str, value: Any, parent: Snapshot | None) -> Node:
+        path = f"channel_values[{channel!r}]"
+        if channel.startswith("__"):
+            return self._here(value, path)  # tasks and inputs on their way are no history
+        hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
+        log = self.thread.named.get(channel) if self.thread is not None else None
+        if type(value) is list and _splittable(value):
+            full = self._full(value, value, path)
+            return self._match(LIST, log, value, full, hint, path)
+        if type(value) is dict and _splittable(value):
+            pairs = [[*pair] for pair in value.items()]
+            return self._match(DICT, log, pairs, self._full(value, pairs, path), hint, path)
+        stored = self.items.codec.encode(value, lambda: path)
+        if len(stored) <= INLINE_BYTES and not isinstance(value, BaseMessage):
+            return stored
+        (one,) = self.items.expanded([stored])
+        position = log.find(one) if log is not None else None
+        return One(New(stored, one) if position is None else (position, position + 1))
+
+    def _match(
+        self,
+        kind: int,
+        log: ChannelLog | None,
+        values: list[Any],
+        full: list[bytes],
+        hint: Ranges,
+        path: str,
+    ) -> Many:
+        """A list's elements as ranges of the log, as far as it has them.
+
+        Args:
+            kind: What they are elements of.
+            log: The channel's log.
+            values: The elements.
+            full: Their full forms.
+            hint: Where the parent's value stands, likely to be much the same.
+            path: How an error names the list.
+        """
+        if log is None:
+            return Many(kind, [self._new(v, f, path, i) for i, (v, f) in _both(values, full)], [])
+        parts: list[New | Range] = []
+        i = 0
+        for start, stop in hint:
+            same = log.has(start, stop) and full[i : i + stop - start] == log.full([(start, stop)])
+            if not same:
+                break
+            parts.append((start, stop))
+            i += stop - start
+        others: Ranges = []
+        here = _positions(log, hint[len(parts) :]) if i < len(values) else {}
+        while i < len(values):
+            position = here.get(full[i])
+            if position is None:
+                position = log.find(full[i])
+                if position is None:
+                    item = self._new(values[i], full[i], path, i)
+                    position = log.find(item.full)  # its fields may stand in another order
+                if position is None:
+                    parts.append(item)
+                    i += 1
+                    continue
+                others.append((position, position + 1))
+            start, stop = position, position + 1
+            i += 1
+            while i < len(full) and log.items.get(stop) == full[i]:
+                i, stop = i + 1, stop + 1
+            if others and others[-1] == (start, start + 1):
+                others[-1] = (start, stop)
+            parts.append((start, stop))
+        return Many(kind, parts, others)
+
+    def _new(self, value: Any, full: bytes, path: str, i: int) -> New:
+        stored = self.items.stored(value, full, lambda: f"{path}[{i}]")
+        return New(stored, self.items.expanded([stored])[0])
+
+
+def _both(values: list[Any], full: list[bytes]) -> Iterator[tuple[int, tuple[Any, bytes]]]:
+    return enumerate(zip(values, full, strict=True))
+
+
+def _positions(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
+    """Where the items of ranges stand, by content."""
+    out: dict[bytes, int] = {}
+    for position in positions(ranges):
+        full = log.items.get(position)
+        if full is not None:
+            out.setdefault(full, position)
+    return out
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, BaseMessage)
+
+
+def _has_parts(value: Any) -> bool:
+    return type(value) in (list, dict) or isinstance(value, BaseMessage)
+
+
+def _splittable(value: list[Any] | dict[Any, Any]) -> bool:
+    """Whether a list or dict has parts worth their own place; numbers (an embedding) have not."""
+    if type(value) is dict:
+        return bool(value) and all(type(key) in (str, int) for key in value)
+    return any(type(part) not in _NUMBERS for part in value)
