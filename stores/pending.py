@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from perdure.errors import ConfigurationError, EmbeddingFailed
-from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.flow import Flow, Row, Statement, rows_of
 from perdure.stores.base import Namespace, Pending
 from perdure.stores.core import Core
 from perdure.stores.models import Model
@@ -43,8 +43,8 @@ class Lacking(Core):
     def _pending(
         self, prefix: bytes, since: int, limit: int, attempts: int = _ANY
     ) -> Flow[list[Row]]:
-        bound = (since, *span(prefix), attempts, limit)
-        return (yield Statement(self._sql["pending"], bound))
+        sql = self._sql["pending"]
+        return (yield from rows_of(sql, since, *span(prefix), attempts, limit))
 
     def _lacking_vectors(self) -> Flow[int]:
         """How many items should have vectors of the file's model, and do not."""

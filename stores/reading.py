@@ -9,7 +9,7 @@ from typing import Any
 
 from langgraph.store.base import MatchCondition
 
-from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.flow import Flow, Row, Statement, rows_of
 from perdure.stores.base import Namespace, QueryPlan, StoredItem
 from perdure.stores.filters import Filter
 from perdure.stores.namespaces import (
@@ -134,7 +134,8 @@ class Reader:
         return [row for row, value in rows if check(decode(value))]
 
     def _rows_as_of(self, wanted: Wanted) -> Flow[list[Row]]:
-        return (yield Statement(self.sql["under_as_of"], (*span(wanted.prefix), wanted.as_of)))
+        sql = self.sql["under_as_of"]
+        return (yield from rows_of(sql, *span(wanted.prefix), wanted.as_of))
 
     # -- conditions and indexes
 

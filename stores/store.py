@@ -228,10 +228,10 @@ class Store(Closing, Transfer):
         return done
 
     def _lacking_count(self, number: int) -> Flow[list[Row]]:
-        return (yield Statement(self._sql["to_embed_count"], (number,)))
+        return (yield from rows_of(self._sql["to_embed_count"], number))
 
     def _to_embed(self, since: int, number: int) -> Flow[list[Row]]:
-        return (yield Statement(self._sql["to_embed"], (since, number, BATCH)))
+        return (yield from rows_of(self._sql["to_embed"], since, number, BATCH))
 
     # -- a part of it
 
@@ -286,4 +286,4 @@ def _ddl(sql: str) -> Flow[None]:
 
 
 def _row(sql: str) -> Flow[Row]:
-    return (yield Statement(sql))[0]
+    return (yield from rows_of(sql))[0]

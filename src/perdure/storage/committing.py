@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from typing import Any, TypeVar
 
-from perdure.storage.connecting import Connector
-from perdure.storage.flow import execute, run
+from perdure.storage.connecting import Connector, execute
+from perdure.storage.flow import run
 from perdure.storage.sqlite_errors import mapped
 from perdure.storage.workers import Job, settle
 

@@ -7,11 +7,12 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
 from perdure.errors import StorageError, StorageUnavailable
+from perdure.storage.flow import Request
 from perdure.storage.migrations import Migration, check_identity, migrate, version
 
 Synchronous = Literal["full", "normal"]
@@ -140,3 +141,13 @@ class Connector:
                 raise
             conn = self._connect("immutable=1")  # a folder without write permission and no WAL
         return conn
+
+
+def execute(conn: sqlite3.Connection, request: Request) -> Any:
+    """Run what a flow yielded on a connection; see `flow.Request`."""
+    if isinstance(request, list):
+        return [execute(conn, statement) for statement in request]
+    if request.many:
+        conn.executemany(request.sql, request.params)
+        return []
+    return conn.execute(request.sql, request.params).fetchall()

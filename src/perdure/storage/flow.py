@@ -5,8 +5,7 @@ The pattern is httpx's `Auth.auth_flow` and psycopg's generators: one implementa
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -14,39 +13,50 @@ Row = tuple[Any, ...]
 
 
 class Statement(NamedTuple):
-    """One SQL statement. With `many`, `params` is a sequence of parameter rows."""
+    """One SQL statement. With `many`, `params` is a sequence of parameter rows; no rows result."""
 
     sql: str
     params: Sequence[Any] = ()
     many: bool = False
 
 
-Flow = Generator[Statement, list[Row], T]
+Request = Statement | list[Statement]
+"""What a flow yields. For a list, executed in order in one go, it is sent a list of row lists."""
+
+Flow = Generator[Request, Any, T]
 
 
-def run(flow: Flow[T], execute: Callable[[Statement], list[Row]]) -> T:
+def run(flow: Flow[T], execute: Callable[[Request], Any]) -> T:
     """Drive a flow to its end: errors of `execute` are thrown into it, its result is returned."""
+    send = flow.send
     try:
-        statement = next(flow)
+        request = send(None)
         while True:
             try:
-                rows = execute(statement)
+                rows = execute(request)
             except BaseException as exc:
-                statement = flow.throw(exc)
+                request = flow.throw(exc)
             else:
-                statement = flow.send(rows)
+                request = send(rows)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
 
 
-def execute(conn: sqlite3.Connection, statement: Statement) -> list[Row]:
-    """Run a statement on a connection."""
-    if statement.many:
-        conn.executemany(statement.sql, statement.params)
-        return []
-    return conn.execute(statement.sql, statement.params).fetchall()
+async def arun(flow: Flow[T], execute: Callable[[Request], Awaitable[Any]]) -> T:
+    """See `run`."""
+    try:
+        request = flow.send(None)
+        while True:
+            try:
+                rows = await execute(request)
+            except BaseException as exc:
+                request = flow.throw(exc)
+            else:
+                request = flow.send(rows)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
 
 
 def rows_of(sql: str, *params: Any) -> Flow[list[Row]]:
     """The flow of a single statement."""
-    return (yield Statement(sql, params))
+    return (yield Statement(sql, params))  # type: ignore[no-any-return]

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from perdure.storage.flow import Flow, T, execute, run
+from perdure.storage.connecting import execute
+from perdure.storage.flow import Flow, T, run
 
 STEPS: Final = 20_000
 """Instructions of SQLite's virtual machine; they take about half a millisecond."""

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from perdure.errors import StorageUnavailable
-from perdure.storage.flow import Flow, T, execute, run
+from perdure.storage.connecting import execute
+from perdure.storage.flow import Flow, T, run
 
 
 class Readers:

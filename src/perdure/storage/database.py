@@ -1,0 +1,145 @@
+"""`Database`: the one seam between perdure's components and a database.
+
+Checkpointers and stores see this protocol and SQL by name; `storage/sqlite.py` implements it.
+Work is handed over as flows (`storage/flow.py`). Reads are flows; writes are functions that make a
+flow, because a write may be run again: writes that wait at the same moment share a transaction, and
+if one of them fails, the transaction is rolled back and each is run in a transaction of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, Protocol, Self, TypeVar
+
+from perdure.storage.flow import Flow
+
+T = TypeVar("T")
+
+
+class Lock(AbstractContextManager[None], AbstractAsyncContextManager[None], Protocol):
+    """A lock for `with` and for `async with`; see `Database.lock`."""
+
+
+class Database(Protocol):
+    """An open database, or one that is opened by the first call, or by `connect`.
+
+    Each component has a `Database` of its own; those of one path share connections and threads.
+    All methods may be called from any thread and event loop. Those that are awaited do no I/O in
+    the event loop's thread; the others block. After `close`, or in a forked process, all of them
+    raise `StorageUnavailable`.
+    """
+
+    @property
+    def path(self) -> str:
+        """The file, or `":memory:"`."""
+
+    @property
+    def read_only(self) -> bool:
+        """Whether writes are refused."""
+
+    def connect(self) -> None:
+        """Open the database and bring the component's schema up to date, unless that is done.
+
+        Raises:
+            ConfigurationError: The path cannot be a database.
+            StorageError: The database cannot be opened.
+        """
+
+    async def aconnect(self) -> None:
+        """See `connect`."""
+
+    def read(self, flow: Flow[T], *, snapshot: bool = True) -> T:
+        """Run a flow that only reads, in the calling thread.
+
+        Args:
+            flow: The work.
+            snapshot: Whether all its statements must see one state of the database; a flow of a
+                single statement does not need it.
+        """
+
+    async def aread(self, flow: Flow[T], *, snapshot: bool = True) -> T:
+        """Run a flow that only reads, each statement awaited; for pages of rows.
+
+        Nothing is held when it returns. What takes long to decode is better read by `in_thread`.
+        """
+
+    def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Run blocking work, such as `read` and decoding, in one of the reading threads."""
+
+    def write(
+        self,
+        make: Callable[[], Flow[T]],
+        committed: Callable[[T], None] | None = None,
+        undone: Callable[[], None] | None = None,
+    ) -> T:
+        """Run a flow in a transaction, and wait until it is committed.
+
+        Args:
+            make: Makes the flow; may be called twice.
+            committed: Called in the writing thread with the result, after the commit.
+            undone: Called there instead, once, when the flow or the commit failed.
+
+        Raises:
+            StorageError: The database was opened read-only, or refuses. Nothing was written.
+        """
+
+    def awrite(
+        self,
+        make: Callable[[], Flow[T]],
+        committed: Callable[[T], None] | None = None,
+        undone: Callable[[], None] | None = None,
+    ) -> Awaitable[T]:
+        """See `write`. The work is handed over by the call, not by the first `await`."""
+
+    def post(self, make: Callable[[], Flow[object]]) -> None:
+        """Write what nobody waits for; if it fails, nobody is told."""
+
+    def scrub(self) -> bool:
+        """Overwrite the bytes of what was deleted with `scrub_wanted`; writers wait meanwhile.
+
+        Returns:
+            Whether they are gone. They are not while another process reads the earlier state: call
+            it again later, or let the next `connect` do it.
+        """
+
+    def shrink(self) -> None:
+        """Give the space of deleted rows back to the file system, in small steps."""
+
+    def stats(self) -> dict[str, Any]:
+        """The driver's version, and sizes in bytes."""
+
+    def lock(self, name: str, *, timeout_s: float | None = None) -> Lock:
+        """A lock on a name, across threads, event loops and processes; see `storage/locks.py`."""
+
+    def close(self) -> None:
+        """Close the database once everything handed to it is written. Twice is no error."""
+
+
+class DatabaseOwner:
+    """What has a `Database` and is closed by hand, or at the end of a `with` or `async with`."""
+
+    database: Database
+
+    def close(self) -> None:
+        """Close the database, once everything handed to it is written."""
+        self.database.close()
+
+    async def aclose(self) -> None:
+        """See `close`."""
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        self.database.connect()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        await self.database.aconnect()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
