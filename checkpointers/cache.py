@@ -22,7 +22,9 @@ _THREAD_OVERHEAD: Final = 20_000  # bytes of a thread with nothing in it and its
 _RECENT: Final = 16  # checkpoints, and checkpoints whose pending writes are kept, per thread
 _ITEM_OVERHEAD: Final = 300  # bytes that an item takes beside its full form, about
 
+UNREAD_STEP: Final = -1 << 31
 Write = list[Any]  # [index, channel, reference]
+Pending = tuple[str, list[Write], bytes]  # what a task wrote: path, writes, the row's body
 
 
 class ChannelLog:
@@ -90,6 +92,7 @@ class Snapshot:
         refs: A reference for each channel that has a value.
         ranges: For channels split into a log: its key and ranges.
         said: The same, for what was said on the way here.
+        step: Of the metadata, once it is read.
     """
 
     uid: str
@@ -102,6 +105,7 @@ class Snapshot:
     refs: dict[str, Any]
     ranges: dict[str, tuple[int, Ranges]] = field(default_factory=dict)
     said: dict[str, tuple[int, Ranges]] = field(default_factory=dict)
+    step: int | None = UNREAD_STEP
 
     def holds(self, channel: str, version: Any) -> bool:
         """Whether it has a value of a channel, in this version."""
@@ -126,8 +130,7 @@ class Thread:
         self.logs: dict[int, ChannelLog] = {}
         self.named: dict[str, ChannelLog] = {}
         self.recent: OrderedDict[tuple[str, str], Snapshot] = OrderedDict()
-        self.pending: OrderedDict[tuple[str, str], dict[str, tuple[str, list[Write]]]]
-        self.pending = OrderedDict()
+        self.pending: OrderedDict[tuple[str, str], dict[str, Pending]] = OrderedDict()
         self.size = _THREAD_OVERHEAD
 
     def log(self, key: int, name: str) -> ChannelLog:
@@ -156,14 +159,14 @@ class Thread:
         _keep(self.recent, (ns, snapshot.uid), snapshot)
 
     def remember_writes(
-        self, ns: str, uid: str, task: str, path: str, writes: list[Write] | None
+        self, ns: str, uid: str, task: str, path: str, writes: list[Write] | None, body: bytes
     ) -> None:
-        """Keep what a task wrote until the next checkpoint has it; None: it is not known."""
+        """Keep what a task wrote until the next checkpoint has it; None: it has."""
         tasks = self.pending.get((ns, uid), {})
         if writes is None:
             tasks.pop(task, None)
         else:
-            tasks[task] = (path, writes)
+            tasks[task] = (path, writes, body)
         _keep(self.pending, (ns, uid), tasks)
 
 

@@ -1,18 +1,31 @@
-"""The checkpointer: langgraph's `BaseCheckpointSaver` over perdure's log, in both colours.
+"""The checkpointer: langgraph's `BaseCheckpointSaver` over perdure's log, sync and async.
 
-Each method is written once. The blocking form runs its flow in the calling thread (reads) or hands
-it to the writer and waits; the `a` form awaits the same work in another thread.
+This file is its whole surface. The work is done by parts that know no driver: `planner` decides what
+to store, `writer` and `reader` are flows, `listing` and `threads` find and show, `maintenance` and
+`erasure` delete. A blocking method runs its flow in the calling thread (reads) or hands it to the
+database's writer; its `a` form awaits the same.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import replace
+from typing import Any, Final, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
-    WRITES_IDX_MAP,
     BaseCheckpointSaver,
     ChannelVersions,
     Checkpoint,
@@ -23,30 +36,55 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from perdure.checkpointers.base import Address, OnConflict, address
-from perdure.checkpointers.cipher import LangGraphCipher
-from perdure.checkpointers.conflicts import contests, note_listed, note_read
-from perdure.checkpointers.delta import delta_history
-from perdure.checkpointers.listing import Listing
-from perdure.checkpointers.plan import PlannedPut, PlannedWrites, Planner
-from perdure.checkpointers.upkeep import Upkeep
-from perdure.checkpointers.views import Views
-from perdure.checkpointers.waiting import Queue
-from perdure.errors import InvalidConfig
-from perdure.storage.cipher import Clear, Seal
-from perdure.storage.sqlite import Database
+from perdure.checkpointers.address import Address, address, check_thread_id
+from perdure.checkpointers.cache import Cache
+from perdure.checkpointers.codec import Codec
+from perdure.checkpointers.collector import collector_paused
+from perdure.checkpointers.erasure import Eraser, check_ids
+from perdure.checkpointers.import_langgraph import Importer
+from perdure.checkpointers.items import Items
+from perdure.checkpointers.listing import Listing, apaged, paged
+from perdure.checkpointers.maintenance import Maintenance
+from perdure.checkpointers.planner import PlannedPut, PlannedWrites, Planner
+from perdure.checkpointers.reader import Reader
+from perdure.checkpointers.reports import (
+    CheckpointInfo,
+    ErasureReport,
+    HistoryItem,
+    ImportReport,
+    PruneReport,
+    Retention,
+    ThreadInfo,
+)
+from perdure.checkpointers.threads import Threads
+from perdure.checkpointers.writer import Stale, Writer, Written
+from perdure.errors import InvalidConfig, UnknownCheckpoint
+from perdure.storage.database import Database, DatabaseOwner, Lock
+from perdure.storage.encryption import Seal
+from perdure.storage.flow import Flow, rows_of
+
+T = TypeVar("T")
+
+OFF_LOOP_ITEMS: Final = 512  # longer lists are compared in a thread, not on the event loop
+_READ_BY_ID: Final = 1024  # checkpoints remembered as read by their id, and not put upon yet
 
 
-class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
-    """A checkpointer over an open database. Users open one with `SQLiteCheckpointer.open`.
+class _Done:
+    """What `setup` returns: it is done already, and may be awaited or not."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        return
+        yield
+
+
+class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
+    """A checkpointer over a database. Users open one with `SQLiteCheckpointer`.
 
     Args:
-        database: The open database, which the saver closes.
+        database: The database, which the checkpointer closes.
         sql: The statements in its dialect, by name.
         serde: The serializer.
         seal: Encrypts rows.
-        on_conflict: What happens when two runs meet on one thread; see `SQLiteCheckpointer`.
-        wait_s: How long a run waits for another at most, with `on_conflict="wait"`.
         cache_bytes: About how much memory decoded items may take.
     """
 
@@ -56,34 +94,61 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
         sql: dict[str, str],
         *,
         serde: SerializerProtocol,
-        seal: Seal | None = None,
-        on_conflict: OnConflict = "fork",
-        wait_s: float = 600.0,
+        seal: Seal,
         cache_bytes: int = 128 << 20,
     ) -> None:
         super().__init__(serde=serde)
         self.database = database
-        self.on_conflict = on_conflict
-        self._sql = sql
-        self._cache_bytes = cache_bytes
-        self._queue = Queue(wait_s) if on_conflict == "wait" else None
-        self._share = [database]
-        self._bind(seal or Clear())
+        self._sql, self._seal, self._cache_bytes = sql, seal, cache_bytes
+        self._read_by_id: dict[tuple[str, str, str], None] = {}
+        self._bind()
 
-    def close(self) -> None:
-        """Close the database, once everything handed to it is written; runs that wait are told."""
-        if self._queue is not None:
-            self._queue.close()
-        super().close()
+    def _bind(self) -> None:
+        """Make the parts, for the serializer as it is."""
+        self._items = Items(Codec(self.serde))
+        self._cache = Cache(self._cache_bytes)
+        self._reader = Reader(self._sql, self._seal, self._cache, self._items)
+        self._writer = Writer(self._sql, self._seal, self._cache, self._items, self._reader)
+        self._listing = Listing(self._sql, self._reader)
+        self._threads = Threads(self._sql, self._reader)
+        self._maintenance = Maintenance(self._sql, self._reader, self.database, self._cache)
+        self._eraser = Eraser(self._sql, self._reader, self._maintenance)
+
+    def setup(self) -> Awaitable[None]:
+        """Open the database now; it is opened by the first use otherwise. May be awaited or not."""
+        self.database.connect()
+        return _Done()
+
+    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Checkpointer:
+        """The same checkpointer, which may also rebuild these types; closing one closes both."""
+        clone = super().with_allowlist(extra_allowlist)
+        assert isinstance(clone, Checkpointer)
+        if clone is not self:
+            clone._bind()
+        return clone
+
+    def lock(self, thread_id: str, *, timeout_s: float | None = None) -> Lock:
+        """One turn at a time: a lock on a thread, for `with` and `async with`.
+
+        It holds across threads, event loops and processes on this machine, first come first served
+        within a process, and is released when its holder dies. Runs that do not take it are not kept
+        out; a run that meets another becomes a branch or has the head, see `Checkpointer.put`.
+
+            async with saver.lock("thread-1", timeout_s=30):
+                await graph.ainvoke(question, config)
+
+        Args:
+            thread_id: The thread.
+            timeout_s: How long to wait for it at most; None: as long as it takes.
+
+        Raises:
+            InvalidConfig: The thread_id is none.
+            StorageUnavailable: It was not free in time.
+            BlockingCallInLoop: The same run holds it already, and would wait for itself.
+        """
+        return self.database.lock(check_thread_id(thread_id), timeout_s=timeout_s)
 
     # -- reading
-
-    def _noted(
-        self, config: RunnableConfig, at: Address, found: CheckpointTuple | None
-    ) -> CheckpointTuple | None:
-        there = at._replace(checkpoint_id=found.checkpoint["id"] if found else None)
-        note_read(config, there, as_head=at.checkpoint_id is None)
-        return found
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The checkpoint a config names, or the head of its thread and namespace.
@@ -91,20 +156,23 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
         Raises:
             InvalidConfig: The config has no usable thread_id.
             CorruptRecord: A stored row is damaged or was tampered with.
-            ForbiddenType: A stored value is of a type that is not on the allowlist.
         """
         at = address(config)
-        if self._queue is not None:
-            self._queue.wait(config, at)
-        return self._noted(config, at, self._read(self._reader.get(at)))
+        self._note_read(at)
+        return self._read(self._reader.get(at))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
         at = address(config)
-        if self._queue is not None:
-            await self._queue.await_(config, at)
-        found = await self._aread(lambda: self._read(self._reader.get(at)))
-        return self._noted(config, at, found)
+        self._note_read(at)
+        return await self.database.in_thread(lambda: self._read(self._reader.get(at)))
+
+    def _note_read(self, at: Address) -> None:
+        """Remember what was read by its id: what is put upon it goes on from there on purpose."""
+        if at.checkpoint_id is not None:
+            while len(self._read_by_id) >= _READ_BY_ID:
+                self._read_by_id.pop(next(iter(self._read_by_id)), None)
+            self._read_by_id[at.thread_id, at.checkpoint_ns, at.checkpoint_id] = None
 
     def list(
         self,
@@ -114,30 +182,19 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Checkpoints, the last put first, each read as it is asked for.
+        """Checkpoints: the head, then the others, the last put first, each read as it is asked for.
 
         Of all threads they come thread by thread. No lock and no connection is held in between.
 
         Args:
             config: Whose; without a `checkpoint_ns`, of all namespaces; None: of all threads.
             filter: Metadata values to match, all of them. Indexed for text, numbers and booleans.
-            before: Only those put before this checkpoint.
+                A key with dots also names a value within a dict: `"user.access-level"`.
+            before: Only those put before this checkpoint; an id of another namespace is compared
+                with the ids, which sort by time.
             limit: At most so many.
         """
-        for found in self._listed(config, filter, before, limit):
-            note_listed(config, found.config)
-            yield found
-        note_listed(config, None)
-
-    def _listed(
-        self,
-        config: RunnableConfig | None,
-        filter: dict[str, Any] | None,
-        before: RunnableConfig | None,
-        limit: int | None,
-    ) -> Iterator[CheckpointTuple]:
-        listing = Listing(self._sql, self._reader, self._read)
-        for at in listing.addresses(config, filter, before, limit):
+        for at in paged(self._listing.addresses(config, filter, before, limit), self.database.read):
             found = self._read(self._reader.get(at))
             if found is not None:  # it may have been pruned since
                 yield found
@@ -151,26 +208,35 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """See `list`."""
-        tuples = self._listed(config, filter, before, limit)
-        while (found := await self._aread(lambda: next(tuples, None))) is not None:
-            note_listed(config, found.config)
+        pages = self._listing.addresses(config, filter, before, limit)
+        async for at in apaged(pages, self.database.aread):
+            found = await self._aread(self._reader.get(at))
+            if found is not None:
+                yield found
+
+    async def aget_iter(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """The same as `alist`, by the name that langgraph's server asks for."""
+        async for found in self.alist(config, filter=filter, before=before, limit=limit):
             yield found
-        note_listed(config, None)
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """For each channel the writes on the way to a checkpoint, and the value they start from."""
-        return self._read(delta_history(self._sql, self._reader, address(config), channels))
+        return self._read(self._reader.delta_history(address(config), channels))
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """See `get_delta_channel_history`."""
-        at = address(config)
-        return await self._aread(
-            lambda: self._read(delta_history(self._sql, self._reader, at, channels))
-        )
+        return await self._aread(self._reader.delta_history(address(config), channels))
 
     # -- writing
 
@@ -183,25 +249,25 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         """Store a checkpoint; when this returns, a crash cannot lose it.
 
+        It becomes the head of its thread and namespace if its parent is the head, or if it begins
+        something: an input, an update, a fork, or what goes on from a checkpoint read by its id. A
+        run that goes on after a later one has begun becomes a branch.
+
         Args:
             config: The address of its parent.
             checkpoint: The checkpoint. Lists and dicts in it cost only what is new in them.
             metadata: Stored with it, joined by the config's own.
             new_versions: The channels that changed since the parent; the others are taken from
-                there, so that what a node changed in place and did not return is not stored (as
-                with langgraph's savers for memory and Postgres).
+                there.
 
         Returns:
             The address of the checkpoint.
 
         Raises:
             InvalidConfig: The config has no usable thread_id.
-            Unstorable: A value cannot be serialised; the message names the path to it.
-            ForbiddenType: A value could not be read back; its type is not on the allowlist.
-            ConcurrentUpdate: With `on_conflict="error"`, another run moved the thread's head.
+            Unstorable: A value cannot be stored; the message names the path to it.
         """
         at, plan = self._put_plan(config, checkpoint, metadata, new_versions)
-        self._heard(at)
         self._write(plan, at.thread_id)
         return at.config(checkpoint["id"])
 
@@ -214,8 +280,7 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         """See `put`."""
         at, plan = self._put_plan(config, checkpoint, metadata, new_versions)
-        self._heard(at)
-        await self._awrite(plan, at.thread_id, _items(checkpoint["channel_values"].values()))
+        await self._awrite(plan, at.thread_id, _items_in(checkpoint["channel_values"].values()))
         return at.config(checkpoint["id"])
 
     def _put_plan(
@@ -227,17 +292,12 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
     ) -> tuple[Address, Callable[[Planner], PlannedPut]]:
         at = address(config)
         known: dict[str, Any] = dict(get_checkpoint_metadata(config, metadata))
-        contested = contests(config, known, at)
+        read = (at.thread_id, at.checkpoint_ns, at.checkpoint_id or "") in self._read_by_id
+        if read:
+            self._read_by_id.pop((at.thread_id, at.checkpoint_ns, at.checkpoint_id or ""), None)
 
         def plan(planner: Planner) -> PlannedPut:
-            return planner.checkpoint(
-                at,
-                checkpoint,
-                known,
-                new_versions,
-                contested,
-                "error" if self.on_conflict == "error" else "fork",
-            )
+            return planner.checkpoint(at, checkpoint, known, new_versions, deliberate=read)
 
         return at, plan
 
@@ -255,12 +315,10 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
 
         Raises:
             InvalidConfig: The config has no thread_id or no checkpoint_id.
-            Unstorable: A value cannot be serialised.
-            ForbiddenType: A value could not be read back.
+            Unstorable: A value cannot be stored; the message names the path to it.
         """
         at = _of_checkpoint(config)
-        self._heard(at)
-        self._write(self._writes_plan(at, writes, task_id, task_path), at.thread_id)
+        self._write(lambda planner: planner.writes(at, writes, task_id, task_path), at.thread_id)
 
     async def aput_writes(
         self,
@@ -271,19 +329,10 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
     ) -> None:
         """See `put_writes`."""
         at = _of_checkpoint(config)
-        self._heard(at)
-        plan = self._writes_plan(at, writes, task_id, task_path)
-        await self._awrite(plan, at.thread_id, _items(value for _, value in writes))
-
-    def _heard(self, at: Address) -> None:
-        if self._queue is not None:
-            self._queue.heard(at.thread_id)
-
-    def _writes_plan(
-        self, at: Address, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
-    ) -> Callable[[Planner], PlannedWrites]:
-        return lambda planner: planner.writes(
-            at, writes, task_id, task_path, all(channel in WRITES_IDX_MAP for channel, _ in writes)
+        await self._awrite(
+            lambda planner: planner.writes(at, writes, task_id, task_path),
+            at.thread_id,
+            _items_in(value for _, value in writes),
         )
 
     def get_next_version(self, current: Any, channel: None) -> Any:
@@ -294,17 +343,356 @@ class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):
             return f"{int(current.split('.')[0]) + 1:032}.{random.random():016}"
         return current + 1
 
-    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> LogSaver:
-        """The same checkpointer, which may also rebuild these types; closing one closes both."""
-        clone = super().with_allowlist(extra_allowlist)
-        assert isinstance(clone, LogSaver)
-        if clone is not self:
-            clone._bind(Clear() if isinstance(self._seal, LangGraphCipher) else self._seal)
-        return clone
+    # -- looking at threads
+
+    def history(
+        self,
+        thread_id: str,
+        *,
+        channel: str = "messages",
+        checkpoint_id: str | None = None,
+        checkpoint_ns: str = "",
+        ends: tuple[int, int] | None = None,
+    ) -> list[HistoryItem]:
+        """Everything said on the way to a checkpoint, in order, whatever was removed since.
+
+        Args:
+            thread_id: The thread.
+            channel: A channel that holds a list or dict.
+            checkpoint_id: The way to this one; None: to the head, and what was said on branches,
+                marked.
+            checkpoint_ns: The namespace of a subgraph; `""` is the root graph.
+            ends: Only so many items from the beginning, and from the end: `(0, 50)`, the newest 50.
+                What is between is not read. None: all.
+
+        Raises:
+            ConfigurationError: `ends` is no pair of counts.
+            UnknownThread: There is no such thread or namespace.
+            UnknownCheckpoint: It has no such checkpoint.
+        """
+        at = _named(thread_id, checkpoint_ns, checkpoint_id)
+        pages = paged(self._threads.history(at, channel, ends), self._read)
+        return [item for page in pages for item in page()]
+
+    async def ahistory(
+        self,
+        thread_id: str,
+        *,
+        channel: str = "messages",
+        checkpoint_id: str | None = None,
+        checkpoint_ns: str = "",
+        ends: tuple[int, int] | None = None,
+    ) -> list[HistoryItem]:
+        """See `history`."""
+        at = _named(thread_id, checkpoint_ns, checkpoint_id)
+        out: list[HistoryItem] = []
+        async for page in apaged(self._threads.history(at, channel, ends), self.database.aread):
+            out += await self.database.in_thread(page)
+        return out
+
+    def threads(
+        self, *, limit: int = 50, after: str | None = None, prefix: str = ""
+    ) -> list[ThreadInfo]:
+        """A page of threads, the latest activity first.
+
+        Args:
+            limit: At most so many.
+            after: The thread_id that ended the page before.
+            prefix: Only threads whose id begins with it.
+
+        Raises:
+            ConfigurationError: The limit is not positive.
+            UnknownThread: `after` names no thread.
+        """
+        return self.database.read(self._threads.page(limit, after, prefix))
+
+    async def athreads(
+        self, *, limit: int = 50, after: str | None = None, prefix: str = ""
+    ) -> list[ThreadInfo]:
+        """See `threads`."""
+        return await self.database.aread(self._threads.page(limit, after, prefix))
+
+    def thread(self, thread_id: str) -> ThreadInfo:
+        """One thread.
+
+        Raises:
+            UnknownThread: There is none by that id.
+        """
+        return self.database.read(self._threads.one(check_thread_id(thread_id)))
+
+    async def athread(self, thread_id: str) -> ThreadInfo:
+        """See `thread`."""
+        return await self.database.aread(self._threads.one(check_thread_id(thread_id)))
+
+    def checkpoints(
+        self, thread_id: str, *, checkpoint_ns: str | None = None, limit: int | None = None
+    ) -> list[CheckpointInfo]:
+        """The checkpoints of a thread without their values, the last put first.
+
+        Args:
+            thread_id: The thread.
+            checkpoint_ns: Only this namespace; None: all of them.
+            limit: At most so many of each namespace.
+
+        Raises:
+            UnknownThread: There is none by that id.
+        """
+        thread_id = check_thread_id(thread_id)
+        return self.database.read(self._threads.checkpoints(thread_id, checkpoint_ns, limit))
+
+    async def acheckpoints(
+        self, thread_id: str, *, checkpoint_ns: str | None = None, limit: int | None = None
+    ) -> list[CheckpointInfo]:
+        """See `checkpoints`."""
+        thread_id = check_thread_id(thread_id)
+        return await self.database.aread(self._threads.checkpoints(thread_id, checkpoint_ns, limit))
+
+    def stats(self) -> dict[str, Any]:
+        """Sizes in bytes, counts, and the driver that is in use."""
+        file = self.database.stats()
+        ((threads, checkpoints, items, content),) = self.database.read(rows_of(self._sql["totals"]))
+        counts = {"threads": threads, "checkpoints": checkpoints, "items": items}
+        return {**file, **counts, "content_bytes": content}
+
+    async def astats(self) -> dict[str, Any]:
+        """See `stats`."""
+        return await asyncio.to_thread(self.stats)
+
+    # -- changing threads as a whole
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Remove a thread and give its space back; an unknown one is no error."""
+        self._maintenance.delete_threads([check_thread_id(thread_id)])
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """See `delete_thread`."""
+        await asyncio.to_thread(self.delete_thread, thread_id)
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Remove every checkpoint, with its writes, whose metadata names one of these runs.
+
+        langgraph copies `run_id` to a checkpoint's metadata from `configurable` and from `metadata`
+        of a run's config; one at the top level of the config reaches no checkpoint.
+        """
+        doomed: dict[str, set[int]] = {}
+        for run_id in run_ids:
+            for thread_id, key in paged(self._listing.owners("run_id", run_id), self.database.read):
+                doomed.setdefault(thread_id, set()).add(key)
+        self._maintenance.delete_checkpoints(doomed)
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """See `delete_for_runs`."""
+        await asyncio.to_thread(self.delete_for_runs, run_ids)
+
+    def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> ErasureReport:
+        """Take messages out of a thread for good: no read finds them, nor a look at the raw file.
+
+        They go from every checkpoint of every namespace, from history and from pending writes, in
+        each version there was of them, also out of values that hold them somewhere within. What
+        was put in under no id yet (an input, a node's answer) goes if it says the same as a
+        message that goes. A task that has not run yet and quotes one, like the call of a tool, is
+        cancelled; the report names it. All else stays as it is, and the thread can go on.
+
+        Not touched: copies of the thread, other values that quote a message in other words, and a
+        tool's result when the call of it is erased, or the reverse. A run that is under way still
+        holds the messages and puts them again: erase when the thread rests.
+
+        Everyone who writes waits while the file is rewritten.
+
+        Args:
+            thread_id: Whose; an unknown one is no error.
+            message_ids: Which messages; unknown ones are no error. None: the whole thread.
+
+        Raises:
+            ConfigurationError: `message_ids` is not a collection of texts.
+            CorruptRecord: A row cannot be read. Nothing was erased.
+        """
+        thread_id = check_thread_id(thread_id)
+        if message_ids is None:
+            done = self._change(thread_id, lambda: self._eraser.erase_thread(thread_id))
+        else:
+            ids = check_ids(message_ids)
+            done = self._change(thread_id, lambda: self._eraser.erase(thread_id, ids))
+        return replace(done, scrubbed=self.database.scrub())
+
+    async def aerase(
+        self, thread_id: str, message_ids: Collection[str] | None = None
+    ) -> ErasureReport:
+        """See `erase`."""
+        return await asyncio.to_thread(self.erase, thread_id, message_ids)
+
+    def copy_thread(
+        self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
+    ) -> None:
+        """Copy a thread, with its history, into a new one that shares nothing with it.
+
+        Args:
+            source_thread_id: What to copy.
+            target_thread_id: The new thread.
+            checkpoint_id: Copy only the way to this checkpoint, which becomes the head.
+
+        Raises:
+            UnknownThread: There is no source.
+            UnknownCheckpoint: The source has no such checkpoint.
+            InvalidConfig: The target exists.
+        """
+        source, target = check_thread_id(source_thread_id), check_thread_id(target_thread_id)
+        self._maintenance.copy_thread(source, target, checkpoint_id)
+
+    async def acopy_thread(
+        self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
+    ) -> None:
+        """See `copy_thread`."""
+        await asyncio.to_thread(
+            self.copy_thread, source_thread_id, target_thread_id, checkpoint_id=checkpoint_id
+        )
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Delete the checkpoints of threads, or the threads.
+
+        What was said on the way to a kept checkpoint stays readable through `history()`, and a
+        checkpoint that a `DeltaChannel` of a kept one is rebuilt from stays too.
+
+        Args:
+            thread_ids: Which; unknown ones are no error.
+            strategy: `"keep_latest"` keeps the head of each namespace, `"delete"` nothing.
+
+        Raises:
+            ConfigurationError: The strategy is another.
+        """
+        self._maintenance.prune([check_thread_id(t) for t in thread_ids], strategy)
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """See `prune`."""
+        await asyncio.to_thread(self.prune, thread_ids, strategy=strategy)
+
+    def retain(self, rule: Retention, *, thread_ids: Sequence[str] | None = None) -> PruneReport:
+        """Apply a retention rule, in batches that let others write in between.
+
+        Args:
+            rule: Which checkpoints stay.
+            thread_ids: Of which threads; None: of all.
+
+        Raises:
+            ConfigurationError: The rule keeps nothing in particular, or has a negative number.
+        """
+        ids = None if thread_ids is None else [check_thread_id(t) for t in thread_ids]
+        return self._maintenance.retain(rule, ids)
+
+    async def aretain(
+        self, rule: Retention, *, thread_ids: Sequence[str] | None = None
+    ) -> PruneReport:
+        """See `retain`."""
+        return await asyncio.to_thread(self.retain, rule, thread_ids=thread_ids)
+
+    def rewind(self, thread_id: str, checkpoint_id: str, *, checkpoint_ns: str = "") -> None:
+        """Make an older checkpoint the one the next run starts from. Nothing is deleted.
+
+        Raises:
+            UnknownCheckpoint: The thread has no such checkpoint.
+        """
+        at = _named(thread_id, checkpoint_ns, checkpoint_id)
+        if not self.database.write(lambda: self._writer.rewind(at)):
+            raise UnknownCheckpoint(
+                f"thread {thread_id!r} has no checkpoint {checkpoint_id!r} in namespace "
+                f"{checkpoint_ns!r}; checkpoints() lists them"
+            )
+
+    async def arewind(self, thread_id: str, checkpoint_id: str, *, checkpoint_ns: str = "") -> None:
+        """See `rewind`."""
+        await asyncio.to_thread(self.rewind, thread_id, checkpoint_id, checkpoint_ns=checkpoint_ns)
+
+    def import_from(
+        self,
+        langgraph_sqlite_path: str | os.PathLike[str],
+        *,
+        serde: SerializerProtocol | None = None,
+    ) -> ImportReport:
+        """Take over a database that langgraph-checkpoint-sqlite wrote; it is only read.
+
+        All threads, namespaces, checkpoints and pending writes, under their ids; each is read back
+        and compared. It may be cut off and run again: what is here already is left as it is.
+
+        Args:
+            langgraph_sqlite_path: The file.
+            serde: The serializer it was written with; None: this checkpointer's own.
+
+        Raises:
+            ConfigurationError: There is no such file.
+            NotADatabase: Another application wrote it.
+            ImportFailed: A thread went on here and there since, or a checkpoint is not the same
+                when read back. The threads before it are kept.
+        """
+        return self._importer(serde).run(langgraph_sqlite_path)
+
+    async def aimport_from(
+        self,
+        langgraph_sqlite_path: str | os.PathLike[str],
+        *,
+        serde: SerializerProtocol | None = None,
+    ) -> ImportReport:
+        """See `import_from`."""
+        return await self._importer(serde).arun(langgraph_sqlite_path)
+
+    def _importer(self, serde: SerializerProtocol | None) -> Importer:
+        return Importer(
+            Codec(serde or self.serde), self._codec_serde, self._listing, self._reader, self
+        )
+
+    # -- running flows
+
+    def _read(self, flow: Flow[T]) -> T:
+        with collector_paused():
+            return self.database.read(flow)
+
+    def _aread(self, flow: Flow[T]) -> Awaitable[T]:
+        return self.database.in_thread(lambda: self._read(flow))
+
+    def _change(self, thread_id: str, make: Callable[[], Flow[T]]) -> T:
+        """Write what makes the cache of a thread stale."""
+        return self.database.write(make, lambda _: self._cache.forget(thread_id))
+
+    def _job(
+        self, plan: PlannedPut | PlannedWrites
+    ) -> tuple[Callable[[], Flow[Written]], Callable[[Written], None], Callable[[], None]]:
+        """What the database is to write, and what the cache learns from how it ends."""
+        return (
+            lambda: self._writer.write(plan),
+            lambda written: written.take_over(self._cache),
+            lambda: self._cache.forget(plan.thread_id),
+        )
+
+    def _write(self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str) -> None:
+        try:
+            self.database.write(*self._job(plan(self._planner(thread_id))))
+        except Stale:
+            self.database.write(*self._job(plan(Planner(self._items, None, alone=True))))
+
+    async def _awrite(
+        self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str, items: int
+    ) -> None:
+        async def planned(planner: Planner) -> PlannedPut | PlannedWrites:
+            if items <= OFF_LOOP_ITEMS:
+                return plan(planner)
+            return await self.database.in_thread(lambda: plan(planner))
+
+        try:
+            await self.database.awrite(*self._job(await planned(self._planner(thread_id))))
+        except Stale:
+            await self.database.awrite(
+                *self._job(await planned(Planner(self._items, None, alone=True)))
+            )
+
+    def _planner(self, thread_id: str) -> Planner:
+        return Planner(self._items, self._cache.peek(thread_id))
 
 
-def _items(values: Any) -> int:
-    return sum(len(value) for value in values if isinstance(value, list | dict))
+def _items_in(values: Any) -> int:
+    return sum(len(value) for value in values if isinstance(value, (dict, [].__class__)))
+
+
+def _named(thread_id: str, checkpoint_ns: str, checkpoint_id: str | None) -> Address:
+    return Address(check_thread_id(thread_id), checkpoint_ns, checkpoint_id)
 
 
 def _of_checkpoint(config: RunnableConfig) -> Address:

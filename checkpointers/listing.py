@@ -1,38 +1,102 @@
-"""Finding checkpoints: by thread, namespace, metadata and place, a page at a time."""
+"""Finding checkpoints: by thread, namespace, metadata and place, a page at a time.
+
+Each function here yields the flows it wants to be run, a page each, and is sent what they return;
+between two pages nothing is held. Whoever drives it runs them with a blocking or an asynchronous
+driver (`paged`, `apaged`).
+"""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import groupby, islice
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import GeneratorType
+from typing import Any, Final, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.checkpointers.base import Address, address, check_thread_id
-from perdure.checkpointers.reading import Reader
-from perdure.checkpointers.records import pack_id, tag, unpack_id
-from perdure.checkpointers.schema import span
+from perdure.checkpointers.address import Address, address
+from perdure.checkpointers.reader import Reader
+from perdure.checkpointers.records import pack_id, span, tag, unpack_id
 from perdure.storage.flow import Flow, Row, rows_of
 
 _PAGE: Final = 256  # rows read at once
 _LOW: Final = 0xFFFFFFFF
+_ABSENT: Final = object()
+
+T = TypeVar("T")
+Pages = Generator[Any, Any, None]
+"""Yields flows, and is sent what they return; anything else it yields is a result."""
+
+
+def paged(pages: Pages, read: Callable[[Flow[Any]], Any]) -> Iterator[Any]:
+    """The results of `pages`, each flow run as it comes up."""
+    answer = None
+    try:
+        while True:
+            step = pages.send(answer)
+            answer = None
+            if isinstance(step, GeneratorType):
+                answer = read(step)
+            else:
+                yield step
+    except StopIteration:
+        return
+
+
+async def apaged(
+    pages: Pages, aread: Callable[[Flow[Any]], Awaitable[Any]]
+) -> AsyncIterator[Any]:
+    """See `paged`."""
+    answer = None
+    try:
+        while True:
+            step = pages.send(answer)
+            answer = None
+            if isinstance(step, GeneratorType):
+                answer = await aread(step)
+            else:
+                yield step
+    except StopIteration:
+        return
+
+
+def matches(metadata: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
+    """Whether metadata has all of these values; a dotted key also names a value within a dict."""
+    return all(_at(metadata, name) == value for name, value in where.items())
+
+
+def _at(metadata: Mapping[str, Any], name: str) -> Any:
+    if name in metadata or "." not in name:
+        return metadata.get(name)
+    at: Any = metadata
+    for part in name.split("."):
+        at = at.get(part, _ABSENT) if isinstance(at, Mapping) else _ABSENT
+    return None if at is _ABSENT else at
+
+
+@dataclass(slots=True)
+class _Namespace:
+    """A namespace that is being listed: its rows below `stop` are still to be read."""
+
+    key: int
+    name: str
+    head: int
+    stop: int
+    before: str | None = None  # only ids that sort before it
+    rows: list[Row] = field(default_factory=list)  # read already, the next one last
 
 
 @dataclass(slots=True)
 class Listing:
-    """Lists without holding anything open in between.
+    """Lists addresses of checkpoints.
 
     Args:
         sql: The statements, by name.
         reader: The flows that read.
-        read: Runs one.
     """
 
     sql: dict[str, str]
     reader: Reader
-    read: Callable[[Flow[Any]], Any]
 
     def addresses(
         self,
@@ -40,43 +104,51 @@ class Listing:
         where: Mapping[str, Any] | None,
         before: RunnableConfig | None,
         limit: int | None,
-    ) -> Iterator[Address]:
-        """Where the matching checkpoints are, newest first; see `LogSaver.list`."""
-        if limit is not None and limit <= 0:
-            return iter(())
-        if config is None:
-            return islice(self._everywhere(where or {}, before), limit)
-        at = address(config)
-        configurable = config.get("configurable", {})
-        ns = configurable.get("checkpoint_ns")
-        found = self._in_thread(at.thread_id, ns, where or {}, before, at.checkpoint_id)
-        return islice(found, limit)
+    ) -> Pages:
+        """The addresses of matching checkpoints; see `Checkpointer.list`."""
+        left = -1 if limit is None else max(limit, 0)
+        found = self._addresses(config, where or {}, before)
+        answer = None
+        while left:
+            try:
+                step = found.send(answer)
+            except StopIteration:
+                return
+            answer = yield step
+            left -= isinstance(step, Address)
 
-    def keys_with(self, name: str, value: Any) -> Iterator[tuple[str, int]]:
+    def _addresses(
+        self, config: RunnableConfig | None, where: Mapping[str, Any], before: RunnableConfig | None
+    ) -> Pages:
+        if config is None:
+            yield from self._everywhere(where, before)
+            return
+        at = address(config)
+        ns = config.get("configurable", {}).get("checkpoint_ns")
+        yield from self._in_thread(at.thread_id, ns, where, before, at.checkpoint_id)
+
+    def owners(self, name: str, value: Any) -> Pages:
         """`(thread_id, key)` of every checkpoint with a metadata value."""
         number = tag(self.reader.seal, name, value)
-        rows = self._all("tagged", number) if number is not None else []
-        for line, keys in groupby((key for (key,) in rows), lambda key: key >> 32):
-            owner = self._all("thread_of_line", line)
-            for key in keys:
-                if self._matches(owner[0][0], owner[0][1], key, {name: value}):
-                    yield owner[0][0], key
+        keys = (yield rows_of(self.sql["tagged"], number)) if number is not None else []
+        last, thread_id, ns = -1, "", ""
+        for (key,) in keys:
+            if key >> 32 != last:
+                last = key >> 32
+                ((thread_id, ns),) = yield rows_of(self.sql["owner"], last)
+            for row in (yield rows_of(self.sql["checkpoint_at"], key)):
+                if self._matches(thread_id, ns, row, {name: value}):
+                    yield thread_id, key
 
-    def _all(self, name: str, *params: Any) -> list[Row]:
-        rows: list[Row] = self.read(rows_of(self.sql[name], *params))
-        return rows
-
-    def _everywhere(
-        self, where: Mapping[str, Any], before: RunnableConfig | None
-    ) -> Iterator[Address]:
-        tagged = [(k, v) for k, v in where.items() if tag(self.reader.seal, k, v) is not None]
-        if tagged:
-            owners = dict.fromkeys(thread_id for thread_id, _ in self.keys_with(*tagged[0]))
-            for thread_id in owners:
-                yield from self._in_thread(thread_id, None, where, before, None)
-            return
+    def _everywhere(self, where: Mapping[str, Any], before: RunnableConfig | None) -> Pages:
+        for name, value in where.items():
+            if tag(self.reader.seal, name, value) is not None and "." not in name:
+                owners = yield from _results(self.owners(name, value))
+                for thread_id in dict.fromkeys(thread_id for thread_id, _ in owners):
+                    yield from self._in_thread(thread_id, None, where, before, None)
+                return
         last = 0
-        while rows := self._all("thread_ids", last, _PAGE):
+        while rows := (yield rows_of(self.sql["thread_ids"], last, _PAGE)):
             for _, thread_id in rows:
                 yield from self._in_thread(thread_id, None, where, before, None)
             last = rows[-1][0]
@@ -88,61 +160,96 @@ class Listing:
         where: Mapping[str, Any],
         before: RunnableConfig | None,
         only: str | None,
-    ) -> Iterator[Address]:
-        found = self._all("find_thread", check_thread_id(thread_id))
+    ) -> Pages:
+        found = yield rows_of(self.sql["find_thread"], thread_id)
         if not found:
             return
-        lines = [
-            (line, name)
-            for line, name, _ in self._all("thread_lines", found[0][0])
-            if ns is None or name == ns
-        ]
-        below = self._place_of(lines, before)
-        if below is None:
-            return
-        runs = [self._line(thread_id, line, name, where, below) for line, name in lines]
-        for _, name, uid in heapq.merge(*runs, key=lambda at: -at[0]):
-            if only is None or uid == only:
-                yield Address(thread_id, name, uid)
-
-    def _place_of(self, lines: list[tuple[int, str]], before: RunnableConfig | None) -> int | None:
-        """The place below which to list; None when `before` is not a checkpoint of the thread."""
         uid = before["configurable"].get("checkpoint_id") if before else None
-        if uid is None:
-            return _LOW
-        for line, _ in lines:
-            rows = self._all("find_checkpoint", line, pack_id(uid))
-            if rows:
-                return int(rows[0][0]) & _LOW
-        return None
-
-    def _line(
-        self, thread_id: str, line: int, ns: str, where: Mapping[str, Any], below: int
-    ) -> Iterator[tuple[int, str, str]]:
-        for key, uid in self._candidates(line, where, below):
-            if not where or self._matches(thread_id, ns, key, where):
-                yield key & _LOW, ns, uid
-
-    def _candidates(
-        self, line: int, where: Mapping[str, Any], below: int
-    ) -> Iterator[tuple[int, str]]:
-        for name, value in where.items():
-            number = tag(self.reader.seal, name, value)
-            if number is not None:
-                for (key,) in self._all("tagged_in", number, *span(line, 0, below)):
-                    rows = self._all("checkpoint_at", key)
-                    if rows:
-                        yield key, unpack_id(rows[0][1]) or ""
+        listed: list[_Namespace] = []
+        for key, name, head in (yield rows_of(self.sql["thread_namespaces"], found[0][0])):
+            if ns is None or name == ns:
+                listed.append(_Namespace(key, name, head, _LOW + 1))
+                if uid is not None:
+                    yield from self._limit(listed[-1], uid)
+        if only is not None:
+            yield from self._one(thread_id, listed, where, only)
+            return
+        # the head first: of the namespace asked for, of several that of the root graph
+        first = next((each for each in listed if each.name == (ns or "")), None)
+        if first is not None and 0 < first.head < first.stop:
+            for row in (yield rows_of(self.sql["checkpoint_at"], first.key << 32 | first.head)):
+                if self._wanted(thread_id, first, row, where):
+                    yield Address(thread_id, first.name, unpack_id(row[1]) or "")
+        while True:
+            for each in listed:
+                yield from self._fill(thread_id, each, where)
+            filled = [each for each in listed if each.rows]
+            if not filled:
                 return
-        start, stop = span(line, 0, below)
-        while rows := self._all("line_page", start, stop, _PAGE):
-            for key, uid in rows:
-                yield key, unpack_id(uid) or ""
-            stop = rows[-1][0]
+            newest = max(filled, key=lambda each: each.rows[-1][0] & _LOW)
+            row = newest.rows.pop()
+            if newest is not first or row[0] & _LOW != first.head:
+                yield Address(thread_id, newest.name, unpack_id(row[1]) or "")
 
-    def _matches(self, thread_id: str, ns: str, key: int, where: Mapping[str, Any]) -> bool:
-        rows = self._all("checkpoint_at", key)
-        if not rows:
+    def _limit(self, listed: _Namespace, uid: str) -> Pages:
+        """Leave out what is not before a checkpoint.
+
+        Of the same namespace: what was put before it. An id of another one, with which langgraph asks
+        for a subgraph's state as of its parent, is compared with the ids, as langgraph's savers do.
+        """
+        rows = yield rows_of(self.sql["find_checkpoint"], listed.key, pack_id(uid))
+        if rows:
+            listed.stop = rows[0][0] & _LOW
+        else:
+            listed.before = uid
+
+    def _one(
+        self, thread_id: str, listed: list[_Namespace], where: Mapping[str, Any], only: str
+    ) -> Pages:
+        for each in listed:
+            for row in (yield rows_of(self.sql["find_checkpoint"], each.key, pack_id(only))):
+                if row[0] & _LOW < each.stop and self._wanted(thread_id, each, row, where):
+                    yield Address(thread_id, each.name, only)
+
+    def _fill(self, thread_id: str, listed: _Namespace, where: Mapping[str, Any]) -> Pages:
+        """Read the next page of a namespace, unless one is at hand or there is none."""
+        while not listed.rows and listed.stop > 0:
+            start, stop = span(listed.key, 0, listed.stop)
+            rows = yield self._page(start, stop, where)
+            listed.stop = rows[-1][0] & _LOW if len(rows) == _PAGE else 0
+            listed.rows = [
+                row for row in reversed(rows) if self._wanted(thread_id, listed, row, where)
+            ]
+
+    def _page(self, start: int, stop: int, where: Mapping[str, Any]) -> Flow[list[Row]]:
+        for name, value in where.items():
+            number = tag(self.reader.seal, name, value) if "." not in name else None
+            if number is not None:
+                return rows_of(self.sql["tagged_page"], number, start, stop, _PAGE)
+        return rows_of(self.sql["checkpoints_page"], start, stop, _PAGE)
+
+    def _wanted(
+        self, thread_id: str, listed: _Namespace, row: Row, where: Mapping[str, Any]
+    ) -> bool:
+        if listed.before is not None and not (unpack_id(row[1]) or "") < listed.before:
             return False
-        metadata = self.reader.metadata(self.reader.open_row(thread_id, ns, rows[0]))
-        return all(metadata.get(name) == value for name, value in where.items())
+        return not where or self._matches(thread_id, listed.name, row, where)
+
+    def _matches(self, thread_id: str, ns: str, row: Row, where: Mapping[str, Any]) -> bool:
+        return matches(self.reader.metadata(self.reader.open_row(thread_id, ns, row)), where)
+
+
+def _results(pages: Pages) -> Generator[Any, Any, list[Any]]:
+    """All results of pages at once; the flows go to whoever drives."""
+    out = []
+    answer = None
+    while True:
+        try:
+            step = pages.send(answer)
+        except StopIteration:
+            return out
+        answer = None
+        if isinstance(step, GeneratorType):
+            answer = yield step
+        else:
+            out.append(step)

@@ -247,7 +247,7 @@ class Appender:
             log = thread.named[channel]
             if origin in log.items:
                 thread.add_aliases(log, [(position, origin)])
-        if self.ends:
+        if self.ends or thread.seq == self.seq:
             thread.seq = seq
 
 

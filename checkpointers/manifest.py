@@ -130,25 +130,6 @@ def contains(have: Ranges, position: int) -> bool:
     return i >= 0 and have[i][0] <= position < have[i][1]
 
 
-def ends(ranges: Ranges, first: int, last: int) -> Ranges:
-    """The first so many positions, and the last so many.
-
-    >>> ends([(0, 4), (9, 12)], 1, 5)
-    [(0, 1), (2, 4), (9, 12)]
-    >>> ends([(0, 4), (9, 12)], 3, 4)
-    [(0, 4), (9, 12)]
-    """
-    total, passed = count(ranges), 0
-    if first + last >= total:
-        return ranges
-    out: Ranges = []
-    for start, stop in ranges:
-        out.append((start, min(stop, start + first - passed)))
-        out.append((max(start, start + total - last - passed), stop))
-        passed += stop - start
-    return joined(each for each in out if each[0] < each[1])
-
-
 def once(ranges: Ranges) -> Ranges:
     """The same positions in order of first appearance, none of them twice.
 

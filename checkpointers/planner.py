@@ -70,7 +70,10 @@ Node = One | Many | bytes | list[Any]  # the last two are references that need n
 class PlannedPut:
     """A checkpoint to put. A channel whose node is None is as it is in the parent.
 
-    `rests_on` is the state of the thread that the plan rests on, if it rests on one.
+    Attributes:
+        rests_on: The state of the thread that the plan rests on, if it rests on one.
+        begins: Whether its source says that it does not go on with what its parent began.
+        deliberate: Whether its parent was read by its id.
     """
 
     thread_id: str
@@ -84,6 +87,7 @@ class PlannedPut:
     nodes: dict[str, Node | None]
     rests_on: tuple[int, int] | None
     begins: bool
+    deliberate: bool
     step: int | None
 
 
@@ -165,7 +169,8 @@ class Planner:
             {node: dict(seen) for node, seen in checkpoint["versions_seen"].items()},
             nodes,
             (self.thread.key, self.thread.generation) if self.thread else None,
-            deliberate or at.checkpoint_id is None or source in _BEGINNINGS,
+            source in _BEGINNINGS,
+            deliberate,
             step if type(step) is int else None,
         )
 

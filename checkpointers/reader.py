@@ -2,36 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from langgraph.checkpoint.base import (
     CheckpointMetadata,
     CheckpointTuple,
+    DeltaChannelHistory,
+    PendingWrite,
     writes_sort_key,
 )
 
-from perdure.checkpointers.base import Address
-from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.manifest import DICT, ITEM, MAP, Ranges, ends, once, unflat
-from perdure.checkpointers.memo import Lane, Memo, Snapshot, Thread
+from perdure.checkpointers.address import Address
+from perdure.checkpointers.cache import UNREAD_STEP, Cache, ChannelLog, Snapshot, Thread
+from perdure.checkpointers.items import Items
+from perdure.checkpointers.manifest import (
+    ALIASES,
+    DICT,
+    DICT_HERE,
+    ITEM,
+    LIST_HERE,
+    MAP,
+    Range,
+    Ranges,
+    covered,
+    joined,
+    missing,
+    once,
+    positions,
+    unflat,
+)
 from perdure.checkpointers.packing import unpack
 from perdure.checkpointers.records import (
     checkpoint_place,
     item_place,
     pack_id,
+    place,
+    span,
     split_channels,
     unpack_id,
     unpack_snapshot,
     unpack_writes,
     writes_place,
 )
-from perdure.checkpointers.schema import place, span
 from perdure.errors import CorruptRecord
 from perdure.storage.cipher import Seal
 from perdure.storage.flow import Flow, Row, Statement
 
-BLOCKS = "#blocks"  # the lane that holds the blocks of long manifests
+_LOW = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +58,7 @@ class Found:
     """A checkpoint and the keys that lead to it."""
 
     thread: Thread
-    line: int
+    namespace: int
     snapshot: Snapshot
 
 
@@ -50,19 +69,19 @@ class Reader:
     Args:
         sql: The statements, by name.
         seal: Decrypts what is read.
-        memo: What is remembered of threads.
-        codec: Decodes items.
+        cache: What is kept of threads.
+        items: Decodes items.
     """
 
     sql: dict[str, str]
     seal: Seal
-    memo: Memo
-    codec: Codec
+    cache: Cache
+    items: Items
 
     # -- checkpoints
 
     def find(self, at: Address) -> Flow[Found | None]:
-        """The checkpoint of an address: the one named, or the head."""
+        """The checkpoint of an address, or the head; its values are not read yet."""
         if at.checkpoint_id is None:
             rows = yield Statement(self.sql["head_of"], (at.thread_id, at.checkpoint_ns))
         else:
@@ -70,96 +89,111 @@ class Reader:
             rows = yield Statement(self.sql["checkpoint_of"], params)
         if not rows:
             return None
-        key, swept, line, *row = rows[0]
-        thread = self.memo.thread(at.thread_id, key, swept)
-        thread.lines[at.checkpoint_ns] = line
+        key, generation, namespace, *row = rows[0]
+        thread = self.cache.thread(at.thread_id, key, generation)
         uid = unpack_id(row[1])
         known = thread.recent.get((at.checkpoint_ns, uid or ""))
         if known is None or known.key != row[0]:
             known = self.open_row(at.thread_id, at.checkpoint_ns, tuple(row))
-            yield from self._resolve(thread, known)
+            yield from self._resolve(at.thread_id, thread, known)
         thread.remember(at.checkpoint_ns, known)
-        return Found(thread, line, known)
+        return Found(thread, namespace, known)
 
     def get(self, at: Address) -> Flow[CheckpointTuple | None]:
         """The checkpoint of an address, with all its values."""
         found = yield from self.find(at)
-        return None if found is None else (yield from self.checkpoint_tuple(at, found))
+        return None if found is None else (yield from self._tuple(at, found))
 
-    def snapshot(self, thread_id: str, ns: str, line: int, uid: str) -> Flow[Snapshot | None]:
-        """One checkpoint of a line."""
-        rows = yield Statement(self.sql["find_checkpoint"], (line, pack_id(uid)))
+    def snapshot(
+        self, thread_id: str, ns: str, namespace: int, uid: str
+    ) -> Flow[Snapshot | None]:
+        """One checkpoint of a namespace."""
+        rows = yield Statement(self.sql["find_checkpoint"], (namespace, pack_id(uid)))
         return (yield from self.info(thread_id, ns, rows[0])) if rows else None
 
     def info(self, thread_id: str, ns: str, row: Row) -> Flow[Snapshot]:
         """A row as a snapshot, its ranges at hand."""
         snapshot = self.open_row(thread_id, ns, row)
-        found = yield Statement(self.sql["find_thread"], (thread_id,))
-        yield from self._resolve(self.memo.thread(thread_id, found[0][0], found[0][2]), snapshot)
+        ((key, _, generation),) = yield Statement(self.sql["find_thread"], (thread_id,))
+        thread = self.cache.thread(thread_id, key, generation)
+        yield from self._resolve(thread_id, thread, snapshot)
         return snapshot
 
     def open_row(self, thread_id: str, ns: str, row: Row) -> Snapshot:
-        """A row `(id, uid, parent, body)`, decrypted and unpacked, its ranges as written.
+        """A row `(id, uid, parent, began, body)`, decrypted and unpacked, its ranges as written.
 
         Raises:
             CorruptRecord: It was damaged or tampered with.
         """
-        key, uid, parent = row[0], unpack_id(row[1]) or "", unpack_id(row[2])
+        key, uid, parent, began, body = row
+        uid, parent = unpack_id(uid) or "", unpack_id(parent)
         bound = checkpoint_place(thread_id, ns, uid, parent, key)
-        return unpack_snapshot(uid, key, parent, self.seal.open(row[3], bound))
+        return unpack_snapshot(uid, key, parent, began, self.seal.open(body, bound))
 
     def metadata(self, snapshot: Snapshot) -> dict[str, Any]:
         """A checkpoint's metadata, new at each call."""
-        metadata: dict[str, Any] = self.codec.decode(snapshot.fields[1])
+        metadata: dict[str, Any] = self.items.codec.decode(snapshot.fields[1])
         return metadata
 
-    def _resolve(self, thread: Thread, snapshot: Snapshot) -> Flow[None]:
-        """Put the ranges of split channels at hand."""
+    def step(self, snapshot: Snapshot) -> int | None:
+        """The superstep of a checkpoint; None: its metadata has none."""
+        if snapshot.step == UNREAD_STEP:
+            step = self.metadata(snapshot).get("step")
+            snapshot.step = step if type(step) is int else None
+        return snapshot.step
+
+    def _resolve(self, thread_id: str, thread: Thread, snapshot: Snapshot) -> Flow[None]:
+        """Put the ranges of split channels at hand, and the origins of what was said."""
+        written = snapshot.said
         said: dict[str, tuple[int, Ranges]] = {}
-        for channel, lane, numbers in split_channels(snapshot.refs):
-            ranges = yield from self.ranges(thread, numbers)
-            snapshot.ranges[channel] = (lane, ranges)
+        for channel, key, numbers in split_channels(snapshot.refs):
+            ranges = yield from self.ranges(numbers)
+            snapshot.ranges[channel] = (key, ranges)
             if not channel.startswith("__"):
-                said[channel] = (lane, once(ranges))
-        for channel, (lane, numbers) in snapshot.said.items():
-            said[channel] = (lane, (yield from self.ranges(thread, numbers)))
+                said[channel] = (key, once(ranges))
+        for channel, (key, numbers) in written.items():
+            ranges = yield from self.ranges(numbers)
+            said[channel] = (key, ranges)
+            aliases = [each for each in ranges if each[0] >= ALIASES]
+            if aliases:
+                yield from self.load(thread_id, thread, key, aliases)
         snapshot.said = said
 
-    def ranges(self, thread: Thread, numbers: list[Any]) -> Flow[Ranges]:
-        """Ranges from the form in which they are written."""
+    def ranges(self, numbers: list[Any]) -> Flow[Ranges]:
+        """Ranges from the form in which they are written.
+
+        The first version of the schema wrote more than 64 of them as blocks, each an item of a log
+        of its own: `[[that log, position, ...], start, length, ...]`.
+        """
         if not numbers or isinstance(numbers[0], int):
             return unflat(numbers)
-        (key, *places), *rest = numbers
-        lane = yield from self._load(thread, key, [(p, p + 1) for p in places])
+        (key, *blocks), *rest = numbers
         out: Ranges = []
-        for position in places:
-            out += unflat(unpack(lane.items[position]))
+        for position in blocks:
+            rows = yield Statement(self.sql["block_at"], (place(key, position),))
+            if not rows:
+                raise CorruptRecord(f"block {position} of log {key} is missing")
+            thread_id, name, body = rows[0]
+            out += unflat(unpack(self.seal.open(body, item_place(thread_id, name, position))))
         return out + unflat(rest)
-
-    def block(self, key: int, position: int) -> Flow[Ranges]:
-        """The ranges of one block of a long manifest."""
-        rows = yield Statement(self.sql["block_at"], (place(key, position),))
-        if not rows:
-            raise CorruptRecord(f"block {position} of log {key} is missing")
-        thread_id, name, body = rows[0]
-        stored = self.seal.open(body, item_place(thread_id, name, position))
-        return unflat(unpack(stored))
 
     # -- values
 
-    def checkpoint_tuple(self, at: Address, found: Found) -> Flow[CheckpointTuple]:
+    def _tuple(self, at: Address, found: Found) -> Flow[CheckpointTuple]:
         """A checkpoint with all its values and pending writes, shared with nobody."""
         snapshot = found.snapshot
         values = {}
         for channel, ref in snapshot.refs.items():
             if channel in snapshot.ranges:
-                lane, ranges = snapshot.ranges[channel]
-                values[channel] = yield from self._split(found.thread, ref[0], lane, ranges)
+                key, ranges = snapshot.ranges[channel]
+                log = yield from self.load(at.thread_id, found.thread, key, ranges)
+                parts = self.items.values(log.full(ranges))
+                values[channel] = dict(parts) if ref[0] == DICT else parts
             else:
-                values[channel] = yield from self.value(found.thread, ref)
-        writes = yield from self.writes(found, at.checkpoint_ns)
+                values[channel] = yield from self.value(at.thread_id, found.thread, ref)
+        writes = yield from self.writes(at, found)
         checkpoint = {
-            **self.codec.decode(snapshot.fields[0]),
+            **self.items.codec.decode(snapshot.fields[0]),
             "id": snapshot.uid,
             "channel_values": values,
             "channel_versions": dict(snapshot.versions),
@@ -174,85 +208,116 @@ class Reader:
         )
 
     def writes(
-        self, found: Found, ns: str, channels: frozenset[str] | None = None
+        self, at: Address, found: Found, channels: frozenset[str] | None = None
     ) -> Flow[list[tuple[tuple[str, str, int], str, str, Any]]]:
         """Pending writes in the order in which their tasks are applied."""
         uid = found.snapshot.uid
-        rows = yield Statement(self.sql["writes_of"], (found.line, pack_id(uid)))
+        rows = yield Statement(self.sql["writes_of"], (found.namespace, pack_id(uid)))
         out = []
         for packed, path, body in rows:
             task = unpack_id(packed) or ""
-            bound = writes_place(found.thread.thread_id, ns, uid, task, path)
+            bound = writes_place(at.thread_id, at.checkpoint_ns, uid, task, path)
             for index, channel, ref in unpack_writes(self.seal.open(body, bound)):
                 if channels is None or channel in channels:
-                    value = yield from self.value(found.thread, ref)
+                    value = yield from self.value(at.thread_id, found.thread, ref)
                     out.append((writes_sort_key(path, task, index), task, channel, value))
         out.sort(key=lambda write: write[0])
         return out
 
-    def value(self, thread: Thread, ref: Any) -> Flow[Any]:
+    def value(self, thread_id: str, thread: Thread, ref: Any) -> Flow[Any]:
         """The value a reference stands for."""
         if isinstance(ref, bytes):
-            return self.codec.decode(ref)
+            return self.items.codec.decode(ref)
         kind = ref[0]
         if kind == MAP:
             out = {}
             for key, inner in ref[1].items():
-                out[key] = yield from self.value(thread, inner)
+                out[key] = yield from self.value(thread_id, thread, inner)
             return out
+        if kind in (LIST_HERE, DICT_HERE):
+            parts = self.items.values(self.items.expanded(ref[1]))
+            return dict(parts) if kind == DICT_HERE else parts
+        ranges = [(ref[2], ref[2] + 1)] if kind == ITEM else (yield from self.ranges(ref[2]))
+        log = yield from self.load(thread_id, thread, ref[1], ranges)
+        parts = self.items.values(log.full(ranges))
         if kind == ITEM:
-            lane = yield from self._load(thread, ref[1], [(ref[2], ref[2] + 1)])
-            return lane.fresh([(ref[2], ref[2] + 1)], self.codec)[0]
-        ranges = yield from self.ranges(thread, ref[2])
-        return (yield from self._split(thread, kind, ref[1], ranges))
+            return parts[0]
+        return dict(parts) if kind == DICT else parts
 
-    def _split(self, thread: Thread, kind: int, key: int, ranges: Ranges) -> Flow[Any]:
-        lane = yield from self._load(thread, key, ranges)
-        values = lane.fresh(ranges, self.codec)
-        return dict(values) if kind == DICT else values
-
-    def _load(self, thread: Thread, key: int, ranges: Ranges) -> Flow[Lane]:
-        """Make sure that the items of ranges are remembered."""
-        lane = thread.lanes.get(key)
-        if lane is None:
-            rows = yield Statement(self.sql["lane_name"], (key,))
+    def load(self, thread_id: str, thread: Thread, key: int, ranges: Ranges) -> Flow[ChannelLog]:
+        """Make sure that the items of ranges are at hand."""
+        log = thread.logs.get(key)
+        if log is None:
+            rows = yield Statement(self.sql["log_name"], (key,))
             if not rows:
-                raise CorruptRecord(f"thread {thread.thread_id!r}: log {key} is missing")
-            lane = thread.lane(key, rows[0][0])
-        for start, stop in ranges:
-            if not lane.has(start, stop):
-                rows = yield Statement(self.sql["items_between"], span(key, start, stop))
-                if [row[0] & 0xFFFFFFFF for row in rows] != list(range(start, stop)):
-                    raise CorruptRecord(
-                        f"thread {thread.thread_id!r}: not all items from {start} to {stop} of "
-                        f"channel {lane.name!r} are in the log; restore it from a backup"
-                    )
-                bodies = [body for _, body in rows]
-                opened = self.seal.open_run(bodies, ("item", thread.thread_id, lane.name), start)
-                thread.add_items(lane, enumerate(opened, start))
-        return lane
+                raise CorruptRecord(f"thread {thread_id!r}: log {key} is missing")
+            log = thread.log(key, rows[0][0])
+        lacking = [each for each in ranges if not log.has(*each)]
+        aliases = [each for each in lacking if each[0] >= ALIASES]
+        if aliases:
+            bodies = yield from self._bodies(thread_id, log, aliases)
+            origins = dict(zip(positions(aliases), map(unpack, bodies), strict=True))
+            wanted = joined((origin, origin + 1) for origin in sorted(set(origins.values())))
+            lacking = [each for each in lacking if each[0] < ALIASES]
+            lacking += [each for each in missing(wanted, covered(lacking)) if not log.has(*each)]
+        if lacking:
+            stored = yield from self._bodies(thread_id, log, lacking)
+            thread.add_items(
+                log, zip(positions(lacking), self.items.expanded(stored), strict=True)
+            )
+        if aliases:
+            thread.add_aliases(log, origins.items())
+        return log
 
-    def said(
-        self, at: Address, channel: str, part: tuple[int, int] | None = None
-    ) -> Flow[tuple[list[Any], Ranges, Ranges] | None]:
-        """What a channel held on the way to a checkpoint: the values, where, and what is left.
+    def _bodies(self, thread_id: str, log: ChannelLog, ranges: list[Range]) -> Flow[list[bytes]]:
+        """The stored forms of the items of ranges."""
+        asked = [Statement(self.sql["items_between"], span(log.key, *each)) for each in ranges]
+        answers = yield asked
+        out: list[bytes] = []
+        for (start, stop), rows in zip(ranges, answers, strict=True):
+            if [row[0] & _LOW for row in rows] != list(range(start, stop)):
+                raise CorruptRecord(
+                    f"thread {thread_id!r}: not all items from {start} to {stop} of channel "
+                    f"{log.name!r} are in the log; restore it from a backup"
+                )
+            bodies = [body for _, body in rows]
+            out += self.seal.open_run(bodies, ("item", thread_id, log.name), start)
+        return out
 
-        Args:
-            at: The checkpoint.
-            channel: The channel.
-            part: Only so many from the beginning, and from the end.
+    # -- what a langgraph `DeltaChannel` is rebuilt from
+
+    def delta_history(
+        self, at: Address, channels: Sequence[str]
+    ) -> Flow[Mapping[str, DeltaChannelHistory]]:
+        """Walk from a checkpoint's parent to the nearest stored value of each channel.
+
+        Contract: `BaseCheckpointSaver.get_delta_channel_history`.
         """
-        found = yield from self.find(at)
-        if found is None:
-            return None
-        key, ranges = found.snapshot.said.get(channel, (0, []))
-        if not ranges:
-            return [], [], []
-        if part is not None:
-            ranges = ends(ranges, *part)
-        lane = yield from self._load(found.thread, key, ranges)
-        values = lane.fresh(ranges, self.codec)
-        ref = found.snapshot.refs.get(channel)
-        if isinstance(ref, list) and ref[0] == DICT:
-            values = [tuple(v) if type(v) is list and len(v) == 2 else v for v in values]
-        return values, ranges, found.snapshot.ranges.get(channel, (key, []))[1]
+        writes: dict[str, list[list[PendingWrite]]] = {channel: [] for channel in channels}
+        seeds: dict[str, object] = {}
+        target = (yield from self.find(at)) if channels else None
+        uid = target.snapshot.parent if target else None
+        remaining = set(channels)
+        while target and uid and remaining:
+            snapshot = yield from self.snapshot(
+                at.thread_id, at.checkpoint_ns, target.namespace, uid
+            )
+            if snapshot is None:
+                break
+            here = Found(target.thread, target.namespace, snapshot)
+            found = yield from self.writes(at, here, frozenset(remaining))
+            for channel in remaining:
+                writes[channel].append(
+                    [(task, c, value) for _, task, c, value in found if c == channel]
+                )
+            for channel in remaining & snapshot.refs.keys():
+                ref = snapshot.refs[channel]
+                seeds[channel] = yield from self.value(at.thread_id, target.thread, ref)
+            remaining -= snapshot.refs.keys()
+            uid = snapshot.parent
+        out: dict[str, DeltaChannelHistory] = {}
+        for channel in channels:
+            out[channel] = {"writes": [w for step in reversed(writes[channel]) for w in step]}
+            if channel in seeds:
+                out[channel]["seed"] = seeds[channel]
+        return out

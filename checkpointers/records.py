@@ -112,6 +112,11 @@ def pack_snapshot(snapshot: Snapshot) -> bytes:
         for channel, (log, ranges) in snapshot.said.items()
         if snapshot.ranges.get(channel) != (log, ranges)
     }
+    return pack_row(snapshot, said)
+
+
+def pack_row(snapshot: Snapshot, said: dict[str, Any]) -> bytes:
+    """The same, with what was said as it is to be written."""
     return pack([snapshot.fields, snapshot.versions, snapshot.seen, snapshot.refs, said])
 
 

@@ -18,11 +18,13 @@ class HistoryItem:
         seen: Whether it is still part of the channel's value at that checkpoint, that is, whether
             the model is shown it.
         position: Its place in the channel's log; grows with time, never reused.
+        branch: Whether it was said only on a branch, which does not lead to the head.
     """
 
     value: Any
     seen: bool
     position: int
+    branch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class CheckpointInfo:
         checkpoint_ns: Its namespace.
         order: Its place in the order in which the thread's checkpoints were put.
         is_head: Whether a run that names no `checkpoint_id` starts from it.
+        is_branch: Whether it does not lead to the head of its namespace.
         metadata: As put.
         ts: Its timestamp, as put (ISO 8601).
         counts: For each channel that holds a list or dict, how many items it has here.
@@ -68,6 +71,7 @@ class CheckpointInfo:
     checkpoint_ns: str
     order: int
     is_head: bool
+    is_branch: bool
     metadata: Mapping[str, Any]
     ts: str
     counts: Mapping[str, int]

@@ -1,14 +1,12 @@
 """The tables of the checkpointers, as numbered steps; a step that has shipped is never edited.
 
-Keys of `checkpoints` and `log` are composed: `line << 32 | seq` and `lane << 32 | position`, so a
-thread's rows lie together and a range of them is a range of keys.
+Keys of `checkpoints` and `items` are composed: `namespace << 32 | seq` and `log << 32 | position`, so
+a thread's rows lie together and a range of them is a range of keys.
 """
 
 from __future__ import annotations
 
 from perdure.storage.migrations import Migration
-
-BITS = 32
 
 SQLITE = Migration(
     "checkpointers",
@@ -69,15 +67,17 @@ SQLITE = Migration(
             PRIMARY KEY (tag, checkpoint)
         ) STRICT, WITHOUT ROWID
         """,
+        """
+        ALTER TABLE lines RENAME TO namespaces;
+        ALTER TABLE namespaces RENAME COLUMN line TO namespace;
+        ALTER TABLE lanes RENAME TO logs;
+        ALTER TABLE logs RENAME COLUMN lane TO log;
+        ALTER TABLE logs ADD COLUMN next_alias INTEGER NOT NULL DEFAULT 2147483648;
+        ALTER TABLE log RENAME TO items;
+        ALTER TABLE checkpoints RENAME COLUMN line TO namespace;
+        ALTER TABLE checkpoints ADD COLUMN began INTEGER NOT NULL DEFAULT 0;
+        ALTER TABLE writes RENAME COLUMN line TO namespace;
+        ALTER TABLE threads RENAME COLUMN swept TO generation
+        """,
     ),
 )
-
-
-def place(table: int, within: int) -> int:
-    """The key of a row: a line and a sequence number, or a lane and a position."""
-    return table << BITS | within
-
-
-def span(table: int, start: int = 0, stop: int = 1 << BITS) -> tuple[int, int]:
-    """The half-open range of keys of positions `start` to `stop`."""
-    return (table << BITS) + start, (table << BITS) + stop

@@ -1,10 +1,13 @@
--- find_thread: its key and the counter that tells whether anything was deleted from it
-SELECT thread, seq, swept FROM threads WHERE thread_id = ?;
+-- find_thread: its key, the counter of puts, and the one that tells whether anything was deleted
+SELECT thread, seq, generation FROM threads WHERE thread_id = ?;
 
--- state: a thread and one of its namespaces, as they are before a write
-SELECT t.thread, t.seq, t.swept, t.updated_at, l.line, l.pinned,
-CASE l.pinned WHEN 0 THEN coalesce((SELECT max(id) FROM checkpoints WHERE id >= l.line << 32 AND id < (l.line + 1) << 32) & 0xFFFFFFFF, 0) ELSE l.pinned END
-FROM threads t LEFT JOIN lines l ON l.thread = t.thread AND l.ns = ? WHERE t.thread_id = ?;
+-- state: a thread, one of its namespaces and its head, and where a checkpoint stands, before a write
+SELECT t.thread, t.seq, t.generation, t.updated_at, n.namespace, n.pinned, h.id, h.began, h.uid,
+(SELECT c.id FROM checkpoints c WHERE c.uid = ?1 AND c.namespace = n.namespace)
+FROM threads t LEFT JOIN namespaces n ON n.thread = t.thread AND n.ns = ?2
+LEFT JOIN checkpoints h ON h.id = CASE n.pinned WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
+ELSE (n.namespace << 32) + n.pinned END
+WHERE t.thread_id = ?3;
 
 -- new_thread: a thread nobody has written to yet
 INSERT INTO threads (thread_id, created_at, updated_at) VALUES (?, ?, ?) RETURNING thread;
@@ -16,121 +19,115 @@ WHERE thread = ?;
 -- touch: when a thread was last written to; apart, so that its index is not written each time
 UPDATE threads SET updated_at = ? WHERE thread = ?;
 
--- new_line: the first checkpoint of a namespace
-INSERT INTO lines (thread, ns) VALUES (?, ?) RETURNING line;
+-- new_namespace: the first checkpoint of a namespace
+INSERT INTO namespaces (thread, ns) VALUES (?, ?) RETURNING namespace;
 
 -- pin: the checkpoint from which the next run starts; 0: the newest
-UPDATE lines SET pinned = ? WHERE line = ?;
+UPDATE namespaces SET pinned = ? WHERE namespace = ?;
 
--- thread_lines: all namespaces of a thread
-SELECT l.line, l.ns, CASE l.pinned WHEN 0 THEN coalesce((SELECT max(id) FROM checkpoints WHERE id >= l.line << 32 AND id < (l.line + 1) << 32) & 0xFFFFFFFF, 0) ELSE l.pinned END
-FROM lines l WHERE l.thread = ? ORDER BY l.line;
+-- thread_namespaces: all namespaces of a thread, each with its head's place
+SELECT n.namespace, n.ns, coalesce(CASE n.pinned WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
+ELSE (n.namespace << 32) + n.pinned END, 0) & 0xFFFFFFFF
+FROM namespaces n WHERE n.thread = ? ORDER BY n.namespace;
 
--- find_lane: the log of one channel
-SELECT lane FROM lanes WHERE thread = ? AND name = ?;
+-- log_of: the log of a channel, for a namespace of its thread
+SELECT l.log FROM logs l JOIN namespaces n ON n.thread = l.thread WHERE n.namespace = ? AND l.name = ?;
 
--- lane_name: which channel a log belongs to
-SELECT name FROM lanes WHERE lane = ?;
+-- log_name: which channel a log belongs to
+SELECT name FROM logs WHERE log = ?;
 
--- new_lane: the first item of a channel
-INSERT INTO lanes (thread, name) VALUES (?, ?) RETURNING lane;
+-- new_log: the first item of a channel
+INSERT INTO logs (thread, name) VALUES (?, ?) RETURNING log;
 
--- take_positions: reserve places at the end of a log; a place is never given twice
-UPDATE lanes SET next = next + ? WHERE lane = ? RETURNING next;
+-- grow_log: where a log goes on; a position is never given twice
+UPDATE logs SET next = ?, next_alias = ? WHERE log = ?;
 
--- thread_lanes: all logs of a thread
-SELECT lane, name, next FROM lanes WHERE thread = ? ORDER BY lane;
+-- thread_logs: all logs of a thread
+SELECT log, name, next, next_alias FROM logs WHERE thread = ? ORDER BY log;
 
--- same_hash: candidates for being the items already
-SELECT id, h, body FROM log WHERE h = ?;
+-- same_hashes: candidates for being items that are stored already
+SELECT id, body FROM items WHERE h IN (SELECT value FROM json_each(?));
 
--- same_hashes: the same for many at once
-SELECT id, h, body FROM log WHERE h IN (SELECT value FROM json_each(?));
-
--- add_item: one item, at its place
-INSERT INTO log (id, h, body) VALUES (?, ?, ?);
+-- add_item: one item, at its position
+INSERT INTO items (id, h, body) VALUES (?, ?, ?);
 
 -- items_between: a range of a log
-SELECT id, body FROM log WHERE id >= ? AND id < ? ORDER BY id;
+SELECT id, body FROM items WHERE id >= ? AND id < ? ORDER BY id;
 
--- block_at: one item, and whose it is
+-- block_at: ranges as the first version of the schema wrote long lists of them
 SELECT t.thread_id, l.name, i.body
-FROM log i JOIN lanes l ON l.lane = i.id >> 32 JOIN threads t ON t.thread = l.thread WHERE i.id = ?;
-
--- count_between: how many items of a range are there
-SELECT count(*) FROM log WHERE id >= ? AND id < ?;
+FROM items i JOIN logs l ON l.log = i.id >> 32 JOIN threads t ON t.thread = l.thread WHERE i.id = ?;
 
 -- item_keys: the items of a log, without their bodies
-SELECT id, length(body) FROM log WHERE id >= ? AND id < ?;
+SELECT id, length(body) FROM items WHERE id >= ? AND id < ?;
 
 -- drop_items: items nothing refers to
-DELETE FROM log WHERE id >= ? AND id < ?;
+DELETE FROM items WHERE id >= ? AND id < ?;
 
 -- find_checkpoint: one checkpoint by its id
-SELECT id, uid, parent, body FROM checkpoints WHERE line = ? AND uid = ?;
+SELECT id, uid, parent, began, body FROM checkpoints WHERE namespace = ? AND uid = ?;
 
 -- checkpoint_at: one checkpoint by its place
-SELECT id, uid, parent, body FROM checkpoints WHERE id = ?;
+SELECT id, uid, parent, began, body FROM checkpoints WHERE id = ?;
 
 -- head_of: the checkpoint a run starts from, and the keys that lead to it
-SELECT t.thread, t.swept, l.line, c.id, c.uid, c.parent, c.body
-FROM threads t JOIN lines l ON l.thread = t.thread JOIN checkpoints c
-ON c.id = CASE l.pinned WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= l.line << 32 AND id < (l.line + 1) << 32)
-ELSE (l.line << 32) + l.pinned END
-WHERE t.thread_id = ? AND l.ns = ?;
+SELECT t.thread, t.generation, n.namespace, c.id, c.uid, c.parent, c.began, c.body
+FROM threads t JOIN namespaces n ON n.thread = t.thread JOIN checkpoints c
+ON c.id = CASE n.pinned WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
+ELSE (n.namespace << 32) + n.pinned END
+WHERE t.thread_id = ? AND n.ns = ?;
 
 -- checkpoint_of: one checkpoint by its id, and the keys that lead to it
-SELECT t.thread, t.swept, l.line, c.id, c.uid, c.parent, c.body
-FROM threads t JOIN lines l ON l.thread = t.thread JOIN checkpoints c ON c.line = l.line AND c.uid = ?
-WHERE t.thread_id = ? AND l.ns = ?;
+SELECT t.thread, t.generation, n.namespace, c.id, c.uid, c.parent, c.began, c.body
+FROM threads t JOIN namespaces n ON n.thread = t.thread JOIN checkpoints c ON c.namespace = n.namespace AND c.uid = ?
+WHERE t.thread_id = ? AND n.ns = ?;
 
 -- add_checkpoint: a checkpoint at its place
-INSERT INTO checkpoints (id, line, uid, parent, put_at, body) VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT (line, uid) DO NOTHING RETURNING id;
+INSERT INTO checkpoints (id, namespace, uid, parent, began, put_at, body) VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- replace_checkpoint: the same checkpoint, put once more
 UPDATE checkpoints SET parent = ?, put_at = ?, body = ? WHERE id = ?;
 
--- line_checkpoints: a page of a line, newest first
-SELECT id, uid, parent, body FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC LIMIT ?;
+-- checkpoints_page: a page of a namespace, newest first
+SELECT id, uid, parent, began, body FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC LIMIT ?;
 
--- line_bodies: all of a line, newest first
-SELECT id, uid, parent, body FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC;
+-- checkpoint_bodies: all of a namespace, newest first
+SELECT id, uid, parent, began, body FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC;
 
--- rewrite_checkpoint: a checkpoint that forgets what was said before
+-- rewrite_checkpoint: a checkpoint whose references changed
 UPDATE checkpoints SET body = ? WHERE id = ?;
 
 -- set_counts: what a copied thread holds
 UPDATE threads SET seq = ?, checkpoints = ?, items = ?, bytes = ? WHERE thread = ?;
 
--- line_page: a page of a line's places, newest first
-SELECT id, uid FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC LIMIT ?;
-
--- line_keys: the places of a line's checkpoints, newest first
+-- checkpoint_keys: the places of a namespace's checkpoints, newest first
 SELECT id, uid, parent, put_at FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC;
 
 -- drop_checkpoint: one checkpoint
 DELETE FROM checkpoints WHERE id = ?;
 
 -- find_writes: what a task wrote already
-SELECT path, body FROM writes WHERE line = ? AND uid = ? AND task = ?;
+SELECT path, body FROM writes WHERE namespace = ? AND uid = ? AND task = ?;
 
 -- add_writes: what a task wrote, if it is the first of it
-INSERT INTO writes (line, uid, task, path, body) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (line, uid, task) DO NOTHING RETURNING 1;
+INSERT INTO writes (namespace, uid, task, path, body) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (namespace, uid, task) DO NOTHING RETURNING 1;
 
 -- put_writes: what a task wrote
-INSERT INTO writes (line, uid, task, path, body) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (line, uid, task) DO UPDATE SET path = excluded.path, body = excluded.body;
+INSERT INTO writes (namespace, uid, task, path, body) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (namespace, uid, task) DO UPDATE SET path = excluded.path, body = excluded.body;
+
+-- refer_writes: what a task wrote, as references to items, unless it has written more since
+UPDATE writes SET body = ? WHERE namespace = ? AND uid = ? AND task = ? AND body = ?;
 
 -- writes_of: what the tasks of a checkpoint wrote
-SELECT task, path, body FROM writes WHERE line = ? AND uid = ?;
+SELECT task, path, body FROM writes WHERE namespace = ? AND uid = ?;
 
--- line_writes: the pending writes of a line
-SELECT uid, task, path, body FROM writes WHERE line = ?;
+-- namespace_writes: the pending writes of a namespace
+SELECT uid, task, path, body FROM writes WHERE namespace = ?;
 
 -- drop_writes: the pending writes of a checkpoint
-DELETE FROM writes WHERE line = ? AND uid = ?;
+DELETE FROM writes WHERE namespace = ? AND uid = ?;
 
 -- add_tag: make a checkpoint findable by one of its metadata values
 INSERT OR IGNORE INTO tags (tag, checkpoint) VALUES (?, ?);
@@ -138,30 +135,31 @@ INSERT OR IGNORE INTO tags (tag, checkpoint) VALUES (?, ?);
 -- drop_tag: its opposite
 DELETE FROM tags WHERE tag = ? AND checkpoint = ?;
 
--- tagged: checkpoints with a metadata value, newest first within a line
-SELECT checkpoint FROM tags WHERE tag = ? ORDER BY checkpoint DESC;
+-- tagged: checkpoints with a metadata value
+SELECT checkpoint FROM tags WHERE tag = ? ORDER BY checkpoint;
 
--- tagged_in: the same within one line, below a place
-SELECT checkpoint FROM tags WHERE tag = ? AND checkpoint >= ? AND checkpoint < ? ORDER BY checkpoint DESC;
+-- tagged_page: a page of those of one namespace, newest first
+SELECT c.id, c.uid, c.parent, c.began, c.body FROM tags g JOIN checkpoints c ON c.id = g.checkpoint
+WHERE g.tag = ? AND g.checkpoint >= ? AND g.checkpoint < ? ORDER BY g.checkpoint DESC LIMIT ?;
 
--- thread_of_line: who a line belongs to
-SELECT t.thread_id, l.ns, t.thread, t.swept FROM lines l JOIN threads t ON t.thread = l.thread WHERE l.line = ?;
+-- owner: who a namespace belongs to
+SELECT t.thread_id, n.ns FROM namespaces n JOIN threads t ON t.thread = n.thread WHERE n.namespace = ?;
 
--- swept: tell every process that items of the thread are gone
-UPDATE threads SET swept = swept + 1, checkpoints = checkpoints - ?, items = items - ?, bytes = bytes - ?
+-- removed: tell every process that rows of the thread are gone
+UPDATE threads SET generation = generation + 1, checkpoints = checkpoints - ?, items = items - ?, bytes = bytes - ?
 WHERE thread = ?;
 
--- drop_line_checkpoints: a whole line
+-- drop_namespace_checkpoints: a whole namespace
 DELETE FROM checkpoints WHERE id >= ? AND id < ?;
 
--- drop_line_writes: a whole line's pending writes
-DELETE FROM writes WHERE line = ?;
+-- drop_namespace_writes: a whole namespace's pending writes
+DELETE FROM writes WHERE namespace = ?;
 
--- drop_lines: the lines of a thread
-DELETE FROM lines WHERE thread = ?;
+-- drop_namespaces: the namespaces of a thread
+DELETE FROM namespaces WHERE thread = ?;
 
--- drop_lanes: the logs of a thread
-DELETE FROM lanes WHERE thread = ?;
+-- drop_logs: the logs of a thread
+DELETE FROM logs WHERE thread = ?;
 
 -- drop_thread: the thread itself
 DELETE FROM threads WHERE thread = ?;

@@ -1,44 +1,85 @@
-"""Putting checkpoints and writes: flows that run within one transaction of the writer."""
+"""Putting checkpoints and writes: flows that run within one transaction of the database."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from perdure.checkpointers.base import Address
-from perdure.checkpointers.log import Log, Written
+from perdure.checkpointers.address import Address
+from perdure.checkpointers.cache import Cache, Snapshot, Thread, Write
+from perdure.checkpointers.items import Items
+from perdure.checkpointers.log import Appender
 from perdure.checkpointers.manifest import (
-    said,
+    DICT,
+    DICT_HERE,
+    ITEM,
+    LIST,
+    LIST_HERE,
+    flat,
+    joined,
 )
-from perdure.checkpointers.memo import Memo, Snapshot
-from perdure.checkpointers.plan import (
-    Node,
-    PlannedPut,
-    PlannedWrites,
-    known_ranges,
-)
-from perdure.checkpointers.reading import Reader
+from perdure.checkpointers.planner import PlannedPut, PlannedWrites
+from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
     checkpoint_place,
     pack_id,
     pack_snapshot,
     pack_writes,
+    place,
     tags_of,
+    unpack_id,
     unpack_writes,
     writes_place,
 )
-from perdure.checkpointers.schema import place, span
-from perdure.errors import ConcurrentUpdate
 from perdure.storage.cipher import Seal
 from perdure.storage.flow import Flow, Statement
 
 ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
+_LOW: Final = 0xFFFFFFFF
+_log = logging.getLogger("perdure")
 
 
 class Stale(Exception):
     """A plan rests on what is not there, deleted meanwhile perhaps: plan again, from nothing."""
+
+
+@dataclass(slots=True)
+class Written:
+    """What a flow found and wrote, for the cache to take over once it is committed."""
+
+    thread_id: str
+    ns: str
+    key: int
+    seq: int
+    generation: int
+    updated_at: float
+    namespace: int
+    pinned: int
+    known: Thread | None
+    head: tuple[int, int, str | None] | None = None  # key, began, id
+    existing: int | None = None
+    snapshot: Snapshot | None = None
+    branch_of: str | None = None
+    appender: Appender | None = None
+    writes: list[tuple[str, str, str, list[Write] | None, bytes]] = field(default_factory=list)
+
+    def take_over(self, cache: Cache) -> None:
+        """Keep what was written, and say if it is a branch nobody asked for."""
+        thread = cache.thread(self.thread_id, self.key, self.generation)
+        if self.appender is not None:
+            self.appender.take_over(thread, self.seq)
+        if self.snapshot is not None:
+            thread.remember(self.ns, self.snapshot)
+        for uid, task, path, writes, body in self.writes:
+            thread.remember_writes(self.ns, uid, task, path, writes, body)
+        if self.branch_of is not None:
+            _log.info(
+                "thread %r: a run went on after a later one had begun; its checkpoint %s is a branch",
+                self.thread_id,
+                self.branch_of,
+            )
 
 
 @dataclass(slots=True)
@@ -48,106 +89,43 @@ class Writer:
     Args:
         sql: The statements, by name.
         seal: Encrypts what is written.
-        memo: What is remembered of threads.
+        cache: What is kept of threads.
+        items: Encodes items.
         reader: The flows that read.
-        log: The flows that append.
     """
 
     sql: dict[str, str]
     seal: Seal
-    memo: Memo
+    cache: Cache
+    items: Items
     reader: Reader
-    log: Log
 
     # -- a checkpoint
 
     def put(self, plan: PlannedPut) -> Flow[Written]:
-        """Store a checkpoint and move the head to it, or leave it as a fork.
+        """Store a checkpoint; the head moves to it unless a run that began later has it.
 
         Raises:
             Stale: Something the plan rests on was deleted.
-            ConcurrentUpdate: Another run moved the head, and conflicts are errors.
         """
         now = time.time()
-        out = yield from self._begin(plan.thread_id, plan.ns, now)
-        planned = [node for node in plan.nodes.values() if node is not None]
-        yield from self._verify(out, planned, plan.remembered)
-        parent = yield from self._snapshot(out, plan.parent)
-        moves = self._moves_head(plan, parent, out)
-        out.forked = None if moves else plan.uid
-        snapshot = yield from self._build(out, plan, parent)
-        body = pack_snapshot(snapshot, (yield from self._written_said(out, snapshot)))
-        yield from self._store(out, plan, snapshot, body, moves, now)
-        return out
-
-    def _begin(self, thread_id: str, ns: str, now: float) -> Flow[Written]:
-        """The thread and namespace as they are; new ones if need be."""
-        rows = yield Statement(self.sql["state"], (ns, thread_id))
-        if not rows:
-            yield Statement(self.sql["new_thread"], (thread_id, now, now))
-            rows = yield Statement(self.sql["state"], (ns, thread_id))
-        thread, seq, swept, updated_at, line, pinned, head = rows[0]
-        if line is None:
-            ((line,),) = yield Statement(self.sql["new_line"], (thread, ns))
-        out = Written(thread_id, ns, thread, swept, line, head or 0, bool(pinned), seq)
-        if now - updated_at > ACTIVITY_S:
-            yield Statement(self.sql["touch"], (now, thread))
-        known = self.memo.peek(thread_id)
-        if known is not None and (known.key, known.swept) == (thread, swept):
-            out.known = known
-            out.lanes.update({lane.name: key for key, lane in list(known.lanes.items())})
-        return out
-
-    def _verify(
-        self, out: Written, nodes: Iterable[Node], remembered: tuple[int, int] | None
-    ) -> Flow[None]:
-        """Make sure that what a plan takes to be stored is; a deletion may have come between."""
-        thread = out.key
-        if remembered is None or remembered == (thread, out.swept):
-            return
-        for node in nodes:
-            for name, (start, stop) in known_ranges(node):
-                if remembered[0] != thread:
-                    raise Stale  # another thread by the same id: its log is another log
-                rows = yield Statement(self.sql["find_lane"], (thread, name))
-                if not rows:
-                    raise Stale
-                (counted,) = (
-                    yield Statement(self.sql["count_between"], span(rows[0][0], start, stop))
-                )[0]
-                if counted != stop - start:
-                    raise Stale
-
-    def _snapshot(self, out: Written, uid: str | None) -> Flow[Snapshot | None]:
-        """The parent: remembered, or read."""
-        if uid is None:
-            return None
-        found = out.known.recent.get((out.ns, uid)) if out.known else None
-        if found is not None:
-            return found
-        return (yield from self.reader.snapshot(out.thread_id, out.ns, out.line, uid))
-
-    def _moves_head(self, plan: PlannedPut, parent: Snapshot | None, out: Written) -> bool:
-        """Compare and swap on the parent: False leaves the checkpoint as the tip of a fork."""
-        if not plan.contests or out.head == 0:
-            return True
-        if parent is not None and parent.key == place(out.line, out.head):
-            return True
-        if plan.on_conflict == "error":
-            raise ConcurrentUpdate(
-                f"thread {plan.thread_id!r}: another run moved its head on from checkpoint "
-                f"{plan.parent!r} while this one was at work; run it again from the new head, or "
-                "open the checkpointer with on_conflict='fork' or 'wait'"
-            )
-        return False
-
-    def _build(self, out: Written, plan: PlannedPut, parent: Snapshot | None) -> Flow[Snapshot]:
+        out = yield from self._begin(plan.thread_id, plan.ns, plan.uid)
+        if plan.rests_on is not None and plan.rests_on != (out.key, out.generation):
+            raise Stale
+        parent = yield from self._parent(out, plan.parent)
         snapshot = Snapshot(
-            plan.uid, 0, plan.parent, plan.fields, plan.versions, plan.seen, {}, {}, {}
+            plan.uid, 0, plan.parent, 0, plan.fields, plan.versions, plan.seen, {}, {}, {}
         )
+        snapshot.step = plan.step
+        appender = out.appender = Appender(
+            self.sql, self.seal, self.items, plan.thread_id, out.key, out.seq, out.known
+        )
+        yield from appender.prepare(plan.nodes)
+        if parent is not None:
+            snapshot.said.update(parent.said)
         for channel, node in plan.nodes.items():
             if node is not None:
-                snapshot.refs[channel] = yield from self.log.resolve(out, node, snapshot, channel)
+                snapshot.refs[channel] = appender.resolve(channel, node, snapshot, parent)
             elif parent is None or not parent.holds(channel, plan.versions[channel]):
                 raise Stale
             else:
@@ -157,103 +135,201 @@ class Writer:
                 # a graph that does not know a channel carries its version on, not its value
                 if channel not in snapshot.refs and parent.holds(channel, version):
                     snapshot.take(channel, parent)
-            snapshot.said.update(parent.said)
-        for channel, (lane, ranges) in snapshot.ranges.items():
-            if channel.startswith("__"):
-                continue  # langgraph's own: tasks on their way are not what was said
-            before = snapshot.said.get(channel)
-            former = before[1] if before is not None and before[0] == lane else []
-            snapshot.said[channel] = (lane, said(former, ranges))
-        return snapshot
+        statements = appender.statements()
+        if out.existing is None:
+            statements += self._added(out, plan, snapshot, parent, now)
+        else:
+            statements += yield from self._replaced(out, plan, snapshot, now)
+        for number in tags_of(self.seal, plan.metadata):
+            statements.append(Statement(self.sql["add_tag"], (number, snapshot.key)))
+        if out.known is not None and plan.parent is not None:
+            statements += self._refer_writes(out, plan.parent, snapshot)
+        yield statements
+        out.snapshot = snapshot
+        return out
 
-    def _written_said(self, out: Written, snapshot: Snapshot) -> Flow[dict[str, Any]]:
-        """What was said, where it differs from what the channel holds now."""
-        result = {}
-        for channel, (lane, ranges) in snapshot.said.items():
-            if snapshot.ranges.get(channel) != (lane, ranges):
-                result[channel] = [lane, (yield from self.log.written_ranges(out, ranges))]
-        return result
+    def _begin(self, thread_id: str, ns: str, uid: str | None) -> Flow[Written]:
+        """The thread and namespace as they are; new ones if need be."""
+        params = (pack_id(uid), ns, thread_id)
+        rows = yield Statement(self.sql["state"], params)
+        if not rows:
+            now = time.time()
+            yield Statement(self.sql["new_thread"], (thread_id, now, now))
+            rows = yield Statement(self.sql["state"], params)
+        thread, seq, generation, updated_at, namespace, pinned, *head, existing = rows[0]
+        if namespace is None:
+            pinned = 0
+            ((namespace,),) = yield Statement(self.sql["new_namespace"], (thread, ns))
+        known = self.cache.peek(thread_id)
+        if known is None or (known.key, known.generation) != (thread, generation):
+            known = None
+        out = Written(thread_id, ns, thread, seq, generation, updated_at, namespace, pinned, known)
+        if head[0] is not None:
+            out.head = head[0], head[1], unpack_id(head[2])
+        out.existing = existing
+        return out
 
-    def _store(
+    def _parent(self, out: Written, uid: str | None) -> Flow[Snapshot | None]:
+        """The parent: kept, or read."""
+        if uid is None:
+            return None
+        found = out.known.recent.get((out.ns, uid)) if out.known is not None else None
+        if found is None:
+            found = yield from self.reader.snapshot(out.thread_id, out.ns, out.namespace, uid)
+            if out.known is None:
+                out.known = self.cache.peek(out.thread_id)
+        return found
+
+    def _added(
         self,
         out: Written,
         plan: PlannedPut,
         snapshot: Snapshot,
-        body: bytes,
-        moves: bool,
+        parent: Snapshot | None,
         now: float,
-    ) -> Flow[None]:
-        key = snapshot.key = place(out.line, out.seq + 1)
-        sealed = self._sealed(plan, key, body)
-        uid, parent = pack_id(plan.uid), pack_id(plan.parent)
-        values = (key, out.line, uid, parent, now, sealed)
-        if (yield Statement(self.sql["add_checkpoint"], values)):
-            out.seq += 1
-            if moves is out.pinned:  # else the head is as it has to be: the newest, or where it was
-                yield Statement(self.sql["pin"], (0 if moves else out.head, out.line))
-            grown = (out.seq, 1, out.added, out.size + len(sealed), out.key)
+    ) -> list[Statement]:
+        """A new checkpoint: its row, the head, and the thread's counters."""
+        out.seq += 1
+        snapshot.key = place(out.namespace, out.seq)
+        snapshot.began = (
+            out.seq if self._begins(out, plan, parent) or parent is None else parent.began
+        )
+        body = self._sealed(plan, snapshot)
+        uid, parent_uid = pack_id(plan.uid), pack_id(plan.parent)
+        row = (snapshot.key, out.namespace, uid, parent_uid, snapshot.began, now, body)
+        statements = [Statement(self.sql["add_checkpoint"], row)]
+        if self._takes_head(out, snapshot):
+            if out.pinned:
+                statements.append(Statement(self.sql["pin"], (0, out.namespace)))
         else:
-            row = (yield Statement(self.sql["find_checkpoint"], (out.line, uid)))[0]
-            key = snapshot.key = row[0]
-            sealed = self._sealed(plan, key, body)
-            yield from self._untag(plan, row)
-            yield Statement(self.sql["replace_checkpoint"], (parent, now, sealed, key))
-            yield Statement(self.sql["swept"], (0, 0, len(row[3]), out.key))
-            out.swept += 1
-            grown = (out.seq, 0, out.added, out.size + len(sealed), out.key)
-        for number in tags_of(self.seal, plan.metadata):
-            yield Statement(self.sql["add_tag"], (number, key))
-        yield Statement(self.sql["grow"], grown)
-        out.snapshot = snapshot
+            out.branch_of = plan.uid
+            if not out.pinned and out.head is not None:  # else it is where it was
+                statements.append(Statement(self.sql["pin"], (out.head[0] & _LOW, out.namespace)))
+        return statements + self._grow(out, 1, len(body), now)
 
-    def _sealed(self, plan: PlannedPut, key: int, body: bytes) -> bytes:
-        bound = checkpoint_place(plan.thread_id, plan.ns, plan.uid, plan.parent, key)
-        return self.seal.seal(body, bound)
+    def _grow(self, out: Written, checkpoints: int, size: int, now: float) -> list[Statement]:
+        """The thread's counters; its last activity apart, so that its index is written seldom."""
+        added = 0
+        if out.appender is not None:
+            added, size = len(out.appender.added), size + out.appender.size
+        statements = [Statement(self.sql["grow"], (out.seq, checkpoints, added, size, out.key))]
+        if now - out.updated_at > ACTIVITY_S:
+            statements.append(Statement(self.sql["touch"], (now, out.key)))
+        return statements
 
-    def _untag(self, plan: PlannedPut, row: tuple[Any, ...]) -> Flow[None]:
-        former = self.reader.open_row(plan.thread_id, plan.ns, row)
-        for number in tags_of(self.seal, self.reader.metadata(former)):
-            yield Statement(self.sql["drop_tag"], (number, row[0]))
+    def _begins(self, out: Written, plan: PlannedPut, parent: Snapshot | None) -> bool:
+        """Whether a put begins something, rather than going on with what its parent began.
+
+        Design: a put begins something if it is an input, an update or a fork, has no parent, skips
+        steps (durability `exit` writes a whole run at once), or goes on from a checkpoint that was
+        read by its id and is not the head.
+        """
+        if parent is None or plan.begins:
+            return True
+        if plan.deliberate and (out.head is None or out.head[0] != parent.key):
+            return True
+        before = self.reader.step(parent)
+        return plan.step is not None and before is not None and plan.step != before + 1
+
+    def _takes_head(self, out: Written, snapshot: Snapshot) -> bool:
+        """Whether a new checkpoint becomes the head: the later beginning has it."""
+        if out.head is None:
+            return True
+        _, began, uid = out.head
+        if snapshot.parent == uid or snapshot.began == out.seq:
+            return True
+        return (snapshot.began, snapshot.uid) > (began, uid or "")
+
+    def _replaced(
+        self, out: Written, plan: PlannedPut, snapshot: Snapshot, now: float
+    ) -> Flow[list[Statement]]:
+        """The same checkpoint, put once more, in the place it has."""
+        assert out.existing is not None
+        row = (yield Statement(self.sql["checkpoint_at"], (out.existing,)))[0]
+        before = self.reader.open_row(plan.thread_id, plan.ns, row)
+        snapshot.key, snapshot.began = before.key, before.began
+        body = self._sealed(plan, snapshot)
+        params = (pack_id(plan.parent), now, body, snapshot.key)
+        statements = [
+            Statement(self.sql["drop_tag"], (number, snapshot.key))
+            for number in tags_of(self.seal, self.reader.metadata(before))
+        ]
+        statements.append(Statement(self.sql["replace_checkpoint"], params))
+        statements.append(Statement(self.sql["removed"], (0, 0, len(row[-1]), out.key)))
+        out.generation += 1
+        return statements + self._grow(out, 0, len(body), now)
+
+    def _sealed(self, plan: PlannedPut, snapshot: Snapshot) -> bytes:
+        bound = checkpoint_place(plan.thread_id, plan.ns, plan.uid, plan.parent, snapshot.key)
+        return self.seal.seal(pack_snapshot(snapshot), bound)
 
     def rewind(self, at: Address) -> Flow[bool]:
         """Move the head to a checkpoint. Returns whether there is such a checkpoint."""
         params = (pack_id(at.checkpoint_id), at.thread_id, at.checkpoint_ns)
         rows = yield Statement(self.sql["checkpoint_of"], params)
         if rows:
-            yield Statement(self.sql["pin"], (rows[0][3] & 0xFFFFFFFF, rows[0][2]))
+            yield Statement(self.sql["pin"], (rows[0][3] & _LOW, rows[0][2]))
         return bool(rows)
 
     # -- pending writes
 
     def put_writes(self, plan: PlannedWrites) -> Flow[Written]:
-        """Store what a task wrote, for its checkpoint, which may not be there yet.
-
-        Raises:
-            Stale: Something the plan rests on was deleted.
-        """
+        """Store what a task wrote, for its checkpoint, which may not be there yet."""
         now = time.time()
-        out = yield from self._begin(plan.thread_id, plan.ns, now)
-        yield from self._verify(out, [node for _, _, node in plan.writes], plan.remembered)
-        new: dict[int, list[Any]] = {}
-        for index, channel, node in plan.writes:
-            ref = yield from self.log.resolve(out, node, None, channel)
-            new[index] = [index, channel, ref]
-        size = yield from self._store_writes(out, plan, list(new.values()))
-        yield Statement(self.sql["grow"], (out.seq, 0, out.added, out.size + size, out.key))
-        return out
-
-    def _store_writes(self, out: Written, plan: PlannedWrites, new: list[list[Any]]) -> Flow[int]:
-        """Returns by how many bytes the row grew."""
-        uid, task = pack_id(plan.uid), pack_id(plan.task)
+        out = yield from self._begin(plan.thread_id, plan.ns, None)
         row = (plan.thread_id, plan.ns, plan.uid, plan.task)
         bound = writes_place(*row, plan.path)
-        body = self.seal.seal(pack_writes(new), bound)
-        if (yield Statement(self.sql["add_writes"], (out.line, uid, task, plan.path, body))):
-            return len(body)
-        path, stored = (yield Statement(self.sql["find_writes"], (out.line, uid, task)))[0]
+        body = self.seal.seal(pack_writes(plan.writes), bound)
+        at = out.namespace, pack_id(plan.uid), pack_id(plan.task)
+        added, *_ = yield [
+            Statement(self.sql["add_writes"], (*at, plan.path, body)),
+            *self._grow(out, 0, len(body), now),
+        ]
+        if added:
+            out.writes.append((plan.uid, plan.task, plan.path, plan.writes, body))
+            return out
+        ((path, stored),) = yield Statement(self.sql["find_writes"], at)
         had = unpack_writes(self.seal.open(stored, writes_place(*row, path)))
-        first, then = (had, new) if plan.replace else (new, had)
+        first, then = (had, plan.writes) if plan.replace else (plan.writes, had)
         merged = {write[0]: write for write in [*first, *then]}
-        body = self.seal.seal(pack_writes([merged[i] for i in sorted(merged)]), bound)
-        yield Statement(self.sql["put_writes"], (out.line, uid, task, plan.path, body))
-        return len(body) - len(stored)
+        writes = [merged[i] for i in sorted(merged)]
+        sealed = self.seal.seal(pack_writes(writes), bound)
+        size = len(sealed) - len(stored) - len(body)
+        yield [
+            Statement(self.sql["put_writes"], (*at, plan.path, sealed)),
+            *self._grow(out, 0, size, now),
+        ]
+        out.writes.append((plan.uid, plan.task, plan.path, writes, sealed))
+        return out
+
+    def _refer_writes(self, out: Written, uid: str, snapshot: Snapshot) -> list[Statement]:
+        """Let the writes that led to a checkpoint point into the log where it holds them."""
+        assert out.known is not None and out.appender is not None
+        statements = []
+        for task, (path, writes, body) in out.known.pending.get((out.ns, uid), {}).items():
+            referring = [self._referring(out.appender, snapshot, write) for write in writes]
+            if all(new is write for new, write in zip(referring, writes, strict=True)):
+                continue
+            bound = writes_place(out.thread_id, out.ns, uid, task, path)
+            sealed = self.seal.seal(pack_writes(referring), bound)
+            params = (sealed, out.namespace, pack_id(uid), pack_id(task), body)
+            statements.append(Statement(self.sql["refer_writes"], params))
+            out.writes.append((uid, task, path, None, b""))
+        return statements
+
+    def _referring(self, appender: Appender, snapshot: Snapshot, write: Write) -> Write:
+        index, channel, ref = write
+        held = snapshot.ranges.get(channel)
+        if held is None:
+            return write
+        stored = [ref] if isinstance(ref, bytes) else ref[1] if ref[0] in _HERE else []
+        stands = [appender.placed.get((channel, each)) for each in stored]
+        if not stands or None in stands:
+            return write
+        if isinstance(ref, bytes):
+            return [index, channel, [ITEM, held[0], stands[0]]]
+        ranges = joined((p, p + 1) for p in stands if p is not None)
+        return [index, channel, [_HERE[ref[0]], held[0], flat(ranges)]]
+
+
+_HERE: Final = {LIST_HERE: LIST, DICT_HERE: DICT}
