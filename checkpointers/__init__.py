@@ -1,6 +1,6 @@
 """Thread state: checkpointers for `graph.compile(checkpointer=...)`."""
 
-from perdure.checkpointers.base import (
+from perdure.checkpointers.reports import (
     CheckpointInfo,
     ErasureReport,
     HistoryItem,

@@ -41,7 +41,7 @@ from perdure.checkpointers.cache import Cache
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.collector import collector_paused
 from perdure.checkpointers.erasure import Eraser, check_ids
-from perdure.checkpointers.import_langgraph import Importer
+from perdure.checkpointers.import_langgraph import Asked, Importer, Planned, Steps
 from perdure.checkpointers.items import Items
 from perdure.checkpointers.listing import Listing, apaged, paged
 from perdure.checkpointers.maintenance import Maintenance
@@ -62,6 +62,7 @@ from perdure.errors import InvalidConfig, UnknownCheckpoint
 from perdure.storage.database import Database, DatabaseOwner, Lock
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, rows_of
+from perdure.storage.sqlite_source import SQLiteSource
 
 T = TypeVar("T")
 
@@ -623,7 +624,21 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             ImportFailed: A thread went on here and there since, or a checkpoint is not the same
                 when read back. The threads before it are kept.
         """
-        return self._importer(serde).run(langgraph_sqlite_path)
+        source = SQLiteSource(langgraph_sqlite_path)
+        steps, answer = self._import_steps(source, serde), None
+        try:
+            while True:
+                step = steps.send(answer)
+                if isinstance(step, Asked):
+                    answer = source.read(step.flow)
+                elif isinstance(step, Planned):
+                    answer = self._write(step.make, step.thread_id)
+                else:
+                    answer = self._read(step)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        finally:
+            source.close()
 
     async def aimport_from(
         self,
@@ -632,12 +647,25 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         serde: SerializerProtocol | None = None,
     ) -> ImportReport:
         """See `import_from`."""
-        return await self._importer(serde).arun(langgraph_sqlite_path)
+        source = await asyncio.to_thread(SQLiteSource, langgraph_sqlite_path)
+        steps, answer = self._import_steps(source, serde), None
+        try:
+            while True:
+                step = steps.send(answer)
+                if isinstance(step, Asked):
+                    answer = await source.aread(step.flow)
+                elif isinstance(step, Planned):
+                    answer = await self._awrite(step.make, step.thread_id, OFF_LOOP_ITEMS + 1)
+                else:
+                    answer = await self._aread(step)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        finally:
+            await asyncio.to_thread(source.close)
 
-    def _importer(self, serde: SerializerProtocol | None) -> Importer:
-        return Importer(
-            Codec(serde or self.serde), self._codec_serde, self._listing, self._reader, self
-        )
+    def _import_steps(self, source: SQLiteSource, serde: SerializerProtocol | None) -> Steps:
+        codec = Codec(serde or self.serde)
+        return Importer(source.path, codec, self._listing, self._reader).steps()
 
     # -- running flows
 
@@ -688,7 +716,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
 
 def _items_in(values: Any) -> int:
-    return sum(len(value) for value in values if isinstance(value, (dict, [].__class__)))
+    return sum(len(value) for value in values if isinstance(value, dict | Sequence))
 
 
 def _named(thread_id: str, checkpoint_ns: str, checkpoint_id: str | None) -> Address:

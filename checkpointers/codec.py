@@ -8,7 +8,7 @@ plain data all through, and every value under another serializer, goes through t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -18,10 +18,10 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers.messages import CLASSES, pack_message, rebuilt, unpack_fields
 from perdure.checkpointers.packing import is_plain, unpack
-from perdure.checkpointers.pieces import PLAIN, Piece, read_piece
 from perdure.checkpointers.refusals import Blocked, forbidden, unstorable
 from perdure.errors import CorruptRecord
 
+PLAIN: Final = 16
 # first byte of an item that is no message: how the serializer named its output
 _TYPED: Final = {"msgpack": PLAIN, "null": 17, "bytes": 18, "bytearray": 19}
 _TYPE_NAMES: Final = {code: name for name, code in _TYPED.items()}
@@ -68,10 +68,6 @@ class Codec:
             self.serde.loads_typed((name, data))
         if blocked:
             raise forbidden(blocked[0], path())
-
-    def piece(self, stored: Sequence[bytes]) -> tuple[Piece, list[Any]] | None:
-        """Items as a piece and a first copy of them, if they are all messages or plain data."""
-        return read_piece(stored) if self.compact and all(stored) else None
 
     def decode(self, stored: bytes) -> Any:
         """The value of stored bytes, new at each call.

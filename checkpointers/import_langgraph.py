@@ -1,34 +1,57 @@
-"""Taking over a database that langgraph-checkpoint-sqlite wrote, one checkpoint at a time."""
+"""Taking over a database that langgraph-checkpoint-sqlite wrote, a page of checkpoints at a time."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import sqlite3
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, NamedTuple, cast
 
-from langgraph.checkpoint.base import CheckpointTuple
+from langgraph.checkpoint.base import Checkpoint, CheckpointTuple
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from perdure.checkpointers.base import Address
+from perdure.checkpointers.address import Address
 from perdure.checkpointers.codec import Codec
-from perdure.errors import CorruptRecord, ForbiddenType, NotADatabase
-from perdure.storage.sqlite_errors import check_path, mapped
+from perdure.checkpointers.listing import Listing, results
+from perdure.checkpointers.planner import Planner
+from perdure.checkpointers.reader import Reader
+from perdure.checkpointers.reports import ImportReport
+from perdure.errors import CorruptRecord, ForbiddenType, ImportFailed, NotADatabase
+from perdure.storage.flow import Flow, Statement
 
-_CHECKPOINTS = """
+_PAGE: Final = 64  # checkpoints
+_COLUMNS: Final = "SELECT name FROM pragma_table_info(?)"
+_THREADS: Final = "SELECT DISTINCT thread_id FROM checkpoints WHERE thread_id > ? ORDER BY 1 LIMIT 256"
+_ADDRESSES: Final = "SELECT checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = ?"
+_CHECKPOINTS: Final = """
 SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata
-FROM checkpoints WHERE thread_id = ? ORDER BY checkpoint_id, checkpoint_ns
+FROM checkpoints WHERE thread_id = ? AND (checkpoint_id, checkpoint_ns) > (?, ?)
+ORDER BY checkpoint_id, checkpoint_ns LIMIT ?
 """
 # the special ones, numbered below zero, come last: put_writes numbers the others from zero on
-_WRITES = """
+_WRITES: Final = """
 SELECT task_id, {path}, channel, type, value FROM writes
 WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?
 ORDER BY {path}, task_id, idx < 0, idx
 """
+
+
+class Asked(NamedTuple):
+    """A flow to be run on the file that is imported."""
+
+    flow: Flow[Any]
+
+
+class Planned(NamedTuple):
+    """A plan to be written."""
+
+    make: Any
+    thread_id: str
+
+
+Steps = Generator[Any, Any, ImportReport]
+"""Yields `Asked`, `Planned`, or a flow that reads this database; is sent what comes of it."""
 
 
 @dataclass(slots=True)
@@ -55,43 +78,40 @@ class Record:
         return self.parent._replace(checkpoint_id=self.checkpoint["id"])
 
 
-class Source:
-    """A file of langgraph-checkpoint-sqlite, opened for reading only.
+@dataclass(slots=True)
+class Importer:
+    """Takes over threads with all their namespaces, checkpoints and writes, under their ids.
 
     Args:
-        path: The file.
+        path: The file that langgraph-checkpoint-sqlite wrote, for messages.
         codec: Reads its values, under the allowlist in force.
-
-    Raises:
-        ConfigurationError: There is no such file.
-        NotADatabase: Another application wrote it.
+        listing: Lists what is here.
+        reader: Reads what is here.
     """
 
-    def __init__(self, path: str | os.PathLike[str], codec: Codec) -> None:
-        self.path = os.fspath(path)
-        self._codec = codec
-        check_path(self.path, read_only=True)
-        with mapped(self.path):
-            uri = f"{Path(self.path).absolute().as_uri()}?mode=ro"
-            self._conn = sqlite3.connect(uri, uri=True, check_same_thread=False)
-            try:
-                self._writes = self._check_tables()
-            except BaseException:
-                self._conn.close()
-                raise
+    path: str
+    codec: Codec
+    listing: Listing
+    reader: Reader
 
-    def __enter__(self) -> Self:
-        return self
+    def steps(self) -> Steps:
+        """The whole import; see `Checkpointer.import_from`."""
+        writes = yield Asked(self._check_tables())
+        report = ImportReport()
+        last = ""
+        while rows := (yield Asked(_rows(_THREADS, last))):
+            for (thread_id,) in rows:
+                yield from self._check_unforked(thread_id)
+                report += ImportReport(threads=1)
+                report += yield from self._thread(thread_id, writes)
+            last = rows[-1][0]
+        return report
 
-    def __exit__(self, *exc: object) -> None:
-        self._conn.close()
-
-    def _check_tables(self) -> str:
+    def _check_tables(self) -> Flow[str]:
         """The statement that reads writes; files from before langgraph had task paths lack them."""
-        columns: dict[str, set[str]] = {
-            table: {row[1] for row in self._conn.execute(f"PRAGMA table_info({table})")}
-            for table in ("checkpoints", "writes")
-        }
+        columns = {}
+        for table in ("checkpoints", "writes"):
+            columns[table] = {name for (name,) in (yield Statement(_COLUMNS, (table,)))}
         if not (
             {"parent_checkpoint_id", "type", "metadata"} <= columns["checkpoints"]
             and {"task_id", "idx", "type"} <= columns["writes"]
@@ -102,42 +122,84 @@ class Source:
             )
         return _WRITES.format(path="task_path" if "task_path" in columns["writes"] else "''")
 
-    def _rows(self, sql: str, *params: Any) -> Iterator[Any]:
-        with mapped(self.path), contextlib.closing(self._conn.execute(sql, params)) as cursor:
-            yield from cursor
+    def _check_unforked(self, thread_id: str) -> Generator[Any, Any, None]:
+        """Refuse a thread that has checkpoints here that the source lacks, and the reverse."""
+        there = set((yield Asked(_rows(_ADDRESSES, thread_id))))
+        everywhere: Any = {"configurable": {"thread_id": thread_id}}
+        found = yield from results(self.listing.addresses(everywhere, {}, None, None))
+        here = {(at.checkpoint_ns, at.checkpoint_id) for at in found}
+        if here - there and there - here:
+            raise ImportFailed(
+                f"thread {thread_id!r} has {len(here - there)} checkpoints here that "
+                f"{self.path!r} lacks, and {len(there - here)} there that are not here; "
+                "import into a new file, or delete the thread here first"
+            )
 
-    def thread_ids(self) -> list[str]:
-        """All threads."""
-        return [row[0] for row in self._rows("SELECT DISTINCT thread_id FROM checkpoints")]
-
-    def addresses(self, thread_id: str) -> set[tuple[str, str]]:
-        """`(checkpoint_ns, checkpoint_id)` of every checkpoint of a thread."""
-        sql = "SELECT checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = ?"
-        return set(self._rows(sql, thread_id))
-
-    def records(self, thread_id: str) -> Iterator[Record]:
-        """The checkpoints of a thread, oldest first: their ids sort by time.
-
-        Raises:
-            ForbiddenType: A type in one is not on the allowlist.
-            CorruptRecord: One cannot be read.
-        """
-        for ns, uid, parent, name, blob, metadata in self._rows(_CHECKPOINTS, thread_id):
-            where = f"{self.path!r}, thread {thread_id!r}, checkpoint {uid!r}"
-            tasks: dict[str, TaskWrites] = {}
-            for task, path, channel, kind, value in self._rows(self._writes, thread_id, ns, uid):
-                found = tasks.setdefault(task, TaskWrites(task, path, []))
-                found.writes.append((channel, self._load(where, kind, value)))
-            checkpoint = self._load(where, name, blob)
-            at = Address(thread_id, ns, parent or None)
-            known = json.loads(metadata) if metadata is not None else {}
-            yield Record(at, {**checkpoint, "id": uid}, known, list(tasks.values()))
+    def _thread(self, thread_id: str, writes: str) -> Steps:
+        """The checkpoints of a thread, oldest first: their ids sort by time."""
+        report = ImportReport()
+        last = ("", "")
+        while rows := (yield Asked(_rows(_CHECKPOINTS, thread_id, *last, _PAGE))):
+            for ns, uid, parent, name, blob, metadata in rows:
+                where = f"{self.path!r}, thread {thread_id!r}, checkpoint {uid!r}"
+                tasks: dict[str, TaskWrites] = {}
+                found = yield Asked(_rows(writes, thread_id, ns, uid))
+                for task, path, channel, kind, value in found:
+                    of_task = tasks.setdefault(task, TaskWrites(task, path, []))
+                    of_task.writes.append((channel, self._load(where, kind, value)))
+                checkpoint = {**self._load(where, name, blob), "id": uid}
+                known = json.loads(metadata) if metadata is not None else {}
+                at = Address(thread_id, ns, parent or None)
+                report += yield from self._take(
+                    Record(at, checkpoint, known, list(tasks.values()))
+                )
+            last = rows[-1][1], rows[-1][0]
+        return report
 
     def _load(self, where: str, name: str, data: bytes) -> Any:
         try:
-            return self._codec.load(name, data)
+            return self.codec.load(name, data)
         except (ForbiddenType, CorruptRecord) as exc:
             raise type(exc)(f"{where}: {exc}") from exc
+
+    def _take(self, record: Record) -> Steps:
+        serde = self.reader.items.codec.serde
+        found = yield self.reader.get(record.at)
+        new = found is None
+        if new:
+            yield Planned(lambda planner: _put(planner, record), record.at.thread_id)
+        elif not same(record, found, serde):
+            raise self._differs(record, "is another one here")
+        tasks = record.tasks if new else lacking(record, found, serde)
+        for task in tasks:
+            yield Planned(
+                lambda planner, task=task: planner.writes(
+                    record.at, task.writes, task.task_id, task.path
+                ),
+                record.at.thread_id,
+            )
+        if new or tasks:
+            found = yield self.reader.get(record.at)
+        if found is None or not same(record, found, serde) or lacking(record, found, serde):
+            raise self._differs(record, "is not the same when read back")
+        writes = sum(len(task.writes) for task in tasks)
+        return ImportReport(checkpoints=int(new), writes=writes, skipped=int(not new))
+
+    def _differs(self, record: Record, how: str) -> ImportFailed:
+        return ImportFailed(
+            f"{self.path!r}, thread {record.at.thread_id!r}: checkpoint "
+            f"{record.at.checkpoint_id!r} {how}"
+        )
+
+
+def _rows(sql: str, *params: Any) -> Flow[Any]:
+    return (yield Statement(sql, params))
+
+
+def _put(planner: Planner, record: Record) -> Any:
+    checkpoint = cast(Checkpoint, record.checkpoint)
+    versions = checkpoint["channel_versions"]
+    return planner.checkpoint(record.parent, checkpoint, record.metadata, versions)
 
 
 def same(record: Record, found: CheckpointTuple, serde: SerializerProtocol) -> bool:

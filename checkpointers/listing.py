@@ -143,7 +143,7 @@ class Listing:
     def _everywhere(self, where: Mapping[str, Any], before: RunnableConfig | None) -> Pages:
         for name, value in where.items():
             if tag(self.reader.seal, name, value) is not None and "." not in name:
-                owners = yield from _results(self.owners(name, value))
+                owners = yield from results(self.owners(name, value))
                 for thread_id in dict.fromkeys(thread_id for thread_id, _ in owners):
                     yield from self._in_thread(thread_id, None, where, before, None)
                 return
@@ -239,7 +239,7 @@ class Listing:
         return matches(self.reader.metadata(self.reader.open_row(thread_id, ns, row)), where)
 
 
-def _results(pages: Pages) -> Generator[Any, Any, list[Any]]:
+def results(pages: Pages) -> Generator[Any, Any, list[Any]]:
     """All results of pages at once; the flows go to whoever drives."""
     out = []
     answer = None

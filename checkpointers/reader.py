@@ -47,7 +47,7 @@ from perdure.checkpointers.records import (
     writes_place,
 )
 from perdure.errors import CorruptRecord
-from perdure.storage.cipher import Seal
+from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, Row, Statement
 
 _LOW = 0xFFFFFFFF

@@ -33,7 +33,7 @@ from perdure.checkpointers.records import (
     unpack_writes,
     writes_place,
 )
-from perdure.storage.cipher import Seal
+from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, Statement
 
 ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
@@ -99,6 +99,14 @@ class Writer:
     cache: Cache
     items: Items
     reader: Reader
+
+    def write(self, plan: PlannedPut | PlannedWrites) -> Flow[Written]:
+        """Store what was planned.
+
+        Raises:
+            Stale: Something the plan rests on was deleted.
+        """
+        return self.put(plan) if isinstance(plan, PlannedPut) else self.put_writes(plan)
 
     # -- a checkpoint
 
