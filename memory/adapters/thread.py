@@ -18,7 +18,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.graph.state import CompiledStateGraph
 
-from perdure.checkpointers.base import check_thread_id
+from perdure.checkpointers.address import check_thread_id
 from perdure.errors import ConcurrentUpdate, ConfigurationError, InvalidMessages
 from perdure.memory.adapters.pinned import Pinned
 from perdure.memory.nodes import checked

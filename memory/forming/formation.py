@@ -15,7 +15,7 @@ from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
 
-from perdure.checkpointers.base import check_thread_id
+from perdure.checkpointers.address import check_thread_id
 from perdure.errors import ConfigurationError, UnknownThread, VersionConflict
 from perdure.memory.checking import choice, whole
 from perdure.memory.drivers import Steps, arun, aside, run

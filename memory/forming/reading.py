@@ -16,7 +16,8 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from perdure.checkpointers.base import CheckpointInfo, HistoryItem, ThreadInfo, check_thread_id
+from perdure.checkpointers.address import check_thread_id
+from perdure.checkpointers.reports import CheckpointInfo, HistoryItem, ThreadInfo
 from perdure.errors import ConfigurationError, PerdureError, UnknownThread
 from perdure.memory.drivers import Step, Steps
 from perdure.memory.forming.said import Said, Spoken, latest, time_of, with_ids

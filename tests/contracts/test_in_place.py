@@ -32,7 +32,7 @@ def test_a_change_in_place_that_no_node_returned(remembered: bool) -> None:
         config: Any = {"configurable": {"thread_id": "t"}}
         for _ in graph.stream({"messages": [HumanMessage("secret")]}, config, durability="sync"):
             if not remembered and isinstance(saver, SQLiteCheckpointer):
-                saver._memo.forget("t")
+                saver._cache.forget("t")
         return [m.text for m in graph.get_state(config).values["messages"]]
 
     with SQLiteCheckpointer.open(":memory:") as saver:

@@ -68,7 +68,7 @@ for n in range(30):
         try:
             while True:
                 list(saver.list(None))
-                saver._memo.forget("t")
+                saver._cache.forget("t")
         except StorageUnavailable:
             pass
     threads = [threading.Thread(target=read) for _ in range(4)]
