@@ -154,6 +154,7 @@ class Reader:
         for channel, (key, numbers) in written.items():
             ranges = yield from self.ranges(numbers)
             said[channel] = (key, ranges)
+        for key, ranges in said.values():
             aliases = [each for each in ranges if each[0] >= ALIASES]
             if aliases:
                 yield from self.load(thread_id, thread, key, aliases)
