@@ -251,7 +251,7 @@ class Maintenance:
             yield from self._mark_origins(thread_id, name, log, live[log])
             for start, stop in missing([(0, end), (ALIASES, last)], covered(live[log])):
                 rows = yield Statement(self.sql["item_keys"], span(log, start, stop))
-                items += len(rows)
+                items += len(rows) if stop <= ALIASES else 0  # aliases are not counted
                 size += sum(length for _, length in rows)
                 if rows:
                     yield Statement(self.sql["drop_items"], span(log, start, stop))
