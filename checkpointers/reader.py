@@ -104,9 +104,13 @@ class Reader:
         found = yield from self.find(at)
         return None if found is None else (yield from self._tuple(at, found))
 
-    def snapshot(
-        self, thread_id: str, ns: str, namespace: int, uid: str
-    ) -> Flow[Snapshot | None]:
+    def is_head(self, at: Address) -> Flow[bool]:
+        """Whether a run that names no checkpoint would start from the one of an address."""
+        params = (pack_id(at.checkpoint_id), at.checkpoint_ns, at.thread_id)
+        rows = yield Statement(self.sql["state"], params)
+        return bool(rows) and rows[0][6] == rows[0][9]
+
+    def snapshot(self, thread_id: str, ns: str, namespace: int, uid: str) -> Flow[Snapshot | None]:
         """One checkpoint of a namespace."""
         rows = yield Statement(self.sql["find_checkpoint"], (namespace, pack_id(uid)))
         return (yield from self.info(thread_id, ns, rows[0])) if rows else None
@@ -263,9 +267,7 @@ class Reader:
             lacking += [each for each in missing(wanted, covered(lacking)) if not log.has(*each)]
         if lacking:
             stored = yield from self._bodies(thread_id, log, lacking)
-            thread.add_items(
-                log, zip(positions(lacking), self.items.expanded(stored), strict=True)
-            )
+            thread.add_items(log, zip(positions(lacking), self.items.expanded(stored), strict=True))
         if aliases:
             thread.add_aliases(log, origins.items())
         return log
