@@ -210,8 +210,8 @@ class Writer:
             if out.pinned:
                 statements.append(Statement(self.sql["pin"], (0, out.namespace)))
         else:
-            out.branch_of = plan.uid
             if not out.pinned and out.head is not None:  # else it is where it was
+                out.branch_of = plan.uid
                 statements.append(Statement(self.sql["pin"], (out.head[0] & _LOW, out.namespace)))
         return statements + self._grow(out, 1, len(body), now)
 
