@@ -216,7 +216,7 @@ def _all(saver: SQLiteCheckpointer) -> list[str]:
 def _exported(saver: SQLiteCheckpointer, thread_id: str) -> dict[str, Any]:
     from langchain_core.messages import convert_to_openai_messages
 
-    said = [item.value for item in saver.history(thread_id)]
+    said = [item.value for item in saver.history(thread_id) if not item.branch]
     messages: Any = convert_to_openai_messages(said, include_id=True)
     for message, value in zip(messages, said, strict=True):
         if "create_time" in value.response_metadata:
