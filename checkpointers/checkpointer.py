@@ -451,9 +451,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes, counts, and the driver that is in use."""
         file = self.database.stats()
-        ((threads, checkpoints, items, content),) = self.database.read(rows_of(self._sql["totals"]))
-        counts = {"threads": threads, "checkpoints": checkpoints, "items": items}
-        return {**file, **counts, "content_bytes": content}
+        ((threads, checkpoints, items),) = self.database.read(rows_of(self._sql["totals"]))
+        return {**file, "threads": threads, "checkpoints": checkpoints, "items": items}
 
     async def astats(self) -> dict[str, Any]:
         """See `stats`."""

@@ -148,8 +148,9 @@ class Writer:
             statements += self._added(out, plan, snapshot, parent, now)
         else:
             statements += yield from self._replaced(out, plan, snapshot, now)
-        for number in tags_of(self.seal, plan.metadata):
-            statements.append(Statement(self.sql["add_tag"], (number, snapshot.key)))
+        tags = [(number, snapshot.key) for number in tags_of(self.seal, plan.metadata)]
+        if tags:
+            statements.append(Statement(self.sql["add_tag"], tags, many=True))
         if out.known is not None and plan.parent is not None:
             statements += self._refer_writes(out, plan.parent, snapshot)
         yield statements
@@ -213,17 +214,14 @@ class Writer:
             out.branch_of = plan.uid
             if not out.pinned and out.head is not None:  # else it is where it was
                 statements.append(Statement(self.sql["pin"], (out.head[0] & _LOW, out.namespace)))
-        return statements + self._grow(out, 1, len(body), now)
+        statements.append(Statement(self.sql["advance"], (out.seq, out.key)))
+        return statements + self._touched(out, now)
 
-    def _grow(self, out: Written, checkpoints: int, size: int, now: float) -> list[Statement]:
-        """The thread's counters; its last activity apart, so that its index is written seldom."""
-        added = 0
-        if out.appender is not None:
-            added, size = len(out.appender.added), size + out.appender.size
-        statements = [Statement(self.sql["grow"], (out.seq, checkpoints, added, size, out.key))]
-        if now - out.updated_at > ACTIVITY_S:
-            statements.append(Statement(self.sql["touch"], (now, out.key)))
-        return statements
+    def _touched(self, out: Written, now: float) -> list[Statement]:
+        """The thread's last activity, which is kept only so exactly: its index is written seldom."""
+        if now - out.updated_at <= ACTIVITY_S:
+            return []
+        return [Statement(self.sql["touch"], (now, out.key))]
 
     def _begins(self, out: Written, plan: PlannedPut, parent: Snapshot | None) -> bool:
         """Whether a put begins something, rather than going on with what its parent began.
@@ -263,9 +261,9 @@ class Writer:
             for number in tags_of(self.seal, self.reader.metadata(before))
         ]
         statements.append(Statement(self.sql["replace_checkpoint"], params))
-        statements.append(Statement(self.sql["removed"], (0, 0, len(row[-1]), out.key)))
+        statements.append(Statement(self.sql["removed"], (out.key,)))
         out.generation += 1
-        return statements + self._grow(out, 0, len(body), now)
+        return statements + self._touched(out, now)
 
     def _sealed(self, plan: PlannedPut, snapshot: Snapshot) -> bytes:
         bound = checkpoint_place(plan.thread_id, plan.ns, plan.uid, plan.parent, snapshot.key)
@@ -291,7 +289,7 @@ class Writer:
         at = out.namespace, pack_id(plan.uid), pack_id(plan.task)
         added, *_ = yield [
             Statement(self.sql["add_writes"], (*at, plan.path, body)),
-            *self._grow(out, 0, len(body), now),
+            *self._touched(out, now),
         ]
         if added:
             out.writes.append((plan.uid, plan.task, plan.path, plan.writes, body))
@@ -302,11 +300,7 @@ class Writer:
         merged = {write[0]: write for write in [*first, *then]}
         writes = [merged[i] for i in sorted(merged)]
         sealed = self.seal.seal(pack_writes(writes), bound)
-        size = len(sealed) - len(stored) - len(body)
-        yield [
-            Statement(self.sql["put_writes"], (*at, plan.path, sealed)),
-            *self._grow(out, 0, size, now),
-        ]
+        yield Statement(self.sql["put_writes"], (*at, plan.path, sealed))
         out.writes.append((plan.uid, plan.task, plan.path, writes, sealed))
         return out
 
