@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from perdure.errors import EmbeddingFailed
-from perdure.storage.workers import Promise, settle
+from perdure.storage.threads import Promise, settle
 
 T = TypeVar("T")
 Call = Callable[[list[str]], Any]

@@ -15,7 +15,7 @@ from langgraph.store.base import (
 )
 
 from perdure.errors import ConfigurationError
-from perdure.storage.sqlite import Database
+from perdure.storage.database import Database
 from perdure.stores.base import PROVENANCE, TTL, Provenance
 from perdure.stores.filters import Filter, parse
 from perdure.stores.namespaces import check_prefix

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from perdure.errors import ConfigurationError
+from perdure.storage.database import scrub_wanted
 from perdure.storage.flow import Flow, Row, Statement
-from perdure.storage.scrubbing import scrub_wanted
 from perdure.stores.base import PROVENANCE, Namespace, Receipt
 from perdure.stores.filters import Filter, parse
 from perdure.stores.namespaces import check_key, labels, span
@@ -128,7 +128,7 @@ class Forgetting(Operations):
         said = {**doomed.messages, **dict.fromkeys(threads)}
         messages, clean = _erased(checkpointer, said)
         if not nothing:
-            doomed = self.database.write(self._erase(choice))
+            doomed = self.database.write(lambda: self._erase(choice))
             late = {t: ids - (said.get(t) or set()) for t, ids in doomed.messages.items()}
             more, cleaned = _erased(checkpointer, {t: ids for t, ids in late.items() if ids})
             self._forget_caches()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from perdure.errors import PerdureError
-from perdure.storage.sqlite import Database
+from perdure.storage.database import Database
 from perdure.stores.models import Model
 from perdure.stores.writing import Put, Writer
 
@@ -58,7 +58,7 @@ class Gatherer:
         for start in range(0, len(calls), _TOGETHER):
             some = calls[start : start + _TOGETHER]
             try:
-                done = self._database.in_thread(partial(_outcomes, some))
+                done = asyncio.ensure_future(self._database.in_thread(partial(_outcomes, some)))
             except PerdureError as exc:
                 _deliver(some, [(None, exc)] * len(some))
             else:
@@ -108,9 +108,9 @@ class PutGatherer:
     def _write(self, wishes: list[_Wish]) -> None:
         puts = [put for wish in wishes for put in wish.puts]
         model = next((wish.model for wish in wishes if wish.model is not None), None)
-        flow = self._writer.write(puts, max(wish.now for wish in wishes), model)
+        make = partial(self._writer.write, puts, max(wish.now for wish in wishes), model)
         try:
-            done = self._database.awrite(flow)
+            done = asyncio.ensure_future(self._database.awrite(make))
         except PerdureError as exc:
             _settle(wishes, exc)
         else:

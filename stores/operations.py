@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -92,8 +92,7 @@ class Operations(Lacking):
     def _got(
         self, path: bytes, key: str, refresh: bool, as_of: int | None
     ) -> Steps[StoredItem | None]:
-        get = partial(self._reader.get, path, key, self._now(), as_of)
-        row = yield Read(get(), snapshot=False, again=get)
+        row = yield Read(self._reader.get(path, key, self._now(), as_of), snapshot=False)
         if row is None:
             return None
         if refresh and as_of is None:
@@ -104,14 +103,13 @@ class Operations(Lacking):
         """Let items that expire live on, now that they were read."""
         mortal = [row[0] for row in rows if row[7] is not None]
         if mortal and not self.database.read_only:
-            yield Write(self._writer.touch(mortal, self._now))
+            yield Write(partial(self._writer.touch, mortal, self._now))
 
     def _search(
         self, wanted: Wanted, query: Query | None, limit: int, offset: int, *, refresh: bool
     ) -> Steps[list[FoundItem]]:
         if query is None:
-            page = partial(self._reader.search, wanted, limit, offset)
-            pairs = yield Read(page(), again=page if limit + offset <= _FEW else None)
+            pairs = yield Read(self._reader.search(wanted, limit, offset))
             if refresh and wanted.as_of is None:
                 yield from self._touch([row for row, _ in pairs])
             return [FoundItem(item) for _, item in pairs]
@@ -138,12 +136,10 @@ class Operations(Lacking):
             raise ConfigurationError(f"max_depth is {depth!r}; expected 1 or more, or None")
         limit, offset = self._page(op.limit, op.offset)
         when = None if as_of is None else micros(as_of)
-        page = partial(
-            self._reader.namespaces,
-            *(self._root, conditions, depth, limit, offset, self._now(), when),
+        return _one(
+            self._reader.namespaces(self._root, conditions, depth, limit, offset, self._now(), when)
         )
-        return _one(page)
 
 
-def _one(make: Callable[[], Flow[Any]]) -> Steps[Any]:
-    return (yield Read(make(), again=make))
+def _one(flow: Flow[Any]) -> Steps[Any]:
+    return (yield Read(flow))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.storage.flow import Flow, Row, Statement, rows_of
@@ -99,7 +100,7 @@ class Lacking(Core):
                 if len(group) > 1:
                     groups += [group[len(group) // 2 :], group[: len(group) // 2]]
                     continue
-                yield Write(self._writer.still_lacking(group[0][0], str(exc)))
+                yield Write(partial(self._writer.still_lacking, group[0][0], str(exc)))
                 if failed is not None and not done:  # the second in a row: it is not the texts
                     raise
                 failed = exc
@@ -122,7 +123,7 @@ class Lacking(Core):
             part = vectors[begin : begin + len(group)] if group else None
             begin += len(group)
             given.append((row[0], None if part is None else stored(part, model.kind)))
-        yield Write(self._writer.give_vectors(given, model))
+        yield Write(partial(self._writer.give_vectors, given, model))
         return len(rows)
 
     def _pieces_of(self, row: Row) -> list[str]:

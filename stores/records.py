@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from perdure.errors import ConfigurationError, CorruptRecord
-from perdure.storage.cipher import Clear, Place, Seal
+from perdure.storage.encryption import Clear, Place, Seal
 from perdure.storage.flow import Row
 from perdure.stores.base import Provenance, StoredItem
 from perdure.stores.namespaces import labels

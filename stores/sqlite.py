@@ -6,15 +6,16 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, Literal, Self
 
 from langgraph.store.base import IndexConfig, TTLConfig
 
 from perdure.errors import ConfigurationError
-from perdure.storage.cipher import Clear
-from perdure.storage.keys import agree_on_key, seal_for
-from perdure.storage.queries import load
-from perdure.storage.sqlite import Database
+from perdure.storage.encryption import Clear, agree_on_key, seal_for
+from perdure.storage.flow import Flow
+from perdure.storage.sql import load
+from perdure.storage.sqlite import SQLiteDatabase
 from perdure.stores.core import Parts, forget_filters, system_clock
 from perdure.stores.embedding import CheckedEmbedder, embedder_from
 from perdure.stores.models import Model
@@ -34,6 +35,7 @@ from perdure.stores.words import agreed_fields
 from perdure.stores.writing import Writer
 
 Offline = Literal["offline"]
+_SQL: Final = load("perdure.stores", "sqlite.sql")  # here, as no event loop may wait for a file
 _INDEX: Final = ("embed", "dims", "fields", "name")
 _APPROXIMATE_ABOVE: Final = 200_000  # vectors; 384 dimensions of float32 are 300 MB then
 
@@ -110,56 +112,53 @@ class SQLiteStore(Store):
         )
         embedder, model, given, in_process = _embedding(index, vectors)
         seal = seal_for(key)
-        database = Database.open(
+        kept = "clear" if isinstance(seal, Clear) else text_index
+        fields: list[str] = []
+
+        def begin() -> Flow[None]:
+            yield from agree_on_key(seal, os.fsdecode(path), read_only=read_only)
+            fields[:] = yield from agreed_fields(_SQL, given, kept, read_only=read_only)
+
+        database = SQLiteDatabase.open(
             path,
             SQLITE,
+            begin=begin,
             synchronous=synchronous,
             read_only=read_only,
             timeout_s=timeout_s,
             factory=factory,
         )
+        records = Records(seal)
+        masked = _mask(seal.hash_key) if kept == "keyed" else None
+        writer = Writer(_SQL, records, open_index=masked is not None)
+        preparer = Preparer(fields, max_value_bytes, model, masked)
+        resident = Resident(
+            _SQL,
+            records,
+            sealed_tokens=kept == "sealed",
+            approximate_above=approximate_above,
+            analyse=preparer.analysed,
+            keep=_ignored
+            if read_only
+            else lambda made: database.post(partial(writer.keep_tokens, made)),
+            erased=lambda: _clear_caches(embedder),
+        )
+        reader = Reader(_SQL, records)
         store = cls()
-        try:
-            run = database.read if read_only else database.write
-            run(agree_on_key(seal, os.fsdecode(path), read_only=read_only))
-            sql = load("perdure.stores", "sqlite.sql")
-            kept = "clear" if isinstance(seal, Clear) else text_index
-            fields = run(agreed_fields(sql, given, kept, read_only=read_only))
-            records = Records(seal)
-            masked = _mask(seal.hash_key) if kept == "keyed" else None
-            writer = Writer(sql, records, open_index=masked is not None)
-            preparer = Preparer(fields, max_value_bytes, model, masked)
-            resident = Resident(
-                sql,
-                records,
-                sealed_tokens=kept == "sealed",
-                approximate_above=approximate_above,
-                analyse=preparer.analysed,
-                keep=_ignored
-                if read_only
-                else lambda made: database.post(writer.keep_tokens(made)),
-                erased=lambda: _clear_caches(embedder),
+        store._bind(
+            Parts(
+                database,
+                _SQL,
+                reader,
+                writer,
+                preparer,
+                Searcher(_SQL, reader, resident, model, masked, _micros(clock)),
+                Driver(database, writer, embedder, in_process),
+                ttl,
+                clock,
             )
-            reader = Reader(sql, records)
-            store._bind(
-                Parts(
-                    database,
-                    sql,
-                    reader,
-                    writer,
-                    preparer,
-                    Searcher(
-                        sql, reader, resident, model, masked, lambda: int(clock() * 1_000_000)
-                    ),
-                    Driver(database, writer, embedder, in_process),
-                    ttl,
-                    clock,
-                )
-            )
-            return store
-        except BaseException:
-            database.close()
-            raise
+        )
+        return store
 
     @classmethod
     def from_conn_string(cls, conn_string: str, **options: Any) -> Self:

@@ -7,15 +7,13 @@ it computes; the async driver does that, and the reading, in the database's thre
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from perdure.storage.database import Database
 from perdure.storage.flow import Flow
-from perdure.storage.glancing import Declined
-from perdure.storage.sqlite import Database
 from perdure.stores.embedding import CheckedEmbedder
 from perdure.stores.gathering import Gatherer, PutGatherer
 from perdure.stores.models import Model
@@ -37,20 +35,16 @@ class EmbedAll(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A step: what a flow reads; on one snapshot, unless it is of one statement only.
-
-    `again` makes the flow anew, if it is likely to read so little that one may look at once.
-    """
+    """A step: what a flow reads; on one snapshot, unless it is of one statement only."""
 
     flow: Flow[Any]
     snapshot: bool = True
-    again: Callable[[], Flow[Any]] | None = None
 
 
 class Write(NamedTuple):
-    """A step: what a flow writes, in one transaction."""
+    """A step: what the flow that is made writes, in one transaction."""
 
-    flow: Flow[Any]
+    make: Callable[[], Flow[Any]]
 
 
 class WritePuts(NamedTuple):
@@ -64,7 +58,6 @@ class WritePuts(NamedTuple):
 Step = Embed | EmbedAll | Read | Write | WritePuts
 Steps = Generator[Step, Any, T]
 _Answer = Callable[[], Any]
-_LOOKS: Final = 2  # searches that are done at once in one turn of the loop
 
 
 @dataclass(slots=True)
@@ -84,7 +77,6 @@ class Driver:
     in_process: bool
     _reads: Gatherer = field(init=False)
     _puts: PutGatherer = field(init=False)
-    _looks: int = 0
 
     def __post_init__(self) -> None:
         self._reads = Gatherer(self.database)
@@ -92,6 +84,7 @@ class Driver:
 
     def run(self, steps: Steps[T]) -> T:
         """Carry out all steps in the calling thread."""
+        self.database.connect()  # the preparer needs to know the file's fields
         answer: _Answer = _nothing
         while True:
             step = self._advance(steps, answer)
@@ -106,15 +99,12 @@ class Driver:
             steps: What to do.
             brief: Whether what is computed before the first step is too little for a thread.
         """
+        await self.database.aconnect()
         answer: _Answer = _nothing
         while True:
             if brief:
                 brief, step = False, self._sent(steps, answer)
                 if isinstance(step, Read):
-                    glanced = self._glanced(step)
-                    if glanced is not None:
-                        brief, answer = True, glanced
-                        continue
                     step = await self._reads.run(partial(self._advance_from, steps, step))
             else:
                 step = await self._reads.run(partial(self._advance, steps, answer))
@@ -123,28 +113,6 @@ class Driver:
             answer = await self._acaught(step)
             if isinstance(step, Write | WritePuts):
                 brief = True
-
-    def _glanced(self, step: Read) -> _Answer | None:
-        """The answer to what is read, if it could be had at once."""
-        if step.again is None or (step.snapshot and self._crowded()):
-            return None
-        try:
-            result = self.database.glance(step.again(), snapshot=step.snapshot)
-        except Declined:
-            return None
-        except Exception as exc:
-            return _raising(exc)
-        return lambda: result
-
-    def _crowded(self) -> bool:
-        """Whether several looked in this turn of the loop: then a thread is worth its while."""
-        self._looks += 1
-        if self._looks == 1:
-            asyncio.get_running_loop().call_soon(self._rest)
-        return self._looks > _LOOKS
-
-    def _rest(self) -> None:
-        self._looks = 0
 
     def _advance_from(self, steps: Steps[Any], step: Read) -> Step | _Done:
         return self._advance(steps, self._caught(step))
@@ -180,10 +148,10 @@ class Driver:
         match step:
             case Read(flow, snapshot):
                 return self.database.read(flow, snapshot=snapshot)
-            case Write(flow):
-                return self.database.write(flow)
+            case Write(make):
+                return self.database.write(make)
             case WritePuts(puts, now, model):
-                return self.database.write(self.writer.write(puts, now, model))
+                return self.database.write(partial(self.writer.write, puts, now, model))
             case Embed(text):
                 assert self.embedder is not None
                 return self.embedder.embed_query(text)
@@ -200,12 +168,12 @@ class Driver:
 
     async def _aanswer(self, step: Step) -> Any:
         match step:
-            case Write(flow):
-                return await self.database.awrite(flow)
+            case Write(make):
+                return await self.database.awrite(make)
             case WritePuts(puts, now, model):
                 if all(put.unconditional for put in puts):
                     return await self._puts.run(puts, now, model)
-                return await self.database.awrite(self.writer.write(puts, now, model))
+                return await self.database.awrite(partial(self.writer.write, puts, now, model))
             case Embed(text) if self.embedder is not None and not self.in_process:
                 return await self.embedder.aembed_query(text)
             case EmbedAll(texts) if self.embedder is not None and not self.in_process:

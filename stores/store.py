@@ -7,10 +7,11 @@ import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from perdure.errors import ConfigurationError, PerdureError
-from perdure.storage.closing import Closing
+from perdure.storage.database import DatabaseOwner
 from perdure.storage.flow import Flow, Row, Statement, rows_of
 from perdure.stores.base import Namespace, Progress, QueryPlan, StoreStats, VersionRetention
 from perdure.stores.filter_paths import index_expression, index_path
@@ -27,7 +28,7 @@ _SWEEP = 500  # items closed, or versions dropped, in one transaction
 _FAR = 1_000_000  # days or versions: enough to keep all
 
 
-class Store(Closing, Transfer):
+class Store(DatabaseOwner, Transfer):
     """A langgraph store whose items keep their versions, and whose search needs no service."""
 
     _sweeper: threading.Thread | None = None
@@ -52,7 +53,7 @@ class Store(Closing, Transfer):
     def sweep_ttl(self) -> int:
         """Close the items whose time is over; they were invisible already. Returns how many."""
         total = 0
-        while found := self.database.write(self._writer.sweep(self._now(), _SWEEP)):
+        while found := self.database.write(lambda: self._writer.sweep(self._now(), _SWEEP)):
             total += found
         return total
 
@@ -118,10 +119,14 @@ class Store(Closing, Transfer):
         wanted = self._wanted(prefix)
         since = None if rule.days is None else self._now() - int(rule.days * 86_400_000_000)
         total = 0
-        while found := self.database.write(self._drop_versions(wanted.prefix, rule.last, since)):
+        while found := self.database.write(
+            lambda: self._drop_versions(wanted.prefix, rule.last, since)
+        ):
             total += found
         if total:
-            self.database.write(rows_of(self._sql["drop_empty_namespaces"], *span(wanted.prefix)))
+            self.database.write(
+                lambda: rows_of(self._sql["drop_empty_namespaces"], *span(wanted.prefix))
+            )
             self.database.shrink()
         return total
 
@@ -151,9 +156,8 @@ class Store(Closing, Transfer):
                 "values in this store are encrypted, so a path cannot have an index"
             )
         on = index_expression(checked, "value")
-        self.database.write(
-            _ddl(f'CREATE INDEX IF NOT EXISTS "{index_name(checked)}" ON store_items (ns, {on})')
-        )
+        sql = f'CREATE INDEX IF NOT EXISTS "{index_name(checked)}" ON store_items (ns, {on})'
+        self.database.write(lambda: rows_of(sql))
 
     async def acreate_index(self, path: str) -> None:
         """See `create_index`."""
@@ -175,7 +179,8 @@ class Store(Closing, Transfer):
 
     def drop_index(self, path: str) -> None:
         """Remove an index; one that is not there is no error."""
-        self.database.write(_ddl(f'DROP INDEX IF EXISTS "{index_name(index_path(path))}"'))
+        sql = f'DROP INDEX IF EXISTS "{index_name(index_path(path))}"'
+        self.database.write(lambda: rows_of(sql))
 
     def indexes(self) -> list[str]:
         """The paths that have an index."""
@@ -217,7 +222,7 @@ class Store(Closing, Transfer):
         if model is None:
             raise ConfigurationError("the store has no embedder; open it with index=")
         probe = yield EmbedAll(["perdure"])
-        number = yield Write(self._writer.enrol(model.of(probe.shape[1]), replace=True))
+        number = yield Write(partial(self._writer.enrol, model.of(probe.shape[1]), replace=True))
         of = (yield Read(self._lacking_count(number)))[0][0]
         done = since = 0
         while rows := (yield Read(self._to_embed(since, number))):
@@ -279,10 +284,6 @@ class Store(Closing, Transfer):
     def model(self) -> Model | None:
         """What this store embeds with; `dims` is 0 until it is known."""
         return None if self._preparer.model is None else replace(self._preparer.model)
-
-
-def _ddl(sql: str) -> Flow[None]:
-    yield Statement(sql)
 
 
 def _row(sql: str) -> Flow[Row]:

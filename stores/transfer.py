@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import closing
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import Any, Literal, get_args
 
@@ -248,7 +249,9 @@ class Transfer(Doors):
     def _restore(self, given: list[tuple[Restored, list[str]]]) -> Steps[TransferReport]:
         puts, model = yield from self._preparer.embedded([(one.put, p) for one, p in given])
         ready = [one.holding(put) for (one, _), put in zip(given, puts, strict=True)]
-        report: TransferReport = yield Write(restore(self._writer, ready, self._now(), model))
+        report: TransferReport = yield Write(
+            partial(restore, self._writer, ready, self._now(), model)
+        )
         return report
 
     def _restored(

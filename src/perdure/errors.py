@@ -20,6 +20,7 @@
     ├─ UnknownThread (LookupError)         no thread by that id
     ├─ UnknownCheckpoint (LookupError)     no checkpoint by that id in the thread
     ├─ UnknownMemory (LookupError)         no memory by that id in the namespace
+    ├─ AlreadyLocked (RuntimeError)        a run takes a lock that it has already
     ├─ ConcurrentUpdate                    another run moved the thread's head (on_conflict="error")
     ├─ InvalidNamespace (ValueError)       a namespace or key that no store can hold
     ├─ InvalidFilter (ValueError)          an unknown operator, or one with a value of a wrong type
@@ -121,6 +122,10 @@ class UnknownCheckpoint(PerdureError, LookupError):
 
 class UnknownMemory(PerdureError, LookupError):
     """The namespace has no memory with that id, or has it no more."""
+
+
+class AlreadyLocked(PerdureError, RuntimeError):
+    """A run takes a lock that it has already. It would wait for itself."""
 
 
 class ConcurrentUpdate(PerdureError):

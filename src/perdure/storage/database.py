@@ -9,13 +9,28 @@ if one of them fails, the transaction is rolled back and each is run in a transa
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol, Self, TypeVar
 
-from perdure.storage.flow import Flow
+from perdure.storage.flow import Flow, Statement
 
 T = TypeVar("T")
+SCRUB = "scrub"  # the setting that asks for it
+
+
+def scrub_wanted() -> Flow[None]:
+    """Record, in the transaction that deletes, that the file is to be scrubbed.
+
+    Call `Database.scrub` after it. If the process is killed in between, the next to open the file
+    scrubs it.
+    """
+    yield Statement(
+        "INSERT INTO settings (name, value) VALUES (?, ?) "
+        "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+        (SCRUB, secrets.token_bytes(8)),  # tells whether another asked since
+    )
 
 
 class Lock(AbstractContextManager[None], AbstractAsyncContextManager[None], Protocol):

@@ -1,42 +1,149 @@
-"""One SQLite file: one writer thread that commits in groups, readers beside it.
+"""`SQLiteDatabase`: a `Database` in one SQLite file, or in memory.
 
-Usable from asyncio and from threads alike: work is handed to the writer as flows. Each process has
-one writing connection per file; why, and how the file is kept small, says `housekeeping`.
+All who open one path in one process share an `SQLiteFile`: one writing connection, whose thread
+commits in groups, and connections that read beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Self, get_args
+from weakref import WeakSet
 
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
-from perdure.storage.committing import Committer
-from perdure.storage.connecting import MEMORY, Connector, Synchronous
-from perdure.storage.flow import Flow, Statement, rows_of
-from perdure.storage.glancing import Declined, Glancer
-from perdure.storage.housekeeping import Housekeeper
+from perdure.storage.flow import Flow, Statement, T, rows_of
+from perdure.storage.locks import Locks, NamedLock
 from perdure.storage.migrations import Migration
-from perdure.storage.readers import Readers
-from perdure.storage.sqlite_errors import check_path, mapped
-from perdure.storage.workers import Job, Promise, Workers
+from perdure.storage.sqlite_connection import (
+    MEMORY,
+    Connector,
+    Synchronous,
+    check_name,
+    check_path,
+    mapped,
+)
+from perdure.storage.sqlite_readers import AsyncReaders, Readers
+from perdure.storage.sqlite_writer import Job, Writer
+from perdure.storage.threads import Threads
 
-T = TypeVar("T")
+_READING_THREADS = 4
 
 
-class Database:
-    """An open SQLite database, shared by all who open the same path in this process.
+class SQLiteFile:
+    """An open file, and those who use it."""
+
+    def __init__(self, path: str, migration: Migration, connector: Connector, read_only: bool):
+        self.path = path
+        self.users = 1
+        self.refused = ""  # why there is no more to do, if so
+        self.synchronous = connector.synchronous
+        self.readers = Readers(connector)
+        self.locks = Locks(None if path == MEMORY else path + ".locks")
+        self.threads = Threads(_READING_THREADS, "perdure-read")
+        self.async_readers = AsyncReaders(connector, self.in_thread)
+        self._gate = threading.Lock()  # between handing work in and closing
+        self._writer: Writer | None = None
+        check_path(path, read_only)
+        with mapped(path):
+            if read_only:
+                connector.check_readable(migration)
+            else:
+                self._writer = Writer(connector, migration)
+                with suppress(StorageError):  # the next to open it tries again
+                    self._writer.scrub()
+        _files.add(self)
+
+    @property
+    def writer(self) -> Writer:
+        """What writes.
+
+        Raises:
+            StorageUnavailable: The database is closed.
+            StorageError: It was opened read-only.
+        """
+        self.check()
+        if self._writer is None:
+            raise StorageError(f"{self.path!r} was opened read-only; open it without read_only")
+        return self._writer
+
+    def check(self) -> None:
+        """Refuse work after the end.
+
+        Raises:
+            StorageUnavailable: The database is closed, or this is a forked process.
+        """
+        if self.refused:
+            raise StorageUnavailable(f"the database {self.path!r} {self.refused}")
+
+    def submit(self, job: Job[T]) -> Any:
+        """Hand a job to the writer. Returns the future of its outcome."""
+        writer = self.writer  # before the gate, which a forked process may have inherited closed
+        with self._gate:
+            self.check()
+            writer.put(job)
+        return job.future
+
+    def in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """See `Database.in_thread`."""
+        self.check()
+        with self._gate:
+            self.check()
+            return self.threads.submit(work, awaited=True).future  # type: ignore[return-value]
+
+    def read(self, flow: Flow[T], *, snapshot: bool) -> T:
+        """See `Database.read`."""
+        self.check()
+        if self.path == MEMORY:
+            return self.writer.read(flow, snapshot=snapshot)
+        with mapped(self.path):
+            return self.readers.read(flow, snapshot=snapshot)
+
+    def hold(self) -> None:
+        """Keep the writer from its connection."""
+        if self._writer is not None:
+            self._writer.lock.acquire()
+
+    def let_go(self) -> None:
+        """The reverse of `hold`."""
+        if self._writer is not None:
+            self._writer.lock.release()
+
+    def end(self) -> None:
+        """Finish what was handed in, and close all connections."""
+        with self._gate:
+            if self.refused:
+                return
+            self.refused = "is closed"
+        self.threads.close()
+        writer = self._writer
+        if writer is not None:
+            writer.end()
+        self.readers.close()
+        self.async_readers.close()
+        self.locks.close()
+        if writer is not None:
+            with suppress(StorageUnavailable):
+                writer.close()
+
+
+_registry: dict[str, SQLiteFile] = {}  # of files that are written, by real path
+_files: WeakSet[SQLiteFile] = WeakSet()  # all that are open
+_registry_lock = threading.Lock()  # of both; held while a file is opened
+
+
+class SQLiteDatabase:
+    """One component's `Database` in an SQLite file.
 
     Args:
         path: A file, or `":memory:"` (never shared, gone when closed).
-        migration: The schema to bring up to date first.
+        migration: The component's schema.
+        begin: Makes the flow that the component runs whenever it opens the file.
         synchronous: `"full"` waits for the disk at each commit, so that a power cut loses nothing
             that was acknowledged; `"normal"` may lose the newest commits to a power cut, never to a
             crash of the process, and never corrupts (https://sqlite.org/pragma.html#pragma_synchronous).
@@ -44,276 +151,198 @@ class Database:
             and an empty `-wal` file beside a database that is read).
         timeout_s: How long to wait for another process that is writing.
         factory: The connection class; tests put one here that fails on demand.
-    """
 
-    _open: dict[str, Database] = {}  # noqa: RUF012 - the registry is the class's one shared state
-    _registry_lock = threading.Lock()
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         migration: Migration,
         *,
+        begin: Callable[[], Flow[object]] | None = None,
         synchronous: Synchronous = "full",
         read_only: bool = False,
         timeout_s: float = 30.0,
         factory: type[sqlite3.Connection] = sqlite3.Connection,
     ) -> None:
-        if synchronous not in ("full", "normal"):
+        if synchronous not in get_args(Synchronous):
             raise ConfigurationError(f"synchronous is {synchronous!r}; expected 'full' or 'normal'")
-        self.path = path
-        self.synchronous = synchronous
+        if not isinstance(path, str | bytes | os.PathLike):
+            raise ConfigurationError(f"the database path is {path!r}; expected a file name")
+        self.path = os.fsdecode(path)
+        check_name(self.path, read_only)
         self.read_only = read_only
-        self._connector = Connector(path, synchronous, read_only, timeout_s, factory)
-        self._users = 1
-        self._pid = os.getpid()
+        self._migration = migration
+        self._begin = begin
+        self._synchronous: Synchronous = synchronous
+        self._timeout_s = timeout_s
+        self._factory = factory
+        self._file: SQLiteFile | None = None
         self._closed = False
-        self._pending: SimpleQueue[Job[Any] | None] = SimpleQueue()  # None: no more will come
-        self._gate = threading.Lock()  # between handing work in and closing
-        self._readers = Readers(self._connector.reader, path)
-        self._glancer = Glancer(self._connector.reader)
-        self._workers = Workers(4, "perdure-read")
-        self._write_lock = threading.Lock()  # held while the writing connection is in use
-        self._housekeeper = Housekeeper(path, self._connector.file_lock, timeout_s)
-        self._writer: Committer | None = None
-        self._thread: threading.Thread | None = None
-        check_path(path, read_only)
-        with mapped(path):
-            if read_only:
-                self._connector.check_readable(migration)
-            else:
-                first = self._connector.first_writer(migration)
-                self._writer = Committer(self._connector, path, first)
-                self._thread = threading.Thread(
-                    target=self._write_loop, name="perdure-write", daemon=True
-                )
-                self._thread.start()
-        if self._writer is not None:
-            with contextlib.suppress(StorageError):  # the next to open it tries again
-                self.scrub()
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], migration: Migration, **options: Any) -> Database:
-        """The database at `path`: the one this process has open already, or a new one."""
-        text = os.fsdecode(path)
-        if text not in (MEMORY, ""):
-            text = os.path.abspath(text)  # the working directory may change
-        if text == MEMORY or options.get("read_only"):
-            return cls(text, migration, **options)
-        key = os.path.realpath(text)
-        with cls._registry_lock:
-            shared = cls._open.get(key)
-            if shared is not None and shared._pid == os.getpid():
-                wanted = options.get("synchronous", "full")
-                if wanted != shared.synchronous:
-                    raise ConfigurationError(
-                        f"{text!r} is open in this process with synchronous="
-                        f"{shared.synchronous!r}; open it with the same, not {wanted!r}"
-                    )
-                with shared._write_lock, mapped(text):
-                    shared._connector.migrate(shared._writer_or_raise().connection, migration)
-                shared._users += 1
-                return shared
-            database = cls(text, migration, **options)
-            cls._open[key] = database
-            return database
+    def open(cls, path: str | os.PathLike[str], migration: Migration, **options: Any) -> Self:
+        """A database, connected at once; in a running event loop, by the first call that awaits.
+
+        Raises:
+            ConfigurationError: An argument is wrong.
+            StorageError: See `connect`.
+        """
+        database = cls(path, migration, **options)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            database.connect()
+        return database
+
+    # -- connecting and closing
+
+    def connect(self) -> None:
+        """See `Database.connect`."""
+        self._connected()
+
+    async def aconnect(self) -> None:
+        """See `Database.aconnect`."""
+        if self._file is None:
+            await asyncio.to_thread(self.connect)
+
+    def _connected(self) -> SQLiteFile:
+        file = self._file
+        if file is None:
+            with _registry_lock:
+                file = self._file
+                if file is None:
+                    file = self._file = self._opened()
+        return file
+
+    def _opened(self) -> SQLiteFile:
+        self._check()
+        if self.path != MEMORY:
+            self.path = os.path.abspath(self.path)  # the working directory may change
+        file = self._shared() or self._new()
+        if self._begin is not None:
+            try:
+                if self.read_only:
+                    file.read(self._begin(), snapshot=True)
+                else:
+                    file.submit(Job(self._begin, awaited=False)).result()
+            except BaseException:
+                if _left(file):
+                    file.end()
+                raise
+        return file
+
+    def _shared(self) -> SQLiteFile | None:
+        """The file that this process has open already."""
+        file = None if self.read_only else _registry.get(os.path.realpath(self.path))
+        if file is None or file.refused:
+            return None
+        if file.synchronous != self._synchronous:
+            raise ConfigurationError(
+                f"{self.path!r} is open in this process with synchronous={file.synchronous!r}; "
+                f"open it with the same, not {self._synchronous!r}"
+            )
+        file.writer.migrate(self._migration)
+        file.users += 1
+        return file
+
+    def _new(self) -> SQLiteFile:
+        connector = Connector(
+            self.path, self._synchronous, self.read_only, self._timeout_s, self._factory
+        )
+        file = SQLiteFile(self.path, self._migration, connector, self.read_only)
+        if not self.read_only and self.path != MEMORY:
+            _registry[os.path.realpath(self.path)] = file
+        return file
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StorageUnavailable(f"the database {self.path!r} is closed")
+
+    def close(self) -> None:
+        """See `Database.close`. The last of those who share a file closes it."""
+        with _registry_lock:
+            self._closed = True
+            file, self._file = self._file, None
+            last = file is not None and _left(file)
+        if file is not None and last:
+            file.end()
 
     # -- writing
 
     def write(
         self,
-        flow: Flow[T],
+        make: Callable[[], Flow[T]],
         committed: Callable[[T], None] | None = None,
         undone: Callable[[], None] | None = None,
     ) -> T:
-        """Have the writer run a flow, and wait until its transaction is committed.
-
-        Flows that wait at the same moment share a transaction; each is a savepoint of it, so one
-        that fails undoes only itself.
-
-        Args:
-            flow: The work.
-            committed: Called in the writer thread with the result, after the commit.
-            undone: Called there instead when the flow, or the commit, failed.
-
-        Raises:
-            StorageUnavailable: The database is closed.
-            StorageError: It was opened read-only, or refuses.
-        """
-        future = self._submit(flow, committed, undone, awaited=False).future
-        assert isinstance(future, Future)
-        return future.result()
+        """See `Database.write`."""
+        job = Job(make, committed, undone, awaited=False)
+        return self._connected().submit(job).result()  # type: ignore[no-any-return]
 
     def awrite(
         self,
-        flow: Flow[T],
+        make: Callable[[], Flow[T]],
         committed: Callable[[T], None] | None = None,
         undone: Callable[[], None] | None = None,
-    ) -> asyncio.Future[T]:
-        """See `write`."""
-        future = self._submit(flow, committed, undone, awaited=True).future
-        assert isinstance(future, asyncio.Future)
-        return future
+    ) -> Awaitable[T]:
+        """See `Database.awrite`."""
+        job = Job(make, committed, undone, awaited=True)
+        if self._file is None:
+            return self._later(lambda file: file.submit(job))
+        return self._file.submit(job)  # type: ignore[no-any-return]
 
-    def post(self, flow: Flow[Any]) -> None:
-        """Have the writer run a flow that nobody waits for; if it fails, nobody is told."""
-        with contextlib.suppress(StorageUnavailable):
-            self._submit(flow, None, None, awaited=False)
+    def _later(self, call: Callable[[SQLiteFile], Awaitable[T]]) -> Awaitable[T]:
+        async def after_connecting() -> T:
+            await self.aconnect()
+            return await call(self._connected())
 
-    def _submit(
-        self,
-        flow: Flow[T],
-        committed: Callable[[T], None] | None,
-        undone: Callable[[], None] | None,
-        *,
-        awaited: bool,
-    ) -> Promise[T]:
-        promise: Promise[T] = Promise(awaited=awaited)
-        self._open_or_raise()  # a forked process may have inherited the gate closed
-        with self._gate:
-            self._writer_or_raise()
-            self._pending.put(Job(flow, committed, undone, promise))
-        return promise
+        self._check()
+        return asyncio.ensure_future(after_connecting())
 
-    def _open_or_raise(self) -> None:
-        if self._closed or self._pid != os.getpid():
-            raise StorageUnavailable(
-                f"the database {self.path!r} is closed"
-                + ("" if self._closed else " in this forked process: open it again here")
-            )
-
-    def _writer_or_raise(self) -> Committer:
-        self._open_or_raise()
-        if self._writer is None:
-            raise StorageError(f"{self.path!r} was opened read-only; open it without read_only")
-        return self._writer
-
-    def _write_loop(self) -> None:
-        job = self._pending.get()
-        while job is not None:
-            batch = [job]
-            with contextlib.suppress(Empty):
-                while (job := self._pending.get_nowait()) is not None:
-                    batch.append(job)
-            ready = [j for j in batch if j.promise.claim()]
-            if ready:
-                with self._write_lock:
-                    assert self._writer is not None
-                    self._writer.commit(ready)
-                    self._housekeeper.after_commit(self._writer.connection)
-            if job is not None:
-                job = self._pending.get()
-
-    def shrink(self) -> None:
-        """Give the space of deleted rows back to the file system, in small steps."""
-        self._housekeeper.vacuuming = True
-        while self._housekeeper.vacuuming:
-            self.write(rows_of("SELECT 1"))
-        with self._write_lock, mapped(self.path):
-            if self._writer is not None:
-                self._housekeeper.checkpoint(self._writer.connection, wait_s=1.0)
+    def post(self, make: Callable[[], Flow[object]]) -> None:
+        """See `Database.post`."""
+        with suppress(StorageUnavailable):
+            self._connected().submit(Job(make, awaited=False))
 
     def scrub(self) -> bool:
-        """Overwrite what was deleted with `scrub_wanted`; writers wait meanwhile.
+        """See `Database.scrub`. Takes the time, and for a moment the space, of writing the file."""
+        return self._connected().writer.scrub()
 
-        Takes as much time and, for a moment, disk space as writing the whole file again. If nobody
-        asked since the last time, nothing is done.
-
-        Returns:
-            Whether the bytes of file and WAL are free of it. They are not while another process
-            still reads the former state: call it again later, or let the next `open` do it.
-
-        Raises:
-            StorageError: The file could not be rewritten; it is as it was.
-        """
-        with self._write_lock, mapped(self.path):
-            writer = self._writer_or_raise()
-            try:
-                return self._housekeeper.scrub(writer.sound())
-            except BaseException:
-                writer.undo()
-                raise
+    def shrink(self) -> None:
+        """See `Database.shrink`."""
+        self._connected().writer.shrink(lambda: self.write(lambda: rows_of("SELECT 1")))
 
     # -- reading
 
     def read(self, flow: Flow[T], *, snapshot: bool = True) -> T:
-        """Run a flow that only reads, on one snapshot of the database, in the calling thread.
+        """See `Database.read`."""
+        return self._connected().read(flow, snapshot=snapshot)
 
-        Args:
-            flow: The work.
-            snapshot: Whether it needs one; a flow of a single statement does not.
+    async def aread(self, flow: Flow[T], *, snapshot: bool = True) -> T:
+        """See `Database.aread`. A database in memory is read in a thread."""
+        await self.aconnect()
+        file = self._connected()
+        file.check()
+        if file.path == MEMORY:
+            return await file.in_thread(lambda: file.read(flow, snapshot=snapshot))
+        return await file.async_readers.read(flow, snapshot=snapshot)
 
-        Raises:
-            StorageUnavailable: The database is closed.
-        """
-        if not self._connector.on_disk:
-            return self.write(flow)
-        self._open_or_raise()
-        with mapped(self.path):
-            return self._readers.run(flow, snapshot=snapshot)
-
-    def glance(self, flow: Flow[T], *, snapshot: bool = True) -> T:
-        """Run a flow that reads little at once, in the calling thread, be it an event loop's.
-
-        Raises:
-            Declined: It reads more than a little, or nobody knows; `read` does it.
-            StorageUnavailable: The database is closed.
-        """
-        if not self._connector.on_disk:
-            raise Declined
-        self._open_or_raise()
-        return self._glancer.run(flow, snapshot=snapshot)
-
-    def in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Run blocking work in one of this database's reading threads.
-
-        Raises:
-            StorageUnavailable: The database is closed.
-        """
-        self._open_or_raise()  # see `_submit`
-        with self._gate:
-            self._open_or_raise()
-            future = self._workers.submit(work, awaited=True).future
-        assert isinstance(future, asyncio.Future)
-        return future
-
-    # -- closing and looking
-
-    def close(self) -> None:
-        """Let go of the database; the last of those who share it closes the file."""
-        with Database._registry_lock:
-            self._users -= 1
-            if self._users > 0 or self._closed:
-                return
-            key = os.path.realpath(self.path)
-            if Database._open.get(key) is self:
-                del Database._open[key]
-        if self._pid != os.getpid():
-            self._closed = True
-            return  # a forked process must not touch what it inherited
-        with self._gate:
-            self._closed = True
-            self._pending.put(None)
-        self._workers.close()
-        if self._thread is not None:
-            self._thread.join()
-        self._readers.close()
-        self._glancer.close()
-        if self._writer is not None:
-            # closing the last connection checkpoints too, hence under the lock
-            with contextlib.suppress(StorageUnavailable), self._connector.between_processes():
-                self._writer.connection.close()
-                self._writer = None
+    def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
+        """See `Database.in_thread`."""
+        if self._file is None:
+            return self._later(lambda file: file.in_thread(work))
+        return self._file.in_thread(work)
 
     def stats(self) -> dict[str, Any]:
-        """The file as it is: SQLite's version, sizes in bytes, free space."""
+        """See `Database.stats`; also free space, and whether SQLite has the WAL-reset bug."""
 
         def pragmas() -> Flow[dict[str, int]]:
-            out: dict[str, int] = {}
-            for name in ("page_size", "page_count", "freelist_count"):
-                rows = yield Statement(f"PRAGMA {name}")
-                out[name] = rows[0][0]
-            return out
+            names = ("page_size", "page_count", "freelist_count")
+            found = yield [Statement(f"PRAGMA {name}") for name in names]
+            return {name: rows[0][0] for name, rows in zip(names, found, strict=True)}
 
         found = self.read(pragmas())
         wal = self.path + "-wal"
@@ -321,37 +350,66 @@ class Database:
             "path": self.path,
             "sqlite_version": sqlite3.sqlite_version,
             "wal_reset_bug": sqlite3.sqlite_version_info < (3, 51, 3),
-            "synchronous": self.synchronous,
+            "synchronous": self._synchronous,
             "size_bytes": found["page_size"] * found["page_count"],
             "free_bytes": found["page_size"] * found["freelist_count"],
-            "wal_bytes": os.path.getsize(wal)
-            if self._connector.on_disk and os.path.exists(wal)
-            else 0,
+            "wal_bytes": os.path.getsize(wal) if self.path != MEMORY and os.path.exists(wal) else 0,
         }
+
+    # -- locking
+
+    def lock(self, name: str, *, timeout_s: float | None = None) -> NamedLock:
+        """See `Database.lock`."""
+        return NamedLock(self._locks, self.connect, self.aconnect, name, timeout_s)
+
+    def _locks(self) -> Locks:
+        file = self._connected()
+        _ = file.writer  # one that only reads could not make the file of locks
+        return file.locks
+
+
+def _left(file: SQLiteFile) -> bool:
+    """Count one user less. Returns whether it was the last, and the file is to be closed."""
+    file.users -= 1
+    if file.users or file.refused:
+        return False
+    for path, shared in list(_registry.items()):
+        if shared is file:
+            del _registry[path]
+    return True
 
 
 @atexit.register
-def _close_all() -> None:
-    for database in list(Database._open.values()):
-        if database._pid == os.getpid():
-            database._users = 1
-            database.close()
+def _end_all() -> None:
+    for file in list(_files):
+        file.end()
 
 
 def _before_fork() -> None:
     """No transaction is open while a process forks: the child would inherit its locks."""
-    Database._registry_lock.acquire()
-    for database in Database._open.values():
-        database._write_lock.acquire()
+    _registry_lock.acquire()
+    for file in _files:
+        file.hold()
 
 
-def _after_fork() -> None:
-    for database in Database._open.values():
-        database._write_lock.release()
-    Database._registry_lock.release()
+def _after_fork_in_parent() -> None:
+    for file in _files:
+        file.let_go()
+    _registry_lock.release()
+
+
+def _after_fork_in_child() -> None:
+    for file in _files:
+        file.let_go()
+        file.refused = "is closed in this forked process: open it again here"
+    _files.clear()
+    _registry.clear()
+    _registry_lock.release()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
     )

@@ -1,0 +1,301 @@
+"""Connections to one SQLite file: how each is set up, its errors, the lock between processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+
+from perdure.errors import (
+    ConfigurationError,
+    CorruptRecord,
+    NotADatabase,
+    StorageError,
+    StorageFull,
+    StorageUnavailable,
+)
+from perdure.storage.flow import Flow, Request, T, run
+from perdure.storage.migrations import Migration, is_perdures, migrate, version
+
+Synchronous = Literal["full", "normal"]
+MEMORY = ":memory:"
+_INCREMENTAL = 2  # https://sqlite.org/pragma.html#pragma_auto_vacuum
+_KINDS: dict[str, tuple[type[StorageError], str]] = {
+    "SQLITE_BUSY": (StorageUnavailable, "another process is writing to it; try again"),
+    "SQLITE_LOCKED": (StorageUnavailable, "it is locked within this process; try again"),
+    "SQLITE_FULL": (StorageFull, "the disk is full; nothing was half written: free space, retry"),
+    "SQLITE_CORRUPT": (CorruptRecord, "the file is damaged; restore it from a backup"),
+    "SQLITE_NOTADB": (NotADatabase, "the file is not an SQLite database, or it is truncated"),
+    "SQLITE_READONLY": (
+        StorageError,
+        "the file or its folder cannot be written: check permissions",
+    ),
+    "SQLITE_CANTOPEN": (
+        StorageError,
+        "it cannot be opened: check that folder and file may be used",
+    ),
+    "SQLITE_IOERR": (StorageError, "the disk failed or the file is truncated"),
+}
+
+
+class Connector:
+    """Opens connections.
+
+    Args:
+        path: A file, or `":memory:"`.
+        synchronous: How a commit waits for the disk.
+        read_only: Whether all connections only read.
+        timeout_s: How long to wait for another process.
+        factory: The connection class.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        synchronous: Synchronous,
+        read_only: bool,
+        timeout_s: float,
+        factory: type[sqlite3.Connection],
+    ) -> None:
+        self.path = path
+        self.timeout_s = timeout_s
+        self.on_disk = path != MEMORY
+        self.file_lock = FileLock(path + ".lock", thread_local=False) if self.on_disk else None
+        self.synchronous = synchronous
+        self._read_only = read_only
+        self._factory = factory
+
+    def _connect(self, uri_mode: str | None = None) -> sqlite3.Connection:
+        target = f"{Path(self.path).absolute().as_uri()}?{uri_mode}" if uri_mode else self.path
+        conn = sqlite3.connect(
+            target,
+            timeout=self.timeout_s,
+            isolation_level=None,
+            check_same_thread=False,
+            factory=self._factory,
+            cached_statements=256,
+            uri=bool(uri_mode),
+        )
+        try:
+            conn.execute("PRAGMA mmap_size = 0")
+            if self.on_disk:
+                conn.execute("PRAGMA wal_autocheckpoint = 0")
+        except BaseException:
+            conn.close()
+            raise
+        return conn
+
+    def first_writer(self, migration: Migration) -> sqlite3.Connection:
+        """The connection that writes, its schema up to date."""
+        with self.between_processes():
+            conn = self._connect()
+            try:
+                if not run(is_perdures(self.path), partial(execute, conn)):
+                    # must come before the first page is written
+                    conn.execute("PRAGMA auto_vacuum = INCREMENTAL")
+                    if conn.execute("PRAGMA auto_vacuum").fetchone() != (_INCREMENTAL,):
+                        conn.execute("VACUUM")  # an empty file that another tool began
+                if self.on_disk:
+                    conn.execute("PRAGMA journal_mode = WAL")
+                self._migrate(self._configured(conn), migration)
+            except BaseException:
+                conn.close()
+                raise
+        return conn
+
+    def _configured(self, conn: sqlite3.Connection) -> sqlite3.Connection:
+        conn.execute(f"PRAGMA synchronous = {self.synchronous}")
+        conn.execute("PRAGMA secure_delete = ON")
+        return conn
+
+    def another_writer(self) -> sqlite3.Connection:
+        """One in the place of a connection that had to be given up."""
+        return self._configured(self._connect())
+
+    def migrate(self, conn: sqlite3.Connection, migration: Migration) -> None:
+        """Bring one more component's schema up to date."""
+        with self.between_processes():
+            self._migrate(conn, migration)
+
+    def _migrate(self, conn: sqlite3.Connection, migration: Migration) -> None:
+        by = partial(execute, conn)
+        if run(version(migration, self.path), by) == len(migration.steps):
+            return
+        conn.execute("BEGIN IMMEDIATE")
+        try:
+            run(migrate(migration, self.path), by)
+            conn.execute("COMMIT")
+        except BaseException:
+            conn.execute("ROLLBACK")
+            raise
+
+    def check_readable(self, migration: Migration) -> None:
+        """Make sure that there is something to read.
+
+        Raises:
+            StorageError: The database holds nothing of the component yet.
+        """
+        with contextlib.closing(self.reader()) as conn:
+            by = partial(execute, conn)
+            if run(is_perdures(self.path), by) and run(version(migration, self.path), by):
+                return
+        raise StorageError(
+            f"{self.path!r} holds no {migration.component} data yet; open it once for writing"
+        )
+
+    @contextlib.contextmanager
+    def between_processes(self) -> Iterator[None]:
+        """Alone among the processes that have the file open.
+
+        Raises:
+            StorageUnavailable: Another held the lock for too long.
+        """
+        if self.file_lock is None:
+            yield
+            return
+        try:
+            with self.file_lock.acquire(timeout=self.timeout_s):
+                yield
+        except Timeout as exc:
+            raise StorageUnavailable(
+                f"another process has held {self.path + '.lock'!r} for {self.timeout_s} s: "
+                "try again"
+            ) from exc
+
+    def reader(self) -> sqlite3.Connection:
+        """A connection that only reads."""
+        try:
+            conn = self._connect("mode=ro")
+            conn.execute("SELECT 1 FROM sqlite_master").fetchone()
+        except sqlite3.OperationalError:
+            if not self._read_only or os.path.exists(self.path + "-wal"):
+                raise
+            conn = self._connect("immutable=1")  # a folder without write permission and no WAL
+        return conn
+
+
+def execute(conn: sqlite3.Connection, request: Request) -> Any:
+    """Run what a flow yielded on a connection; see `flow.Request`."""
+    if isinstance(request, list):
+        return [execute(conn, statement) for statement in request]
+    sql, params, many = request
+    if many:
+        conn.executemany(sql, params)
+        return []
+    return conn.execute(sql, params).fetchall()
+
+
+def perform(conn: sqlite3.Connection, flow: Flow[T], *, snapshot: bool) -> T:
+    """Run a flow that reads."""
+    if not snapshot:
+        return run(flow, partial(execute, conn))
+    conn.execute("BEGIN")
+    result = run(flow, partial(execute, conn))
+    conn.execute("COMMIT")
+    return result
+
+
+def check_name(path: str, read_only: bool) -> None:
+    """Refuse a path that no file can have, without a look at the disk.
+
+    Raises:
+        ConfigurationError: It is empty, has a NUL or a character that no file name has.
+    """
+    if not path:
+        raise ConfigurationError("the database path is empty; give a file name, or ':memory:'")
+    if path == MEMORY and read_only:
+        raise ConfigurationError("':memory:' cannot be opened read-only: it would be empty")
+    try:
+        usable = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        usable = False
+    if not usable:
+        raise ConfigurationError(
+            f"the database path is {path!r}; expected a file name without NUL and lone surrogates"
+        )
+
+
+def check_path(path: str, read_only: bool) -> None:
+    """Refuse a path that cannot be a database, before SQLite touches it.
+
+    Raises:
+        ConfigurationError: Its folder, or with `read_only` the file, does not exist.
+        NotADatabase: It is a folder, or a file of another kind.
+        StorageError: The file or its folder cannot be used.
+    """
+    check_name(path, read_only)
+    if path == MEMORY:
+        return
+    if os.path.isdir(path):
+        raise NotADatabase(f"{path!r} is a folder; give the path of a file in it")
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise ConfigurationError(f"the folder {folder!r} of {path!r} does not exist; create it")
+    if read_only:
+        if not os.path.exists(path):
+            raise ConfigurationError(f"{path!r} does not exist; nothing is made by reading")
+        return
+    _check_header(path)
+    try:
+        open(path + ".lock", "ab").close()
+    except OSError as exc:
+        raise StorageError(
+            f"the folder {folder!r} cannot be written ({exc.strerror}): check its permissions, or "
+            "open an existing database with read_only=True"
+        ) from exc
+
+
+def _check_header(path: str) -> None:
+    """Refuse a file that is no database before anything is put beside it.
+
+    Source: https://sqlite.org/fileformat.html#magic_header_string
+    """
+    with mapped(path), contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        begins = file.read(16)
+        if begins and begins != b"SQLite format 3\0":
+            raise NotADatabase(f"{path!r} is not an SQLite database: it begins with {begins!r}")
+
+
+@contextlib.contextmanager
+def mapped(path: str) -> Iterator[None]:
+    """Turn sqlite3's errors, and the file system's, into perdure's; see `translated`."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as exc:
+        error = translated(exc, path)
+        if error is exc:
+            raise
+        raise error from exc
+
+
+def translated(exc: BaseException, path: str) -> BaseException:
+    """The `StorageError` that an error of sqlite3 or of the file system becomes.
+
+    Any other error is returned as it is.
+    """
+    if isinstance(exc, OSError):
+        found: BaseException = StorageError(
+            f"{path!r}: {exc}; check the path, and the permissions of the file and its folder"
+        )
+    elif isinstance(exc, sqlite3.ProgrammingError) and "closed" in str(exc):
+        found = StorageUnavailable(f"the database {path!r} is closed")
+    elif isinstance(exc, sqlite3.Error) and not isinstance(exc, sqlite3.ProgrammingError):
+        found = _storage_error(exc, path)
+    else:
+        return exc
+    found.__cause__ = exc
+    return found
+
+
+def _storage_error(exc: sqlite3.Error, path: str) -> StorageError:
+    name = getattr(exc, "sqlite_errorname", "") or ""
+    for prefix, (kind, advice) in _KINDS.items():
+        if name.startswith(prefix):
+            return kind(f"database {path!r}: {exc} ({name}); {advice}")
+    return StorageError(f"database {path!r}: {exc} {name}".rstrip())
