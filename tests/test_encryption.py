@@ -13,10 +13,9 @@ from langchain_core.messages import HumanMessage
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import CorruptRecord, WrongKey
-from perdure.storage.cipher import AESGCM, Clear, Seal
-from perdure.storage.keys import agree_on_key
+from perdure.storage.encryption import AESGCM, Clear, Seal, agree_on_key
 from perdure.storage.migrations import Migration
-from perdure.storage.sqlite import Database
+from perdure.storage.sqlite import SQLiteDatabase
 from tests.backends import KEY
 from tests.test_bad_input import SECRET, checkpoint, config, put
 
@@ -76,12 +75,12 @@ NOTES = Migration("notes", ("CREATE TABLE notes (n INTEGER PRIMARY KEY) STRICT",
 
 def opened_notes(path: Path, seal: Seal, *, read_only: bool = False) -> None:
     """Another component opens a file, and lets go of it."""
-    database = Database.open(path, NOTES, read_only=read_only)
-    try:
-        check = agree_on_key(seal, str(path), read_only=read_only)
-        database.read(check) if read_only else database.write(check)
-    finally:
-        database.close()
+    SQLiteDatabase.open(
+        path,
+        NOTES,
+        begin=lambda: agree_on_key(seal, str(path), read_only=read_only),
+        read_only=read_only,
+    ).close()
 
 
 def test_the_components_of_a_file_have_one_key(sealed: Path) -> None:
@@ -108,7 +107,7 @@ def test_the_first_component_decides(tmp_path: Path) -> None:
 def test_reading_records_no_key(tmp_path: Path) -> None:
     """A file of which nothing is recorded yet is read with any key, and left as it is."""
     path = tmp_path / "notes.db"
-    Database.open(path, NOTES).close()
+    SQLiteDatabase.open(path, NOTES).close()
     before = path.read_bytes()
     for seal in (Clear(), AESGCM(KEY)):
         opened_notes(path, seal, read_only=True)

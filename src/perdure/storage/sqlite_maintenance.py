@@ -47,8 +47,11 @@ class Maintenance:
             return
         with suppress(sqlite3.Error, OSError):
             if self.vacuuming:
-                self.vacuuming = False  # a vacuum that fails is not tried for ever
-                self.vacuuming = _vacuum_step(conn)
+                more = False  # a vacuum that fails is not tried for ever
+                try:
+                    more = _vacuum_step(conn)
+                finally:
+                    self.vacuuming = more
             if self._lock is None:
                 return
             if os.path.getsize(self._wal) - self._wal_mark > WAL_LIMIT_BYTES:
