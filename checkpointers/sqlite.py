@@ -11,6 +11,8 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers.base import OnConflict
+from perdure.checkpointers.extensions import Allowlist
+from perdure.checkpointers.objects import name_of
 from perdure.checkpointers.saver import LogSaver
 from perdure.checkpointers.schema import SQLITE
 from perdure.errors import ConfigurationError
@@ -34,6 +36,7 @@ class SQLiteCheckpointer(LogSaver):
         key: bytes | str | None = None,
         serde: SerializerProtocol | None = None,
         allow: Sequence[type | tuple[str, str]] = (),
+        strict: bool = False,
         on_conflict: OnConflict = "fork",
         wait_s: float = 600.0,
         synchronous: str = "full",
@@ -49,9 +52,14 @@ class SQLiteCheckpointer(LogSaver):
             key: Encrypts every value, message and metadata value with AES-GCM: 16, 24 or 32 bytes,
                 or as many in hexadecimal; by default the environment's `PERDURE_KEY`, if set. Who
                 opens a file first decides: it is encrypted from then on, or never.
-            serde: A serializer of your own; by default langgraph's, in strict mode.
-            allow: Types that the default serializer may also rebuild: classes of yours, or
-                `(module, name)`. Types of langgraph and langchain-core need not be named.
+            serde: A serializer of your own, with which `allow` and `strict` do not count; by
+                default langgraph's.
+            allow: Classes of yours that may be rebuilt, or `(module, qualified name)`. The module
+                of one that is named is imported when a stored value needs it.
+            strict: Rebuild only the classes in `allow`, and those of langgraph and langchain-core;
+                others raise `ForbiddenType` at put and at read. By default pydantic models,
+                dataclasses, enums and named tuples are rebuilt if the process has imported their
+                class, without running its code, and otherwise come back as a dict of their fields.
             on_conflict: When two runs meet on one thread: `"fork"` keeps the one that finished its
                 step first as the head and the other as a branch, `"wait"` lets the later wait for
                 the earlier (of the same checkpointer), `"error"` raises in the later. A branch is
@@ -82,7 +90,9 @@ class SQLiteCheckpointer(LogSaver):
                 f"on_conflict is {on_conflict!r}; expected 'fork', 'wait' or 'error'"
             )
         seal = seal_for(key)
-        names = [(t.__module__, t.__qualname__) if isinstance(t, type) else t for t in allow]
+        names = [name_of(t) if isinstance(t, type) else t for t in allow]
+        if not strict:
+            names.append(Allowlist.LOADED)
         chosen = serde or JsonPlusSerializer(allowed_msgpack_modules=names or None)
         database = Database.open(
             path,
