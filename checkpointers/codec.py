@@ -2,7 +2,7 @@
 
 Under langgraph's `JsonPlusSerializer` messages, most of what a thread holds, are stored as their
 fields less the defaults; plain data as msgpack; other values as its extension types (see
-`extensions`). What is rebuilt equals what that serializer gives back, type for type. Under another
+`encoder`). What is rebuilt equals what that serializer gives back, type for type. Under another
 serializer every value goes through that one.
 """
 
@@ -16,14 +16,9 @@ import ormsgpack
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from perdure.checkpointers.extensions import (
-    STORED,
-    Allowlist,
-    Decoder,
-    Encoder,
-    TypeNotAllowed,
-    allowlist_of,
-)
+from perdure.checkpointers.decoder import Decoder
+from perdure.checkpointers.encoder import STORED, Encoder
+from perdure.checkpointers.extensions import Allowlist, TypeNotAllowed, allowlist_of
 from perdure.checkpointers.messages import CLASSES, pack_message, rebuilt, unpack_fields
 from perdure.checkpointers.packing import PACK
 from perdure.checkpointers.pieces import PLAIN, Piece, read_piece

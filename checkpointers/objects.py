@@ -199,7 +199,8 @@ def rebuilt(
 def _member(cls: Any, value: Any) -> Any:
     for wanted in (value, tuple(value)) if type(value) is list else (value,):
         for member in cls.__members__.values():
-            if type(member._value_) is type(wanted) and member._value_ == wanted:
+            known = object.__getattribute__(member, "_value_")
+            if type(known) is type(wanted) and known == wanted:
                 return member
     if enum.Flag in cls.__mro__ and type(value) is int and cls._member_type_ in (object, int):
         # what Flag itself does for a combination of members, even where a class overrides it
@@ -255,7 +256,8 @@ def _dataclass(cls: Any, payload: dict[str, Any]) -> Any:
         if field.default_factory is not dataclasses.MISSING:
             held[field.name] = field.default_factory()
         elif field.default is not dataclasses.MISSING:
-            held[field.name] = field.default
+            if field.name in slots:  # elsewhere the class has it
+                held[field.name] = field.default
         elif field.init:
             raise Misfit(f"it lacks {field.name!r}")
     made = object.__new__(cls)

@@ -11,7 +11,7 @@ from langgraph.checkpoint.serde.event_hooks import SerdeEvent, register_serde_ev
 from langgraph.types import Send
 from pydantic import BaseModel
 
-from perdure.checkpointers.extensions import MAX_LEVELS, TypeNotAllowed
+from perdure.checkpointers.extensions import TooDeep, TypeNotAllowed
 from perdure.checkpointers.objects import attributes_of, kind_of, private_of
 from perdure.errors import ForbiddenType, SerializationError, Unstorable
 
@@ -32,10 +32,9 @@ def refusal(
     where, part, reason = _culprit(pack, value, path, error)
     if isinstance(reason, TypeNotAllowed):
         return forbidden(reason.name, where)
-    if isinstance(reason, RecursionError) or "Recursion limit" in str(reason):
+    if isinstance(reason, TooDeep):
         return Unstorable(
-            f"{path} is nested too deep to be stored, from {where} on; expected at most "
-            f"{MAX_LEVELS} lists and dicts within each other. Flatten it, or store it as text"
+            f"{path} cannot be stored: from {where} on, {reason}. Flatten it, or store it as text"
         )
     shown = f"a {type(part).__qualname__} ({reprlib.repr(part)[:80]})"
     return Unstorable(
