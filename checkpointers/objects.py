@@ -29,6 +29,7 @@ _set_fields = BaseModel.__dict__["__dict__"].__set__
 _set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
 _set_private = BaseModel.__dict__["__pydantic_private__"].__set__
 _set_fields_set = BaseModel.__dict__["__pydantic_fields_set__"].__set__
+_INSTANCE_HOOKS: Final = ("__setattr__", "__getattr__", "__getattribute__", "__del__")
 
 
 class Misfit(ValueError):
@@ -202,10 +203,18 @@ def _member(cls: Any, value: Any) -> Any:
             known = object.__getattribute__(member, "_value_")
             if type(known) is type(wanted) and known == wanted:
                 return member
-    if enum.Flag in cls.__mro__ and type(value) is int and cls._member_type_ in (object, int):
+    if enum.Flag in cls.__mro__ and type(value) is int and _combines(cls):
         # what Flag itself does for a combination of members, even where a class overrides it
         return enum.Flag.__dict__["_missing_"].__func__(cls, value)
     raise Misfit(f"it has no member with the value {value!r}")
+
+
+def _combines(cls: Any) -> bool:
+    """Whether `enum` makes a combination of a flag's members without code of the class."""
+    own = [base for base in cls.__mro__ if base.__module__ not in ("enum", "builtins")]
+    return cls._member_type_ in (object, int) and not any(
+        hook in _class_dict(base) for base in own for hook in _INSTANCE_HOOKS
+    )
 
 
 def _model(
