@@ -230,7 +230,7 @@ def test_an_agents_structured_response_stays_a_model(tmp_path: Path) -> None:
                     model, [], response_format=ToolStrategy(Weather), checkpointer=saver
                 )
                 before = agent.get_state(config).values.get("structured_response")
-                told = agent.invoke({"messages": [("user", f"{turn}?")]}, config)
+                told = agent.invoke({"messages": [HumanMessage(f"{turn}?")]}, config)
                 after = agent.get_state(config).values["structured_response"]
 
                 assert before == (expected if turn else None)
