@@ -104,7 +104,8 @@ def find_class(module: str, name: str, *, load: bool) -> type | None:
 def attributes_of(value: Any) -> dict[str, Any]:
     """The attributes that an instance holds: fields in the order of the class, then the others.
 
-    Values of `functools.cached_property` are left out: they are computed again when asked for.
+    Values of `functools.cached_property` are left out: they are computed again when asked for. So
+    is what `typing` notes on an instance of a generic class.
     """
     cls: Any = type(value)
     kind = kind_of(cls)
@@ -125,7 +126,9 @@ def attributes_of(value: Any) -> dict[str, Any]:
             continue
     own = _instance_dict(cls)
     for name, part in (own.__get__(value) if own else {}).items():
-        if not isinstance(inspect.getattr_static(cls, name, None), functools.cached_property):
+        if name != "__orig_class__" and not isinstance(
+            inspect.getattr_static(cls, name, None), functools.cached_property
+        ):
             held[name] = part
     return _ordered(held, [field.name for field in dataclasses.fields(cls)])
 
@@ -226,6 +229,8 @@ def _model(
 ) -> Any:
     fields: dict[str, Any] = {}
     rest = dict(payload)
+    for name in cls.model_computed_fields if dumped else ():
+        rest.pop(name, None)
     given = set()
     for name, info in cls.__pydantic_fields__.items():
         key = name if name in payload or not dumped else info.serialization_alias or info.alias

@@ -8,7 +8,16 @@ import functools
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
-from pydantic import BaseModel, ConfigDict, Field, HttpUrl, PrivateAttr, RootModel, SecretStr
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    HttpUrl,
+    PrivateAttr,
+    RootModel,
+    SecretStr,
+    computed_field,
+)
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from perdure.checkpointers.codec import Codec
@@ -106,6 +115,21 @@ class Open(BaseModel):
 class Aliased(BaseModel):
     model_config = ConfigDict(serialize_by_alias=True)
     name: str = Field(alias="fullName")
+
+
+class Counted(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    n: int
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def more(self) -> int:
+        return self.n + 1
+
+
+@dataclasses.dataclass
+class Holding(Generic[T]):
+    x: T
 
 
 class Box(BaseModel, Generic[T]):

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.types import Send
 from pydantic import BaseModel, PrivateAttr
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.errors import ForbiddenType, Unstorable
+from perdure.checkpointers.codec import Codec
+from perdure.errors import CorruptRecord, ForbiddenType, Unstorable
 from tests.contracts.plain_classes import (
     CODEC,
     Fixed,
@@ -68,6 +70,14 @@ REFUSED = {
     "masked array": (np.ma.array([1], mask=[True]), r"MaskedArray"),
     "too deep": (nested(300, lambda v: [v]), r"\['x'\]\[0\] cannot be stored: .*254 levels"),
     "too deep in dicts": (nested(2000, lambda v: {"k": v}), r"254 levels"),
+    "too deep in a message": (
+        HumanMessage("x", additional_kwargs=nested(300, lambda v: {"k": v})),
+        r"\.additional_kwargs\['k'\].*nested deeper",
+    ),
+    "far too deep in a message": (
+        HumanMessage("x", additional_kwargs=nested(5000, lambda v: {"k": v})),
+        r"nested deeper",
+    ),
     "too many objects": (nested(300, lambda v: Point(1, v)), r"\.inner.*nested deeper"),
     "far too many objects": (nested(3000, lambda v: Fixed(v)), r"\.x.*nested deeper"),
     "in a dataclass": (Point(1, {"f": [Holder()]}), r"\['x'\]\.inner\['f'\]\[0\] is a Holder"),
@@ -122,3 +132,13 @@ def test_what_a_task_raised_is_stored_as_text() -> None:
 
     assert found is not None
     assert found.pending_writes == [("task", "__error__", "ValueError('no')")]
+
+
+def test_a_serializer_told_to_pickle_does() -> None:
+    """`pickle_fallback` is the user's own choice; what was pickled is read by that serializer."""
+    serde = JsonPlusSerializer(pickle_fallback=True, allowed_msgpack_modules=None)
+    stored = Codec(serde).encode([1j], lambda: "value")
+
+    assert Codec(serde).decode(stored) == [1j]
+    with pytest.raises(CorruptRecord):
+        CODEC.decode(stored)
