@@ -67,7 +67,6 @@ from perdure.storage.sqlite_source import SQLiteSource
 T = TypeVar("T")
 
 OFF_LOOP_ITEMS: Final = 512  # longer lists are compared in a thread, not on the event loop
-JOIN_S: Final = float(__import__("os").environ.get("JOIN","0.001"))
 _READ_BY_ID: Final = 1024  # checkpoints remembered as read by their id, and not put upon yet
 
 
@@ -705,11 +704,11 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             return await self.database.in_thread(lambda: plan(planner))
 
         try:
-            job = self._job(await planned(self._planner(thread_id)))
-            await self.database.awrite(*job, join_s=JOIN_S)
+            await self.database.awrite(*self._job(await planned(self._planner(thread_id))))
         except Stale:
-            job = self._job(await planned(Planner(self._items, None, alone=True)))
-            await self.database.awrite(*job)
+            await self.database.awrite(
+                *self._job(await planned(Planner(self._items, None, alone=True)))
+            )
 
     def _planner(self, thread_id: str) -> Planner:
         return Planner(self._items, self._cache.peek(thread_id))

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoint
+from langgraph.checkpoint.serde.types import ERROR
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread, Write
@@ -189,6 +190,8 @@ class Planner:
         planned: dict[int, Write] = {}
         for i, (channel, value) in enumerate(writes):
             index = WRITES_IDX_MAP.get(channel, i)
+            if channel == ERROR and isinstance(value, BaseException):
+                value = repr(value)  # as langgraph's savers store what a task raised
             planned[index] = [index, channel, self._here(value, f"the write to {channel!r}")]
         return PlannedWrites(
             at.thread_id,

@@ -105,18 +105,8 @@ class Database(Protocol):
         make: Callable[[], Flow[T]],
         committed: Callable[[T], None] | None = None,
         undone: Callable[[], None] | None = None,
-        *,
-        join_s: float = 0.0,
     ) -> Awaitable[T]:
-        """See `write`. The work is handed over by the call, not by the first `await`.
-
-        Args:
-            make: See `write`.
-            committed: See `write`.
-            undone: See `write`.
-            join_s: How long it may wait for other writes of its event loop, so that they share a
-                transaction.
-        """
+        """See `write`. The work is handed over by the call, not by the first `await`."""
 
     def post(self, make: Callable[[], Flow[object]]) -> None:
         """Write what nobody waits for; if it fails, nobody is told."""

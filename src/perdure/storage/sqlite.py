@@ -48,7 +48,6 @@ class SQLiteFile:
         self.threads = Threads(_READING_THREADS, "perdure-read")
         self.async_readers = AsyncReaders(connector, self.in_thread)
         self._gate = threading.Lock()  # between handing work in and closing
-        self._waiting: dict[asyncio.AbstractEventLoop, list[Job[Any]]] = {}
         self._writer: Writer | None = None
         check_path(path, read_only)
         with mapped(path):
@@ -82,32 +81,13 @@ class SQLiteFile:
         if self.refused:
             raise StorageUnavailable(f"the database {self.path!r} {self.refused}")
 
-    def submit(self, job: Job[T], join_s: float = 0.0) -> Any:
-        """Hand a job to the writer. Returns the future of its outcome.
-
-        Args:
-            job: The job.
-            join_s: How long it may wait for others of its event loop, to be handed in with them.
-        """
+    def submit(self, job: Job[T]) -> Any:
+        """Hand a job to the writer. Returns the future of its outcome."""
         writer = self.writer  # before the gate, which a forked process may have inherited closed
         with self._gate:
             self.check()
-            if not join_s:
-                writer.put([job])
-                return job.future
-            loop = asyncio.get_running_loop()
-            waiting = self._waiting.setdefault(loop, [])
-            waiting.append(job)
-            if len(waiting) == 1:
-                loop.call_later(join_s, self._hand_in, loop)
+            writer.put(job)
         return job.future
-
-    def _hand_in(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hand in the jobs of an event loop that have waited for each other."""
-        with self._gate:
-            jobs = self._waiting.pop(loop, None)
-            if jobs and self._writer is not None:
-                self._writer.put(jobs)
 
     def in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """See `Database.in_thread`."""
@@ -140,8 +120,6 @@ class SQLiteFile:
             if self.refused:
                 return
             self.refused = "is closed"
-        for loop in list(self._waiting):
-            self._hand_in(loop)
         self.threads.close()
         writer = self._writer
         if writer is not None:
@@ -309,14 +287,12 @@ class SQLiteDatabase:
         make: Callable[[], Flow[T]],
         committed: Callable[[T], None] | None = None,
         undone: Callable[[], None] | None = None,
-        *,
-        join_s: float = 0.0,
     ) -> Awaitable[T]:
         """See `Database.awrite`."""
         job = Job(make, committed, undone, awaited=True)
         if self._file is None:
-            return self._later(lambda file: file.submit(job, join_s))
-        return self._file.submit(job, join_s)  # type: ignore[no-any-return]
+            return self._later(lambda file: file.submit(job))
+        return self._file.submit(job)  # type: ignore[no-any-return]
 
     def _later(self, call: Callable[[SQLiteFile], Awaitable[T]]) -> Awaitable[T]:
         async def after_connecting() -> T:

@@ -73,25 +73,26 @@ class Writer:
         self._conn = connector.first_writer(migration)
         self._broken = False  # the connection had to be given up
         self._maintenance = Maintenance(connector)
-        self._queue: SimpleQueue[list[Job[Any]] | None] = SimpleQueue()  # None: no more will come
+        self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()  # None: no more will come
         self.put = self._queue.put
         self._thread = threading.Thread(target=self._run, name="perdure-write", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         queue, lock, after_commit = self._queue, self.lock, self._maintenance.after_commit
-        given = queue.get()
-        while given is not None:
-            jobs = [job for job in given if job.claim()]
-            while not queue.empty() and (given := queue.get()) is not None:
-                jobs += [job for job in given if job.claim()]
+        job = queue.get()
+        while job is not None:
+            jobs = [job] if job.claim() else []
+            while not queue.empty() and (job := queue.get()) is not None:
+                if job.claim():
+                    jobs.append(job)
             if jobs:
                 with lock:
                     self._commit(jobs)
                     after_commit(self._conn)
             del jobs  # else the last results live until the next job
-            if given is not None:
-                given = queue.get()
+            if job is not None:
+                job = queue.get()
 
     def _commit(self, jobs: list[Job[Any]]) -> None:
         """Run jobs in one transaction; if one of them fails, each in a transaction of its own."""
