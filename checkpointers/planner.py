@@ -231,7 +231,8 @@ class Planner:
         try:
             return self.items.full(elements, lambda i: f"{path}[{i}]")
         except Unstorable:
-            self.items.codec.encode(value, lambda: path)  # names parts of a dict by their keys
+            if type(value) is dict:
+                self.items.codec.encode(value, lambda: path)  # names its parts by their keys
             raise
 
     # -- values that a channel holds
