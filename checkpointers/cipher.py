@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from langgraph.checkpoint.serde.base import CipherProtocol
 
 from perdure.errors import CorruptRecord
-from perdure.storage.cipher import Place, open_each
+from perdure.storage.encryption import Place, open_each
 
 
 class LangGraphCipher:

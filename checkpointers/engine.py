@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -21,17 +21,16 @@ from perdure.checkpointers.pruning import Pruner
 from perdure.checkpointers.reading import Reader
 from perdure.checkpointers.writing import Stale, Writer
 from perdure.errors import ConfigurationError
-from perdure.storage.cipher import Clear, Seal
-from perdure.storage.closing import Closing
+from perdure.storage.database import Database, DatabaseOwner
+from perdure.storage.encryption import Clear, Seal
 from perdure.storage.flow import Flow
-from perdure.storage.sqlite import Database
 
 T = TypeVar("T")
 
 OFF_LOOP_ITEMS = 512  # longer lists are compared in a thread, not on the event loop
 
 
-class Engine(Closing):
+class Engine(DatabaseOwner):
     """An open database, and the parts that read and write threads in it."""
 
     database: Database
@@ -77,17 +76,17 @@ class Engine(Closing):
         with collector_paused():
             return self.database.read(flow)
 
-    def _aread(self, work: Callable[[], T]) -> asyncio.Future[T]:
+    def _aread(self, work: Callable[[], T]) -> Awaitable[T]:
         return self.database.in_thread(work)
 
     def _job(
         self, plan: PlannedPut | PlannedWrites
-    ) -> tuple[Flow[Written], Callable[[Written], None], Callable[[], None]]:
+    ) -> tuple[Callable[[], Flow[Written]], Callable[[Written], None], Callable[[], None]]:
         """What the writer is to do, and what the memo learns from how it ends."""
         return (
-            self._writer.put(plan)
+            partial(self._writer.put, plan)
             if isinstance(plan, PlannedPut)
-            else self._writer.put_writes(plan),
+            else partial(self._writer.put_writes, plan),
             lambda written: written.take_over(self._memo),
             lambda: self._memo.forget(plan.thread_id),
         )

@@ -34,8 +34,8 @@ from perdure.checkpointers.removing import GONE, Remover
 from perdure.checkpointers.rewriting import PAGE, Rewriter
 from perdure.checkpointers.schema import span
 from perdure.errors import CorruptRecord, ForbiddenType
+from perdure.storage.database import scrub_wanted
 from perdure.storage.flow import Flow, Row, Statement
-from perdure.storage.scrubbing import scrub_wanted
 
 _NO_WRITES: Final = "__no_writes__"  # what langgraph stores for a task that wrote nothing
 

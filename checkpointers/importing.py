@@ -17,7 +17,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from perdure.checkpointers.base import Address
 from perdure.checkpointers.codec import Codec
 from perdure.errors import CorruptRecord, ForbiddenType, NotADatabase
-from perdure.storage.sqlite_errors import check_path, mapped
+from perdure.storage.sqlite_connection import check_path, mapped
 
 _CHECKPOINTS = """
 SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata

@@ -23,7 +23,7 @@ from perdure.checkpointers.plan import Inline, Many, Map, New, Node, One
 from perdure.checkpointers.reading import BLOCKS
 from perdure.checkpointers.records import content_hash, item_place, written
 from perdure.checkpointers.schema import place
-from perdure.storage.cipher import Seal
+from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, Statement
 
 _log = logging.getLogger("perdure")

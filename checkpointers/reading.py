@@ -28,7 +28,7 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.schema import place, span
 from perdure.errors import CorruptRecord
-from perdure.storage.cipher import Seal
+from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, Row, Statement
 
 BLOCKS = "#blocks"  # the lane that holds the blocks of long manifests

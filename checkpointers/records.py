@@ -11,7 +11,7 @@ from perdure.checkpointers.manifest import DICT, LIST, Ranges
 from perdure.checkpointers.memo import Snapshot
 from perdure.checkpointers.packing import pack, unpack
 from perdure.errors import CorruptRecord
-from perdure.storage.cipher import Place, Seal
+from perdure.storage.encryption import Place, Seal
 
 _TAG_LIMIT: Final = 256  # characters; a longer metadata value is found by reading, not by index
 # not worth an index: different at every checkpoint, or one of three values

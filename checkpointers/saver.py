@@ -33,8 +33,8 @@ from perdure.checkpointers.upkeep import Upkeep
 from perdure.checkpointers.views import Views
 from perdure.checkpointers.waiting import Queue
 from perdure.errors import InvalidConfig
-from perdure.storage.cipher import Clear, Seal
-from perdure.storage.sqlite import Database
+from perdure.storage.database import Database
+from perdure.storage.encryption import Clear, Seal
 
 
 class LogSaver(Views, Upkeep, BaseCheckpointSaver[Any]):

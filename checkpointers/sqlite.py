@@ -14,9 +14,11 @@ from perdure.checkpointers.base import OnConflict
 from perdure.checkpointers.saver import LogSaver
 from perdure.checkpointers.schema import SQLITE
 from perdure.errors import ConfigurationError
-from perdure.storage.keys import agree_on_key, seal_for
-from perdure.storage.queries import load
-from perdure.storage.sqlite import Database
+from perdure.storage.encryption import agree_on_key, seal_for
+from perdure.storage.sql import load
+from perdure.storage.sqlite import SQLiteDatabase
+
+_SQL = load("perdure.checkpointers", "sqlite.sql")
 
 
 class SQLiteCheckpointer(LogSaver):
@@ -84,30 +86,24 @@ class SQLiteCheckpointer(LogSaver):
         seal = seal_for(key)
         names = [(t.__module__, t.__qualname__) if isinstance(t, type) else t for t in allow]
         chosen = serde or JsonPlusSerializer(allowed_msgpack_modules=names or None)
-        database = Database.open(
+        database = SQLiteDatabase.open(
             path,
             SQLITE,
+            begin=lambda: agree_on_key(seal, os.fsdecode(path), read_only=read_only),
             synchronous=synchronous,
             read_only=read_only,
             timeout_s=timeout_s,
             factory=factory,
         )
-        sql = load("perdure.checkpointers", "sqlite.sql")
-        try:
-            check = agree_on_key(seal, os.fsdecode(path), read_only=read_only)
-            database.read(check) if read_only else database.write(check)
-            return cls(
-                database,
-                sql,
-                serde=chosen,
-                seal=seal,
-                on_conflict=on_conflict,
-                wait_s=wait_s,
-                cache_bytes=cache_bytes,
-            )
-        except BaseException:
-            database.close()
-            raise
+        return cls(
+            database,
+            _SQL,
+            serde=chosen,
+            seal=seal,
+            on_conflict=on_conflict,
+            wait_s=wait_s,
+            cache_bytes=cache_bytes,
+        )
 
     @classmethod
     def from_conn_string(cls, conn_string: str, **options: Any) -> Self:

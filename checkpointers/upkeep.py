@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 from langchain_core.runnables import RunnableConfig
@@ -42,7 +43,7 @@ class Upkeep(Engine):
     def _prune(self, thread_id: str, keep: Keep, *, history: bool) -> PruneReport:
         total = PruneReport()
         while True:
-            flow = self._pruner.prune(thread_id, keep, history=history, limit=PRUNE_BATCH)
+            flow = partial(self._pruner.prune, thread_id, keep, history=history, limit=PRUNE_BATCH)
             done = self.database.write(flow, lambda _: self._memo.forget(thread_id))
             total += done
             if done.checkpoints < PRUNE_BATCH:
@@ -59,7 +60,7 @@ class Upkeep(Engine):
     def _delete_threads(self, thread_ids: Sequence[str]) -> PruneReport:
         total = PruneReport()
         for thread_id in thread_ids:
-            flow = self._pruner.delete_thread(thread_id)
+            flow = partial(self._pruner.delete_thread, thread_id)
             total += self.database.write(flow, _forgetting(self._memo, thread_id))
         self.database.shrink()
         return total
@@ -105,9 +106,9 @@ class Upkeep(Engine):
         """
         thread_id = checked(thread_id)
         if message_ids is None:
-            flow = self._eraser.erase_thread(thread_id)
+            flow = partial(self._eraser.erase_thread, thread_id)
         else:
-            flow = self._eraser.erase(thread_id, _check_ids(message_ids))
+            flow = partial(self._eraser.erase, thread_id, _check_ids(message_ids))
         done = self.database.write(flow, _forgetting(self._memo, thread_id))
         return replace(done, scrubbed=self.database.scrub())
 
@@ -133,7 +134,7 @@ class Upkeep(Engine):
             InvalidConfig: The target exists.
         """
         source, target = checked(source_thread_id), checked(target_thread_id)
-        self.database.write(self._copier.copy_thread(source, target, checkpoint_id))
+        self.database.write(lambda: self._copier.copy_thread(source, target, checkpoint_id))
 
     async def acopy_thread(
         self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
@@ -206,7 +207,7 @@ class Upkeep(Engine):
             UnknownCheckpoint: The thread has no such checkpoint.
         """
         at = Address(checked(thread_id), checkpoint_ns, checkpoint_id)
-        if not self.database.write(self._writer.rewind(at)):
+        if not self.database.write(lambda: self._writer.rewind(at)):
             raise UnknownCheckpoint(
                 f"thread {thread_id!r} has no checkpoint {checkpoint_id!r} in namespace "
                 f"{checkpoint_ns!r}; checkpoints() lists them"

@@ -31,7 +31,7 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.schema import place, span
 from perdure.errors import ConcurrentUpdate
-from perdure.storage.cipher import Seal
+from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, Statement
 
 ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
