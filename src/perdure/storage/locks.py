@@ -172,9 +172,11 @@ class Locks:
             StorageUnavailable: It was not free in time, or the database is closed.
             StorageError: The file of locks cannot be used.
         """
-        turn = self._queue_up(Turn(name, timeout_s, None))
+        turn = Turn(name, timeout_s, None)
+        first = self._queue_up(turn)
         try:
-            turn.wait()
+            if not first:
+                turn.wait()
             self._open()
             while not self._take_byte(turn):
                 time.sleep(turn.pause_s())
@@ -186,9 +188,11 @@ class Locks:
 
     async def aacquire(self, name: str, timeout_s: float | None) -> Turn:
         """See `acquire`. If the task is cancelled, the lock is not taken."""
-        turn = self._queue_up(Turn(name, timeout_s, asyncio.get_running_loop()))
+        turn = Turn(name, timeout_s, asyncio.get_running_loop())
+        first = self._queue_up(turn)
         try:
-            await turn.await_()
+            if not first:
+                await turn.await_()
             if self._fd is None:
                 await asyncio.to_thread(self._open)
             while not self._take_byte(turn):  # noqa: ASYNC110 - no event spans processes
@@ -205,14 +209,14 @@ class Locks:
         if self._pid != os.getpid():
             return
         with self._guard:
-            queue = self._queues[turn.name]
-            if turn is not queue[0]:
-                queue.remove(turn)
-                return
+            queue = self._queues.get(turn.name)
+            if queue is None or turn not in queue:
+                return  # its event loop was closed, and others passed it over
             if turn.has_byte:
                 self._give_byte_back(self._offset(turn.name))
-            queue.popleft()
-            while queue and not queue[0].reach():
+            was_first = turn is queue[0]
+            queue.remove(turn)
+            while was_first and queue and not queue[0].reach():
                 queue.popleft()
             if not queue:
                 del self._queues[turn.name]
@@ -226,7 +230,8 @@ class Locks:
                 os.close(self._fd)
                 self._fd = None
 
-    def _queue_up(self, turn: Turn) -> Turn:
+    def _queue_up(self, turn: Turn) -> bool:
+        """Join the queue. Returns whether nobody is in it before."""
         with self._guard:
             queue = self._queues.setdefault(turn.name, deque())
             if queue and queue[0] in _held.get():
@@ -235,9 +240,7 @@ class Locks:
                     "the lock once, around all that needs it"
                 )
             queue.append(turn)
-            if len(queue) == 1:
-                turn.reach()
-        return turn
+            return len(queue) == 1
 
     def _open(self) -> None:
         if self._path is None or self._fd is not None:
