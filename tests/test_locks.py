@@ -92,17 +92,26 @@ def test_first_come_first_served(database: SQLiteDatabase) -> None:
         async with database.lock("t"):
             waiting: list[Any] = []
             for n in range(6):
+                await until_queued(database, n + 1)
                 if n % 2:
                     waiting.append(asyncio.create_task(visit(database, room, n), context=fresh()))
                 else:
                     waiting.append(fresh_thread(lambda n=n: stay(database, room, n)))  # type: ignore[misc]
-                await asyncio.sleep(LATER_S)
+            await until_queued(database, 7)
         for each in waiting:
             await (each if isinstance(each, asyncio.Task) else asyncio.to_thread(each.join))
 
     asyncio.run(course())
 
     assert list(range(6)) == room.order
+
+
+async def until_queued(database: SQLiteDatabase, count: int) -> None:
+    """Wait until as many hold a lock, or wait for it."""
+    assert database._file is not None
+    async with asyncio.timeout(PATIENCE_S):
+        while len(database._file.locks._queues["t"]) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
 
 def fresh() -> contextvars.Context:
@@ -188,27 +197,26 @@ def test_cancelled_while_it_waits_or_holds(database: SQLiteDatabase) -> None:
     """A task that is cancelled leaves the queue, or gives the lock back."""
 
     async def course() -> list[str]:
-        entered: list[str] = []
+        entered: asyncio.Queue[str] = asyncio.Queue()
 
         async def hold(name: str) -> None:
             async with database.lock("t", timeout_s=PATIENCE_S):
-                entered.append(name)
+                entered.put_nowait(name)
                 await asyncio.sleep(PATIENCE_S)
 
-        tasks = {}
-        for name in ("holds", "waits", "next"):
-            tasks[name] = asyncio.create_task(hold(name))
-            await asyncio.sleep(LATER_S)
-        for name in ("waits", "holds", "next"):
-            task = tasks[name]
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await asyncio.sleep(LATER_S)
+        holds = asyncio.create_task(hold("holds"))
+        order = [await entered.get()]
+        waits, after = (asyncio.create_task(hold(name)) for name in ("waits", "after"))
+        await until_queued(database, 3)
+        waits.cancel()
+        await asyncio.gather(waits, return_exceptions=True)
+        holds.cancel()
+        order.append(await entered.get())
+        after.cancel()
         async with database.lock("t", timeout_s=PATIENCE_S):
-            entered.append("last")
-        return entered
+            return order
 
-    assert asyncio.run(course()) == ["holds", "next", "last"]
+    assert asyncio.run(course()) == ["holds", "after"]
 
 
 def test_cancelled_as_its_turn_comes(database: SQLiteDatabase) -> None:
@@ -218,7 +226,7 @@ def test_cancelled_as_its_turn_comes(database: SQLiteDatabase) -> None:
         lock = database.lock("t")
         await lock.__aenter__()
         waits = asyncio.create_task(visit(database, Room(), 1), context=fresh())
-        await asyncio.sleep(LATER_S)
+        await until_queued(database, 2)
         await lock.__aexit__()
         waits.cancel()
         await asyncio.gather(waits, return_exceptions=True)
