@@ -308,6 +308,75 @@ def test_read_only_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [":memory:", "x.db"])
+def test_a_flow_may_yield_lists(name: str, tmp_path: Path) -> None:
+    """It is sent the rows of each statement; an error in one of them undoes all."""
+    database = opened(name if name == ":memory:" else tmp_path / name)
+    insert = "INSERT INTO notes (n, text) VALUES (?, 'x')"
+    several = Statement(insert, [(3,), (4,)], many=True)
+
+    def listed(*requests: Statement) -> Flow[Any]:
+        return (yield list(requests))
+
+    with closing(database):
+        wrote = database.write(partial(listed, Statement(insert, (1,)), several))
+        with pytest.raises(StorageError, match="UNIQUE"):
+            database.write(partial(listed, Statement(insert, (2,)), several))
+        count = Statement("SELECT count(*) FROM notes")
+        read = database.read(listed(count, Statement("SELECT min(n) FROM notes")))
+        awaited = asyncio.run(database.aread(listed(count, count), snapshot=False))
+
+    assert wrote == [[], []]
+    assert read == [[(3,)], [(1,)]]
+    assert awaited == [[(3,)], [(3,)]]
+
+
+def test_reading_for_coroutines(database: SQLiteDatabase) -> None:
+    """Each aread has one snapshot, raises what read raises, and may be cancelled at any moment."""
+
+    def twice() -> Flow[Any]:
+        first = yield from numbers()
+        database.write(partial(add, 2))
+        return first, (yield from numbers())
+
+    async def course() -> tuple[Any, ...]:
+        seen = await database.aread(twice())
+        with pytest.raises(StorageError, match="no such table"):
+            await database.aread(rows_of("SELECT * FROM absent"))
+        tasks = [asyncio.create_task(database.aread(numbers())) for _ in range(50)]
+        for n, task in enumerate(tasks):
+            await asyncio.sleep(0)
+            if n % 2:
+                task.cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        return seen, outcomes[::2]
+
+    database.write(partial(add, 1))
+    seen, lists = asyncio.run(course())
+    after = asyncio.run(database.aread(numbers()))
+
+    assert seen == ([1], [1])
+    assert lists == [[1, 2]] * 25
+    assert after == [1, 2]
+
+
+def test_paths_that_no_file_can_have(tmp_path: Path) -> None:
+    """A loop of links, a name that is too long, a NUL and a lone surrogate: perdure's errors."""
+    loop = tmp_path / "loop.db"
+    try:
+        loop.symlink_to(loop)
+    except OSError:  # Windows asks for a privilege
+        loop = tmp_path / ("x" * 300)
+    for read_only in (False, True):
+        for path in (loop, tmp_path / ("x" * 300), loop / "x.db"):
+            with pytest.raises((StorageError, ConfigurationError)) as told:
+                opened(path, read_only=read_only)
+            assert path.name[:20] in str(told.value)
+        for name in ("a\0b", "a\ud800b", ""):
+            with pytest.raises(ConfigurationError, match="database path is"):
+                opened(name, read_only=read_only)
+
+
+@pytest.mark.parametrize("name", [":memory:", "x.db"])
 def test_a_closed_database_says_so(name: str, tmp_path: Path) -> None:
     """After close every call raises StorageUnavailable; closing twice is no error."""
     database = opened(name if name == ":memory:" else tmp_path / name)

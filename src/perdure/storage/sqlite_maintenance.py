@@ -16,7 +16,8 @@ from filelock import Timeout
 from perdure.storage.database import SCRUB
 from perdure.storage.sqlite_connection import Connector
 
-WAL_LIMIT_BYTES = 1 << 20  # checkpoint when the WAL has grown by this much
+WAL_LIMIT_BYTES = 1 << 18  # checkpoint when the WAL is longer, and longer than at the last one
+WAL_TRUNCATE_BYTES = 1 << 20  # a longer WAL is cut off; a shorter one is written over from its start
 WAL_LOOK_EVERY = 8  # commits between two looks at its size
 SCRUB_WAIT_S = 5.0  # how long to wait for readers of the state before an erasure
 VACUUM_PAGES = 512  # pages given back per step, so that a vacuum never holds up writers for long
@@ -32,8 +33,7 @@ class Maintenance:
     def __init__(self, connector: Connector) -> None:
         self.vacuuming = False
         self._wal = connector.path + "-wal"
-        self._lock = connector.file_lock
-        self._timeout_s = connector.timeout_s
+        self._connector = connector
         self._commits = 0
         self._wal_mark = 0
 
@@ -52,29 +52,39 @@ class Maintenance:
                     more = _vacuum_step(conn)
                 finally:
                     self.vacuuming = more
-            if self._lock is None:
+            if not self._connector.on_disk:
                 return
-            if os.path.getsize(self._wal) - self._wal_mark > WAL_LIMIT_BYTES:
-                self.checkpoint(conn, wait_s=0.05)
+            size = os.path.getsize(self._wal)
+            if size > max(self._wal_mark, WAL_LIMIT_BYTES):
+                # to write over a file takes half the time of making it longer (decision 0012)
+                self.checkpoint(conn, wait_s=0.05, truncate=size > WAL_TRUNCATE_BYTES)
 
-    def checkpoint(self, conn: sqlite3.Connection, wait_s: float) -> bool:
+    def checkpoint(
+        self, conn: sqlite3.Connection, wait_s: float, *, truncate: bool = True
+    ) -> bool:
         """Move the WAL into the database file, unless another process is doing so.
 
+        Args:
+            conn: The writing connection.
+            wait_s: How long to wait for other processes, and for readers of the WAL.
+            truncate: Whether its bytes must go too, and not only be written over later.
+
         Returns:
-            Whether nothing is left in the WAL.
+            Whether all of it was moved.
         """
-        if self._lock is None:
+        if not self._connector.on_disk:
             return True
         emptied = False
         try:
-            with self._lock.acquire(timeout=wait_s):
+            with self._connector.file_lock.acquire(timeout=wait_s):
                 conn.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
-                ((busy, _, _),) = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                mode = "TRUNCATE" if truncate else "RESTART"
+                ((busy, _, _),) = conn.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
                 emptied = not busy
         except Timeout:
             pass  # the next commit tries again
         finally:
-            conn.execute(f"PRAGMA busy_timeout = {int(self._timeout_s * 1000)}")
+            conn.execute(f"PRAGMA busy_timeout = {int(self._connector.timeout_s * 1000)}")
         self._wal_mark = os.path.getsize(self._wal) if os.path.exists(self._wal) else 0
         return emptied
 
@@ -92,7 +102,7 @@ class Maintenance:
         if not rows:
             return True
         conn.execute("VACUUM")
-        emptied = self.checkpoint(conn, min(SCRUB_WAIT_S, self._timeout_s))
+        emptied = self.checkpoint(conn, min(SCRUB_WAIT_S, self._connector.timeout_s))
         if emptied:  # unless another asked meanwhile
             conn.execute("DELETE FROM settings WHERE name = ? AND value = ?", (SCRUB, *rows[0]))
         return emptied
