@@ -203,28 +203,27 @@ class Reopen:
 Action = Turn | Resume | Replay | Update | Reopen
 
 _durabilities = st.sampled_from(["sync", "async", "exit"])
-_places = st.none() | st.none() | st.integers(0, 9)
+_places = st.none() | st.integers(0, 9)
 _words = ["send", "ask", "twice", "fail", *EDITS]
-_parts = ["child", "keeper", "child asks", "keeper asks", "send", "ask", *EDITS]
+_parts = ["keeper", "keeper asks", "child", "child asks", "send", "ask"]
+_answers = st.sampled_from(["yes", "no"])
+_nodes = st.sampled_from([None, "plan", "edit", "finish", START])
+_edits = st.sampled_from(["mended", "said", "nothing", "remove"])
 
 
 def actions(*, subgraphs: bool) -> st.SearchStrategy[list[Action]]:
-    """Courses of up to eight actions, which begin with a turn."""
+    """Courses of up to nine actions, which begin with a turn."""
     words = st.lists(st.sampled_from(_parts if subgraphs else _words), max_size=3, unique=True)
-    turn = st.builds(
-        Turn, words, st.booleans(), st.booleans(), _durabilities, st.none() | st.none() | _places
-    )
-    resume = st.builds(
-        Resume, st.sampled_from(["yes", "no"]), st.booleans(), _durabilities, _places
-    )
-    replay = st.builds(Replay, st.booleans(), _durabilities, _places)
-    nodes = st.sampled_from([None, "plan", "edit", "finish", START])
-    words_of_update = st.sampled_from(["mended", "said", "nothing", "remove"])
-    update = st.builds(Update, nodes, words_of_update, st.booleans(), _places)
-    more = st.lists(
-        st.one_of(turn, turn, resume, resume, replay, update, st.just(Reopen())), max_size=7
-    )
-    return st.tuples(turn, more).map(lambda pair: [pair[0], *pair[1]])
+    if subgraphs:  # what keeps its state has some to be read back
+        words = words.map(lambda found: [*found, "keeper"])
+    color = st.booleans()
+    turn = st.builds(Turn, words, st.booleans(), color, _durabilities, st.none())
+    fork = st.builds(Turn, words, st.booleans(), color, _durabilities, _places)
+    resume = st.builds(Resume, _answers, color, _durabilities, _places)
+    replay = st.builds(Replay, color, _durabilities, _places)
+    update = st.builds(Update, _nodes, _edits, color, _places)
+    one = st.one_of(turn, fork, resume, resume, replay, update, st.just(Reopen()))
+    return st.tuples(turn, st.lists(one, max_size=8)).map(lambda pair: [pair[0], *pair[1]])
 
 
 # -- worlds
@@ -325,7 +324,11 @@ class World:
                 return _IDS.sub(self._number, value)
             case dict():
                 pairs = sorted(value.items(), key=lambda pair: _blank(pair[0]))
-                return {self.plain(key): self.plain(item) for key, item in pairs}
+                return {
+                    self.plain(key): self.plain(item)
+                    for key, item in pairs
+                    if not str(key).startswith("__pregel_")  # the checkpointer of a subgraph
+                }
             case Interrupt():
                 return ["interrupt", self.plain(value.value), self.plain(value.id)]
             case BaseMessage():

@@ -23,11 +23,13 @@ def worlds() -> Iterator[tuple[World, World]]:
     """The graph on a file of perdure's, and on langgraph's saver for memory."""
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
         path = Path(folder) / "x.db"
-        ours = World(lambda: reopened(), SQLiteCheckpointer.open(path), runner)
+        ours = World(
+            lambda: reopened(), SQLiteCheckpointer.open(path, synchronous="normal"), runner
+        )
 
         def reopened() -> SQLiteCheckpointer:
             ours.saver.close()
-            return SQLiteCheckpointer.open(path)
+            return SQLiteCheckpointer.open(path, synchronous="normal")
 
         memory = InMemorySaver()
         try:
@@ -49,14 +51,14 @@ def compare(course: list[Action], number: int) -> None:
             assert listed.get(name) == actual, f"listing {name}"
 
 
-@settings(max_examples=3 * EXAMPLES)
+@settings(max_examples=2 * EXAMPLES)
 @given(actions(subgraphs=False), st.integers(0, 9))
 def test_any_course(course: list[Action], number: int) -> None:
     """Turns, interrupts, failures, edits, forks, replays: same values, tasks and history."""
     compare(course, number)
 
 
-@settings(max_examples=2 * EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(actions(subgraphs=True), st.integers(0, 9))
 def test_any_course_with_subgraphs(course: list[Action], number: int) -> None:
     """The same with subgraphs, which keep their state for a run or for the thread."""
