@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from langgraph.checkpoint.memory import InMemorySaver
 
 from perdure.checkpointers import SQLiteCheckpointer
-from tests.contracts.programs import Action, World, actions
+from tests.contracts.programs import Action, Replay, Turn, World, actions
 
 EXAMPLES = settings().max_examples  # of the profile: `--hypothesis-profile deep` does thousands
+
+KEEPS = Turn(["keeper"], named=True, blocking=True, durability="sync")
 
 
 @contextmanager
@@ -59,6 +61,7 @@ def test_any_course(course: list[Action], number: int) -> None:
 
 
 @settings(max_examples=EXAMPLES)
+@example([KEEPS, KEEPS, Replay(True, "sync", 3)], 0)  # a subgraph's state of an earlier moment
 @given(actions(subgraphs=True), st.integers(0, 9))
 def test_any_course_with_subgraphs(course: list[Action], number: int) -> None:
     """The same with subgraphs, which keep their state for a run or for the thread."""
