@@ -169,6 +169,8 @@ class Connector:
                 f"another process has held {self.path + '.lock'!r} for {self.timeout_s} s: "
                 "try again"
             ) from exc
+        except OSError as exc:
+            raise _unusable(exc, self.path + ".lock") from exc
 
     def reader(self) -> sqlite3.Connection:
         """A connection that only reads."""
@@ -258,18 +260,30 @@ def _check_header(path: str) -> None:
 
     Source: https://sqlite.org/fileformat.html#magic_header_string
     """
-    with mapped(path), contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-        begins = file.read(16)
-        if begins and begins != b"SQLite format 3\0":
-            raise NotADatabase(f"{path!r} is not an SQLite database: it begins with {begins!r}")
+    try:
+        with open(path, "rb") as file:
+            begins = file.read(16)
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise _unusable(exc, path) from exc
+    if begins and begins != b"SQLite format 3\0":
+        raise NotADatabase(f"{path!r} is not an SQLite database: it begins with {begins!r}")
+
+
+def _unusable(exc: OSError, path: str) -> StorageError:
+    return StorageError(
+        f"{path!r} cannot be used ({exc.strerror}): check the path, and the permissions of the "
+        "file and its folder"
+    )
 
 
 @contextlib.contextmanager
 def mapped(path: str) -> Iterator[None]:
-    """Turn sqlite3's errors, and the file system's, into perdure's; see `translated`."""
+    """Turn sqlite3's errors into perdure's; see `translated`."""
     try:
         yield
-    except (sqlite3.Error, OSError) as exc:
+    except sqlite3.Error as exc:
         error = translated(exc, path)
         if error is exc:
             raise
@@ -277,16 +291,9 @@ def mapped(path: str) -> Iterator[None]:
 
 
 def translated(exc: BaseException, path: str) -> BaseException:
-    """The `StorageError` that an error of sqlite3 or of the file system becomes.
-
-    Any other error is returned as it is.
-    """
-    if isinstance(exc, OSError):
-        found: BaseException = StorageError(
-            f"{path!r}: {exc}; check the path, and the permissions of the file and its folder"
-        )
-    elif isinstance(exc, sqlite3.ProgrammingError) and "closed" in str(exc):
-        found = StorageUnavailable(f"the database {path!r} is closed")
+    """The `StorageError` that an error of sqlite3 becomes; any other error is returned as it is."""
+    if isinstance(exc, sqlite3.ProgrammingError) and "closed" in str(exc):
+        found: StorageError = StorageUnavailable(f"the database {path!r} is closed")
     elif isinstance(exc, sqlite3.Error) and not isinstance(exc, sqlite3.ProgrammingError):
         found = _storage_error(exc, path)
     else:
