@@ -634,7 +634,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
                 if isinstance(step, Asked):
                     answer = source.read(step.flow)
                 elif isinstance(step, Planned):
-                    answer = self._write(step.make, step.thread_id)
+                    self._write(step.make, step.thread_id)
+                    answer = None
                 else:
                     answer = self._read(step)
         except StopIteration as stop:
@@ -657,7 +658,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
                 if isinstance(step, Asked):
                     answer = await source.aread(step.flow)
                 elif isinstance(step, Planned):
-                    answer = await self._awrite(step.make, step.thread_id, OFF_LOOP_ITEMS + 1)
+                    await self._awrite(step.make, step.thread_id, OFF_LOOP_ITEMS + 1)
+                    answer = None
                 else:
                     answer = await self._aread(step)
         except StopIteration as stop:

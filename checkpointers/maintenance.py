@@ -256,7 +256,7 @@ class Maintenance:
             snapshot = self.reader.open_row(thread_id, ns, row)
             for ref in snapshot.refs.values():
                 yield from self._mark_ref(ref, live)
-            for log, numbers in snapshot.said.values():  # type: ignore[assignment] # as written
+            for log, numbers in snapshot.said.values():  # as written
                 yield from self._mark_ranges(log, numbers, live)
         for uid, task, path, body in (yield Statement(self.sql["namespace_writes"], (namespace,))):
             ids = unpack_id(uid) or "", unpack_id(task) or ""

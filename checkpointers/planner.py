@@ -240,7 +240,8 @@ class Planner:
     def _held(self, channel: str, value: Any, parent: Snapshot | None) -> Node:
         path = f"channel_values[{channel!r}]"
         if channel.startswith("__"):
-            return self._here(value, path)  # tasks and inputs on their way are no history
+            here: Node = self._here(value, path)  # tasks and inputs on their way are no history
+            return here
         hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
         log = self.thread.named.get(channel) if self.thread is not None else None
         if type(value) is list and _splittable(value):

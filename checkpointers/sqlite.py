@@ -6,7 +6,7 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
@@ -20,7 +20,11 @@ from perdure.checkpointers.schema import SQLITE
 from perdure.errors import ConfigurationError
 from perdure.storage.encryption import Clear, agree_on_key, seal_for
 from perdure.storage.sql import load
-from perdure.storage.sqlite import SQLiteDatabase, Synchronous
+from perdure.storage.sqlite import SQLiteDatabase
+from perdure.storage.sqlite_connection import Synchronous
+
+
+_SQL: Final = load("perdure.checkpointers", "sqlite.sql")
 
 
 class SQLiteCheckpointer(Checkpointer):
@@ -91,8 +95,7 @@ class SQLiteCheckpointer(Checkpointer):
             timeout_s=timeout_s,
             factory=factory,
         )
-        sql = load("perdure.checkpointers", "sqlite.sql")
-        super().__init__(database, sql, serde=serde, seal=seal, cache_bytes=cache_bytes)
+        super().__init__(database, _SQL, serde=serde, seal=seal, cache_bytes=cache_bytes)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], **options: Any) -> Self:
