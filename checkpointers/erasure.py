@@ -1,6 +1,291 @@
-"""TEMP"""
+"""Erasing messages: out of every checkpoint, history and pending write of a thread, for good.
+
+One transaction: what is to go is found, everything that holds it is written anew without it, and
+what nothing refers to any more is swept. The thread's `generation` moves, so that whoever keeps its
+items reads them again. What counts as a quotation, and which tasks are cancelled: docs/erasure.md.
+"""
+
 from __future__ import annotations
-from typing import Any
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from langchain_core.messages import BaseMessage
+from langgraph.checkpoint.serde.types import INTERRUPT, RESUME, TASKS
+
+from perdure.checkpointers.cache import Snapshot, Thread
+from perdure.checkpointers.log import Appender
+from perdure.checkpointers.maintenance import Maintenance
+from perdure.checkpointers.reader import Reader
+from perdure.checkpointers.records import (
+    checkpoint_place,
+    item_place,
+    pack_row,
+    pack_writes,
+    place,
+    span,
+    tags_of,
+    unpack_id,
+    unpack_writes,
+    writes_place,
+)
+from perdure.checkpointers.removal import GONE, Remover, Where
+from perdure.checkpointers.reports import ErasureReport
+from perdure.checkpointers.rewriting import BLOCKS, PAGE, Rewriter
+from perdure.errors import ConfigurationError, CorruptRecord, ForbiddenType
+from perdure.storage.database import scrub_wanted
+from perdure.storage.flow import Flow, Row, Statement
+
+_NO_WRITES: Final = "__no_writes__"  # what langgraph stores for a task that wrote nothing
+_NEXT: Final = "branch:to:"  # what langgraph names the channels by that start a node
+
+
+@dataclass(slots=True)
+class _Erasure:
+    """One erasure under way.
+
+    Attributes:
+        to: Rewrites references.
+        checkpoints: How many checkpoints changed.
+        saved: By how many bytes their rows and those of writes shrank.
+        cancelled: The tasks of heads that will not run.
+    """
+
+    to: Rewriter
+    checkpoints: int = 0
+    saved: int = 0
+    cancelled: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Head:
+    """What a namespace's tasks under way are told by.
+
+    Attributes:
+        uid: The id of the checkpoint that the next run starts from.
+        sent: The places of its sent tasks that are cancelled.
+    """
+
+    uid: str | None = None
+    sent: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Eraser:
-    def __init__(self, *a: Any) -> None: ...
-def check_ids(x: Any) -> Any: return x
+    """The flows that erase.
+
+    Args:
+        sql: The statements, by name.
+        reader: The flows that read.
+        maintenance: Sweeps up.
+    """
+
+    sql: dict[str, str]
+    reader: Reader
+    maintenance: Maintenance
+
+    def erase(self, thread_id: str, message_ids: Collection[str]) -> Flow[ErasureReport]:
+        """Take messages out of a thread; unknown ones are no error."""
+        rows = yield Statement(self.sql["find_thread"], (thread_id,))
+        if not rows:
+            return ErasureReport()
+        key, seq, generation = rows[0]
+        thread = Thread(key, generation)
+        seal, items = self.reader.seal, self.reader.items
+        appender = Appender(self.sql, seal, items, thread_id, key, seq, thread)
+        yield from appender.find_ends(())
+        remover = Remover(frozenset(message_ids))
+        to = Rewriter(self.sql, self.reader, appender, thread, remover)
+        yield from to.begin(looking=True)
+        yield from self._rewrite(_Erasure(to))
+        if not to.found:
+            return ErasureReport()
+        yield from to.begin(looking=False)
+        done = _Erasure(to)
+        yield from self._rewrite(done)
+        yield appender.statements()
+        yield Statement(self.sql["grow"], (seq, 0, len(appender.added), appender.size, key))
+        swept, freed = yield from self.maintenance.sweep(thread_id, key)
+        yield Statement(self.sql["removed"], (0, swept, freed + done.saved, key))
+        yield from scrub_wanted()
+        hashes = sorted({self._hash(message) for message in remover.removed.values()})
+        cancelled = tuple(sorted(done.cancelled))
+        return ErasureReport(done.checkpoints, len(to.touched), tuple(hashes), cancelled)
+
+    def erase_thread(self, thread_id: str) -> Flow[ErasureReport]:
+        """Remove a whole thread; an unknown one is no error."""
+        rows = yield Statement(self.sql["find_thread"], (thread_id,))
+        if not rows:
+            return ErasureReport()
+        hashes: set[str] = set()
+        for log, name, end, _ in (yield Statement(self.sql["thread_logs"], (rows[0][0],))):
+            for start in range(0, end if name != BLOCKS else 0, PAGE):
+                between = span(log, start, min(start + PAGE, end))
+                for row in (yield Statement(self.sql["items_between"], between)):
+                    hashes |= self._hash_of_item(thread_id, name, row)
+        report = yield from self.maintenance.delete_thread(thread_id)
+        yield from scrub_wanted()
+        return ErasureReport(report.checkpoints, report.items, tuple(sorted(hashes)))
+
+    def _hash_of_item(self, thread_id: str, log: str, row: Row) -> set[str]:
+        """The hash of an item that is a message; what cannot be read is deleted all the same."""
+        with suppress(CorruptRecord, ForbiddenType):
+            bound = item_place(thread_id, log, row[0] & 0xFFFFFFFF)
+            value = self.reader.items.codec.decode(self.reader.seal.open(row[1], bound))
+            return {self._hash(value)} if isinstance(value, BaseMessage) else set()
+        return set()
+
+    def _hash(self, message: BaseMessage) -> str:
+        """BLAKE2b-256 (RFC 7693) of a message's type, id and content, as JSON."""
+        says = [message.type, message.id, message.content]
+        text = json.dumps(says, ensure_ascii=False, separators=(",", ":"), default=repr)
+        data = text.encode(errors="surrogatepass")
+        return hashlib.blake2b(data, digest_size=32, key=self.reader.seal.hash_key).hexdigest()
+
+    # -- everything that refers to items
+
+    def _rewrite(self, done: _Erasure) -> Flow[None]:
+        """Go over a whole thread."""
+        to = done.to
+        for namespace, ns, at in (yield Statement(self.sql["thread_namespaces"], (to.thread.key,))):
+            head = _Head()
+            for row in (yield Statement(self.sql["checkpoint_bodies"], span(namespace))):
+                here = place(namespace, at) == row[0]
+                if here:
+                    head.uid = unpack_id(row[1])
+                yield from self._checkpoint(done, ns, row, head if here else None)
+            for row in (yield Statement(self.sql["namespace_writes"], (namespace,))):
+                yield from self._writes(done, namespace, ns, row, head)
+            done.cancelled |= {_task(ns, node) for node in head.sent.values()}
+
+    def _checkpoint(self, done: _Erasure, ns: str, row: Row, head: _Head | None) -> Flow[None]:
+        to = done.to
+        snapshot = self.reader.open_row(to.appender.thread_id, ns, row)
+        to.awaited = False
+        other, metadata = snapshot.fields
+        fields = [to.inline(other, Where()), to.inline(metadata, Where(tasks=True))]
+        fields = [to.encoded({}) if stored is GONE else stored for stored in fields]
+        refs = {}
+        for channel, ref in snapshot.refs.items():
+            if channel == TASKS:
+                refs[channel], gone = yield from to.tasks(ref)
+                if head is not None:
+                    head.sent = {at: task.node for at, task in gone.items()}
+            else:
+                inputs = channel.startswith("__")
+                refs[channel] = yield from to.ref(channel, ref, inputs=inputs)
+        said = {}
+        for channel, before in snapshot.said.items():
+            held = None if refs.get(channel) is GONE else snapshot.refs.get(channel)
+            said[channel] = yield from to.said(held, before)
+        if to.awaited:
+            for channel in [channel for channel in refs if channel.startswith(_NEXT)]:
+                refs[channel] = GONE
+                if head is not None:
+                    done.cancelled.add(_task(ns, channel.removeprefix(_NEXT)))
+        same = (
+            all(new is stored for new, stored in zip(fields, snapshot.fields, strict=True))
+            and all(said[channel] is before for channel, before in snapshot.said.items())
+            and all(refs[channel] is ref for channel, ref in snapshot.refs.items())
+        )
+        if to.looking or same:
+            return
+        yield from self._retag(row[0], snapshot.fields[1], fields[1])
+        snapshot.fields = fields
+        snapshot.refs = {channel: ref for channel, ref in refs.items() if ref is not GONE}
+        body = self._sealed(to, ns, snapshot, said)
+        yield Statement(self.sql["rewrite_checkpoint"], (body, row[0]))
+        done.checkpoints += 1
+        done.saved += len(row[-1]) - len(body)
+
+    def _sealed(self, to: Rewriter, ns: str, snapshot: Snapshot, said: dict[str, Any]) -> bytes:
+        at = to.appender.thread_id, ns, snapshot.uid, snapshot.parent, snapshot.key
+        return self.reader.seal.seal(pack_row(snapshot, said), checkpoint_place(*at))
+
+    def _retag(self, key: int, before: bytes, now: bytes) -> Flow[None]:
+        """Let a checkpoint be found no more by what its metadata does not hold any more."""
+        decode, seal = self.reader.items.codec.decode, self.reader.seal
+        for number in {*tags_of(seal, decode(before))} - {*tags_of(seal, decode(now))}:
+            yield Statement(self.sql["drop_tag"], (number, key))
+
+    # -- pending writes
+
+    def _writes(self, done: _Erasure, namespace: int, ns: str, row: Row, head: _Head) -> Flow[None]:
+        to = done.to
+        uid, task, path, body = row
+        ids = unpack_id(uid) or "", unpack_id(task) or ""
+        bound = writes_place(to.appender.thread_id, ns, *ids, path)
+        writes = unpack_writes(self.reader.seal.open(body, bound))
+        waits = ids[0] == head.uid
+        sent = next((at for at in head.sent if path.startswith(_sent_path(at))), None)
+        if waits and sent is not None:
+            kept = []
+            done.cancelled.add(_task(ns, head.sent.pop(sent), ids[1]))
+        else:
+            kept = yield from self._left(done, ns, writes, waits)
+            if _is_stopped(writes) and len(kept) < len(writes):
+                kept = [[0, _NO_WRITES, to.encoded(None)]]
+                if waits and any(channel == INTERRUPT for _, channel, _ in writes):
+                    done.cancelled.add(_task(ns, path.rpartition(", ")[2] or "task", ids[1]))
+            elif not _is_stopped(writes) and _is_stopped(kept):  # else the task would run again
+                kept.append([0, _NO_WRITES, to.encoded(None)])
+        same = len(kept) == len(writes) and all(map(_is_same, kept, writes))
+        if to.looking or same:
+            return
+        new = self.reader.seal.seal(pack_writes(kept), bound)
+        yield Statement(self.sql["put_writes"], (namespace, *row[:3], new))
+        done.saved += len(body) - len(new)
+
+    def _left(
+        self, done: _Erasure, ns: str, writes: list[list[Any]], waits: bool
+    ) -> Flow[list[list[Any]]]:
+        """What is left of what a task wrote. What it asked and was answered is never altered."""
+        kept = []
+        for write in writes:
+            index, channel, ref = write
+            new = yield from done.to.ref(channel, ref, inputs=True)
+            if new is ref:
+                kept.append(write)
+            elif new is not GONE and channel not in (INTERRUPT, RESUME):
+                kept.append([index, channel, new])
+            elif waits and channel == TASKS:
+                sent = yield from done.to.value(ref)
+                done.cancelled.add(_task(ns, getattr(sent, "node", TASKS)))
+        return kept
+
+
+def _is_same(one: list[Any], other: list[Any]) -> bool:
+    return one[2] is other[2]
+
+
+def _is_stopped(writes: list[list[Any]]) -> bool:
+    """Whether a task wrote no result: it failed, or waits for an answer."""
+    return all(index < 0 for index, _, _ in writes)
+
+
+def _sent_path(at: int) -> str:
+    """How langgraph begins the path of the task that was sent at a place."""
+    return f"~__pregel_push, {at:010d}"
+
+
+def _task(ns: str, node: str, task_id: str = "") -> str:
+    """A task as langgraph names it in a namespace."""
+    name = f"{node}:{task_id}" if task_id else node
+    return f"{ns}|{name}" if ns else name
+
+
+def check_ids(message_ids: Collection[str]) -> frozenset[str]:
+    """Message ids as they are to be given.
+
+    Raises:
+        ConfigurationError: They are not a collection of texts.
+    """
+    if isinstance(message_ids, str) or not all(isinstance(uid, str) for uid in message_ids):
+        raise ConfigurationError(
+            f"message_ids is {message_ids!r:.200}; expected a list of message ids, like ['id-1']"
+        )
+    return frozenset(message_ids)
