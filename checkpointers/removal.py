@@ -1,4 +1,4 @@
-"""Values without some messages and what quotes them, wherever in lists, dicts and objects they stand.
+"""Values without some messages and what quotes them, wherever within a value they stand.
 
 A message is a langchain message, or what langgraph's `add_messages` takes for one: a dict with a
 role and content, the dumped forms of a message, a `(role, text)` pair, or bare text. What else is a
@@ -39,8 +39,8 @@ class Where(NamedTuple):
             removed too if its content is that of a message that is.
         texts: Whether bare text in it, or a pair, may be such a message: it is written to a channel
             of them.
-        tasks: Whether it is of a task or describes one (a `Send`, an interrupt, an error, metadata):
-            then a text quotes a message if it contains what the message says.
+        tasks: Whether it describes a task (a `Send`, an interrupt, an error, metadata): then a text
+            quotes a message if it contains what the message says.
         kept: Whether it is part of a message that stays, whose texts and calls are its own.
     """
 

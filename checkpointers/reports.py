@@ -103,9 +103,9 @@ class ErasureReport:
             held one.
         hashes: BLAKE2b-256 of each distinct message removed, in hexadecimal, sorted; keyed with
             the database's key if it has one, so that a receipt tells nothing of what was said.
-        cancelled: The tasks that had not run, or whose step had not ended, and quoted one, sorted, as
-            langgraph names them: `node:task_id`, or `node` if it has stored nothing yet, after the
-            namespace of its subgraph and a `|`. They do not run any more.
+        cancelled: The tasks under way that quoted one and will not run any more, sorted: the node's
+            name, `:` and the task's id if it has stored something, before them the namespace of its
+            subgraph and `|` if it is not the root's.
         scrubbed: Whether the bytes of the file and its WAL are free of them already. They are not
             while another process still reads the former state: `erase` once more finishes it, and
             so does whoever opens the file next.

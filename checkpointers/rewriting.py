@@ -6,6 +6,7 @@ channels hold them, then written. No item is changed in place: what is left of o
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from perdure.checkpointers.manifest import (
 from perdure.checkpointers.packing import unpack
 from perdure.checkpointers.planner import New
 from perdure.checkpointers.reader import Reader
-from perdure.checkpointers.records import item_place, span
+from perdure.checkpointers.records import content_hash, item_place, span
 from perdure.checkpointers.removal import GONE, Remover, Where
 from perdure.storage.flow import Flow, Statement
 
@@ -179,7 +180,7 @@ class Rewriter:
         return GONE if new is GONE else self.encoded(new)
 
     def tasks(self, ref: Any) -> Flow[tuple[Any, dict[int, Send]]]:
-        """The tasks to be run from a checkpoint, without those that quote: these by their places."""
+        """The tasks sent to run next, without those that quote, and these by their places."""
         value = yield from self.value(ref)
         gone = {}
         for place, task in enumerate(value if isinstance(value, list) else []):
@@ -198,7 +199,7 @@ class Rewriter:
         parts = self._parts(log, [(position, position + 1)], False, where)
         if not parts:
             return ref if parts is None else GONE
-        return [ITEM, log, self._append(log, parts)[0][0]]
+        return [ITEM, log, (yield from self._append(log, parts))[0][0]]
 
     def _many(self, ref: Any, where: Where) -> Flow[Any]:
         kind, log, numbers = ref
@@ -215,7 +216,7 @@ class Rewriter:
             return ref
         last = self.thread.logs[log].origin(ranges[-1][1] - 1)
         self.awaited = self.awaited or (log, last) in self._calling
-        return [kind, log, flat(self._append(log, parts))]
+        return [kind, log, flat((yield from self._append(log, parts)))]
 
     def said(self, ref: Any, before: Any) -> Flow[Any]:
         """What was said up to a checkpoint, where it is not just what the channel holds.
@@ -242,12 +243,25 @@ class Rewriter:
                 kept.append(part)
             else:
                 kept += ((p, p + 1) for p in range(*part) if (log, p) not in gone)
-        return [log, flat(once(self._append(log, kept)))]
+        return [log, flat(once((yield from self._append(log, kept))))]
 
-    def _append(self, log: int, parts: list[New | Range]) -> Ranges:
+    def _append(self, log: int, parts: list[New | Range]) -> Flow[Ranges]:
         if self.looking:
             return [(0, 1)]  # nobody will read it
-        return self.appender.append(self.thread.logs[log].name, parts)
+        channel = self.thread.logs[log].name
+        for part in parts:
+            if isinstance(part, New) and (channel, part.stored) not in self.appender.placed:
+                yield from self._find(log, channel, part.stored)
+        return self.appender.append(channel, parts)
+
+    def _find(self, log: int, channel: str, stored: bytes) -> Flow[None]:
+        """What is left of an item may be one that the log has."""
+        hashed = content_hash(self.reader.seal, log, stored)
+        for key, body in (yield Statement(self.sql["same_hashes"], (json.dumps([hashed]),))):
+            position = key & 0xFFFFFFFF
+            bound = item_place(self.appender.thread_id, channel, position)
+            if key >> 32 == log and self.reader.seal.open(body, bound) == stored:
+                self.appender.placed[channel, stored] = position
 
     # -- items
 
