@@ -20,7 +20,6 @@ from langchain_core.messages import (
     BaseMessage,
     HumanMessage,
     RemoveMessage,
-    ToolMessage,
     convert_to_messages,
 )
 from langgraph.types import Interrupt, Send
@@ -28,6 +27,7 @@ from pydantic import BaseModel
 
 GONE: Final = object()  # stands for a value that is removed
 LONG: Final = 16  # characters from which on a text is taken to be one message's own
+_RESULT: Final = {"tool_call_id", "name"}  # what makes a message the result of a call
 _PLAIN: Final = {int, float, bool, type(None), bytes, bytearray}
 
 
@@ -119,6 +119,13 @@ class Remover:
             return _text(value.get("id")) in self.calls or deed in self._deeds
         return bool(self.calls) and _text(getattr(value, "id", None)) in self.calls
 
+    def _is_result(self, value: Any) -> bool:
+        """Whether a message that stays answers a call that goes."""
+        if not self.calls or _identified(value) is None:
+            return False
+        get = value.get if isinstance(value, dict) else lambda name: getattr(value, name, None)
+        return _text(get("tool_call_id")) in self.calls
+
     def _quotes(self, text: str, where: Where) -> bool:
         if len(text) < LONG or where.kept:
             return False
@@ -127,7 +134,9 @@ class Remover:
     def _note(self, message: BaseMessage | None) -> None:
         if message is None or type(message) is RemoveMessage:
             return
-        self.removed.setdefault(f"{type(message)}{message.__dict__}", message)
+        version = f"{type(message)}{message.__dict__}"
+        if self.removed.setdefault(version, message) is not message:
+            return
         calls = _calls(message)
         if message.content or calls:  # an empty one has no twin
             self._says.add(_saying(message))
@@ -162,16 +171,18 @@ class Remover:
     # -- the parts of values
 
     def _dict(self, value: dict[Any, Any], where: Where) -> Any:
-        where = self._within(value, where)
+        where, result = self._within(value, where), self._is_result(value)
         changed = {}
         for key, part in value.items():
+            if result and key in _RESULT:
+                continue
             texts = where.inputs and key in self.channels
             new = self.without(part, where._replace(texts=texts))
-            if type(key) is str and self._quotes(key, where):
+            if type(key) is str and (self._quotes(key, where) or key in self.calls):
                 new = GONE
             if new is not part:
                 changed[key] = new
-        if value.get("tool_call_id") in self.calls and value.get("name") and _identified(value):
+        if result and value.get("name"):
             changed["name"] = None
         if not changed:
             return value
@@ -186,7 +197,8 @@ class Remover:
     def _within(self, value: Any, where: Where) -> Where:
         """What the parts of a value are part of."""
         if _identified(value) is not None:
-            return where._replace(kept=True)
+            result = self._is_result(value)
+            return where._replace(kept=not result, tasks=result)
         if isinstance(value, Send | Interrupt):
             return where._replace(tasks=True)
         return where
@@ -207,16 +219,17 @@ class Remover:
         """A model, a dataclass: a copy with other attributes. A `Send` is never altered."""
         if isinstance(value, type | Enum):
             return value
-        inner = self._within(value, where)
+        inner, result = self._within(value, where), self._is_result(value)
         changed: dict[str, Any] = {}
         for name, part in _attributes(value):
+            if result and name in _RESULT:
+                continue
             texts = where.inputs and (where.texts or name in self.channels)
             texts = texts and not isinstance(value, BaseMessage)
-            kept = inner.kept and name != "artifact"
-            new = self.without(part, inner._replace(texts=texts, kept=kept))
+            new = self.without(part, inner._replace(texts=texts))
             if new is not part:
                 changed[name] = None if new is GONE else new
-        if isinstance(value, ToolMessage) and value.name and value.tool_call_id in self.calls:
+        if result and value.name:
             changed["name"] = None
         if not changed:
             return value
