@@ -41,7 +41,8 @@ from perdure.storage.database import scrub_wanted
 from perdure.storage.flow import Flow, Row, Statement
 
 _NO_WRITES: Final = "__no_writes__"  # what langgraph stores for a task that wrote nothing
-_NEXT: Final = "branch:to:"  # what langgraph names the channels by that start a node
+_NEXT: Final = "branch:to:"  # how langgraph names the channels that start a node
+_SENT: Final = "~__pregel_push, {:010d}"  # and the path of the task that was sent at a place
 
 
 @dataclass(slots=True)
@@ -53,25 +54,16 @@ class _Erasure:
         checkpoints: How many checkpoints changed.
         saved: By how many bytes their rows and those of writes shrank.
         cancelled: The tasks of heads that will not run.
+        sent: The tasks sent that quoted a message, by checkpoint and place, for one namespace.
+        subgraphs: The namespaces of those that have run.
     """
 
     to: Rewriter
     checkpoints: int = 0
     saved: int = 0
     cancelled: set[str] = field(default_factory=set)
-
-
-@dataclass(slots=True)
-class _Head:
-    """What a namespace's tasks under way are told by.
-
-    Attributes:
-        uid: The id of the checkpoint that the next run starts from.
-        sent: The places of its sent tasks that are cancelled.
-    """
-
-    uid: str | None = None
-    sent: dict[int, str] = field(default_factory=dict)
+    sent: dict[str, dict[int, str]] = field(default_factory=dict)
+    subgraphs: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -152,17 +144,17 @@ class Eraser:
         """Go over a whole thread."""
         to = done.to
         for namespace, ns, at in (yield Statement(self.sql["thread_namespaces"], (to.thread.key,))):
-            head = _Head()
-            for row in (yield Statement(self.sql["checkpoint_bodies"], span(namespace))):
-                here = place(namespace, at) == row[0]
-                if here:
-                    head.uid = unpack_id(row[1])
-                yield from self._checkpoint(done, ns, row, head if here else None)
+            to.sent = f"{ns}|".startswith(done.subgraphs)
+            done.sent, head = {}, place(namespace, at)
+            rows = yield Statement(self.sql["checkpoint_bodies"], span(namespace))
+            uid = next((unpack_id(row[1]) for row in rows if row[0] == head), None)
+            for row in rows:
+                yield from self._checkpoint(done, ns, row, is_head=row[0] == head)
             for row in (yield Statement(self.sql["namespace_writes"], (namespace,))):
-                yield from self._writes(done, namespace, ns, row, head)
-            done.cancelled |= {_task(ns, node) for node in head.sent.values()}
+                yield from self._writes(done, namespace, ns, row, uid)
+            done.cancelled |= {_task(ns, node) for node in done.sent.get(uid or "", {}).values()}
 
-    def _checkpoint(self, done: _Erasure, ns: str, row: Row, head: _Head | None) -> Flow[None]:
+    def _checkpoint(self, done: _Erasure, ns: str, row: Row, *, is_head: bool) -> Flow[None]:
         to = done.to
         snapshot = self.reader.open_row(to.appender.thread_id, ns, row)
         to.awaited = False
@@ -173,8 +165,7 @@ class Eraser:
         for channel, ref in snapshot.refs.items():
             if channel == TASKS:
                 refs[channel], gone = yield from to.tasks(ref)
-                if head is not None:
-                    head.sent = {at: task.node for at, task in gone.items()}
+                done.sent[snapshot.uid] = {at: task.node for at, task in gone.items()}
             else:
                 inputs = channel.startswith("__")
                 refs[channel] = yield from to.ref(channel, ref, inputs=inputs)
@@ -185,7 +176,7 @@ class Eraser:
         if to.awaited:
             for channel in [channel for channel in refs if channel.startswith(_NEXT)]:
                 refs[channel] = GONE
-                if head is not None:
+                if is_head:
                     done.cancelled.add(_task(ns, channel.removeprefix(_NEXT)))
         same = (
             all(new is stored for new, stored in zip(fields, snapshot.fields, strict=True))
@@ -214,26 +205,34 @@ class Eraser:
 
     # -- pending writes
 
-    def _writes(self, done: _Erasure, namespace: int, ns: str, row: Row, head: _Head) -> Flow[None]:
+    def _writes(
+        self, done: _Erasure, namespace: int, ns: str, row: Row, head: str | None
+    ) -> Flow[None]:
         to = done.to
         uid, task, path, body = row
         ids = unpack_id(uid) or "", unpack_id(task) or ""
         bound = writes_place(to.appender.thread_id, ns, *ids, path)
         writes = unpack_writes(self.reader.seal.open(body, bound))
-        waits = ids[0] == head.uid
-        sent = next((at for at in head.sent if path.startswith(_sent_path(at))), None)
-        if waits and sent is not None:
-            kept = []
-            done.cancelled.add(_task(ns, head.sent.pop(sent), ids[1]))
+        waits, sent = ids[0] == head, done.sent.get(ids[0], {})
+        quoting = next((at for at in sent if path.startswith(_SENT.format(at))), None)
+        if quoting is not None:
+            name = _task(ns, sent[quoting], ids[1])
+            done.subgraphs += (f"{name}|",)
+        if quoting is not None and waits:
+            kept: list[list[Any]] = []
+            sent.pop(quoting)
+            done.cancelled.add(name)
         else:
             kept = yield from self._left(done, ns, writes, waits)
             if _is_stopped(writes) and len(kept) < len(writes):
                 kept = [[0, _NO_WRITES, to.encoded(None)]]
                 if waits and any(channel == INTERRUPT for _, channel, _ in writes):
-                    done.cancelled.add(_task(ns, path.rpartition(", ")[2] or "task", ids[1]))
+                    node = path.rpartition(", ")[2]
+                    done.cancelled.discard(_task(ns, node))
+                    done.cancelled.add(_task(ns, node, ids[1]))
             elif not _is_stopped(writes) and _is_stopped(kept):  # else the task would run again
                 kept.append([0, _NO_WRITES, to.encoded(None)])
-        same = len(kept) == len(writes) and all(map(_is_same, kept, writes))
+        same = [id(ref) for _, _, ref in kept] == [id(ref) for _, _, ref in writes]
         if to.looking or same:
             return
         new = self.reader.seal.seal(pack_writes(kept), bound)
@@ -258,18 +257,9 @@ class Eraser:
         return kept
 
 
-def _is_same(one: list[Any], other: list[Any]) -> bool:
-    return one[2] is other[2]
-
-
 def _is_stopped(writes: list[list[Any]]) -> bool:
     """Whether a task wrote no result: it failed, or waits for an answer."""
     return all(index < 0 for index, _, _ in writes)
-
-
-def _sent_path(at: int) -> str:
-    """How langgraph begins the path of the task that was sent at a place."""
-    return f"~__pregel_push, {at:010d}"
 
 
 def _task(ns: str, node: str, task_id: str = "") -> str:

@@ -61,6 +61,7 @@ class Rewriter:
     Attributes:
         looking: Whether nothing is written yet, and messages are found by id alone.
         found: Whether there was anything to remove.
+        sent: Whether the values are a subgraph's that was sent a task which quoted a message.
         awaited: Whether a list ended with a call that goes, which nobody has answered.
         touched: The items that are not as they were, by log and position.
     """
@@ -72,6 +73,7 @@ class Rewriter:
     remover: Remover
     looking: bool = True
     found: bool = False
+    sent: bool = False
     awaited: bool = False
     touched: set[tuple[int, int]] = field(default_factory=set)
     _needles: list[bytes] | None = None
@@ -144,7 +146,8 @@ class Rewriter:
     def ref(self, channel: str, ref: Any, *, inputs: bool) -> Flow[Any]:
         """A reference to what is left of a value: the same if all of it is, `GONE` if nothing."""
         inputs = inputs and not self.looking
-        where = Where(inputs, inputs and channel in self.remover.channels, channel in _TASKS)
+        texts, tasks = inputs and channel in self.remover.channels, channel in _TASKS or self.sent
+        where = Where(inputs, texts, tasks)
         if isinstance(ref, bytes):
             new = self.inline(ref, where)
         elif ref[0] in (MAP, LIST_HERE, DICT_HERE):
@@ -228,7 +231,8 @@ class Rewriter:
         log, numbers = before
         ranges = yield from self.reader.ranges(numbers)
         split = isinstance(ref, list) and ref[0] in (LIST, DICT)
-        parts = self._parts(log, ranges, ref[0] == DICT if split else log in self._dicts, Where())
+        pairs = ref[0] == DICT if split else log in self._dicts
+        parts = self._parts(log, ranges, pairs, Where(tasks=self.sent))
         gone: set[tuple[int, int]] = set()
         if self._parts_of_gone:
             gone = self._parts_of_gone.intersection((log, p) for p in positions(ranges))
