@@ -122,9 +122,7 @@ def test_any_thread(steps: list[dict[str, Any]], ids: set[str], backend: str) ->
                 "__pregel_tasks": less_tasks(values["__pregel_tasks"], ids),
             }
             new = now.checkpoint["channel_values"]
-            assert shape([left[k] for k in sorted(left)]) == shape(
-                [found[k] for k in sorted(found)]
-            )
+            assert shape([left[k] for k in sorted(left)]) == shape([new[k] for k in sorted(new)])
             expected = [
                 (task, channel, written)
                 for task, channel, value in was.pending_writes or []
