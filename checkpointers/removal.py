@@ -114,17 +114,13 @@ class Remover:
         return message is not None and _saying(message) in self._says
 
     def _is_call(self, value: Any, where: Where) -> bool:
-        if isinstance(value, dict):
-            deed = where.tasks and "name" in value and "args" in value and _deed(value)
-            return _text(value.get("id")) in self.calls or deed in self._deeds
-        return bool(self.calls) and _text(getattr(value, "id", None)) in self.calls
+        if where.tasks and isinstance(value, dict) and {"name", "args"} <= value.keys():
+            return _deed(value) in self._deeds or _get(value, "id") in self.calls
+        return _get(value, "id") in self.calls
 
     def _is_result(self, value: Any) -> bool:
         """Whether a message that stays answers a call that goes."""
-        if not self.calls or _identified(value) is None:
-            return False
-        get = value.get if isinstance(value, dict) else lambda name: getattr(value, name, None)
-        return _text(get("tool_call_id")) in self.calls
+        return _identified(value) is not None and _get(value, "tool_call_id") in self.calls
 
     def _quotes(self, text: str, where: Where) -> bool:
         if len(text) < LONG or where.kept:
@@ -256,8 +252,10 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
             yield name, getattr(value, name)
 
 
-def _text(value: Any) -> str | None:
-    return value if type(value) is str else None
+def _get(value: Any, name: str) -> str:
+    """A text that a dict or an object has under a name; else an empty one."""
+    found = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+    return found if type(found) is str else ""
 
 
 def _identified(value: Any) -> tuple[str | None, Any] | None:
@@ -281,7 +279,7 @@ def _identified_dict(value: dict[Any, Any]) -> tuple[str | None, Any] | None:
         fields = made_of = value
     else:
         return None
-    return (_text(fields.get("id")), made_of) if "content" in fields else None
+    return (_get(fields, "id") or None, made_of) if "content" in fields else None
 
 
 def _message(value: Any) -> BaseMessage | None:

@@ -67,6 +67,15 @@ def look(city: str, note: str) -> str:
     return "seen"
 
 
+def agent(saver: Any, *messages: AIMessage | str, **options: Any) -> Any:
+    """An agent that says these messages, one after another."""
+    return create_agent(says(*messages), [look], checkpointer=saver, **options)
+
+
+def compiled(builder: Any, saver: Saver, **options: Any) -> Any:
+    return builder.compile(checkpointer=saver, **options)
+
+
 def erase(saver: Saver, config: Any, graph: Any) -> Any:
     """Erase the message that calls, and see that no trace of it is left."""
     (uid,) = {
@@ -96,9 +105,7 @@ def kinds(state: Any) -> str:
 
 def test_tools_that_have_not_run(saver: Saver) -> None:
     """Their tasks are cancelled, and the thread goes on without them."""
-    graph = create_agent(
-        says(calling(1, 3, 4), "and so on"), [look], checkpointer=saver, interrupt_before=["tools"]
-    )
+    graph = agent(saver, calling(1, 3, 4), "and so on", interrupt_before=["tools"])
     graph.invoke({"messages": ["hello"]}, at())
     assert graph.get_state(at()).next == ("tools", "tools", "tools")
     report = erase(saver, at(), graph)
@@ -112,7 +119,7 @@ def test_tools_that_have_not_run(saver: Saver) -> None:
 
 def test_tools_of_which_one_failed(saver: Saver) -> None:
     """Their step has not ended: none of them is run again, and no result of theirs comes."""
-    graph = create_agent(says(calling(1, 2, 3), "and so on"), [look], checkpointer=saver)
+    graph = agent(saver, calling(1, 2, 3), "and so on")
     with pytest.raises(Broken):
         graph.invoke({"messages": ["hello"]}, at())
     tasks = {f"tools:{task.id}" for task in graph.get_state(at()).tasks}
@@ -127,7 +134,7 @@ def test_tools_of_which_one_failed(saver: Saver) -> None:
 
 def test_tools_that_have_run(saver: Saver) -> None:
     """Nothing is cancelled; the results stay, under no name."""
-    graph = create_agent(says(calling(1, 3, 4), "and so on"), [look], checkpointer=saver)
+    graph = agent(saver, calling(1, 3, 4), "and so on")
     graph.invoke({"messages": ["hello"]}, at())
     report = erase(saver, at(), graph)
     state = graph.get_state(at()).values
@@ -148,7 +155,7 @@ def test_a_task_beside_others(saver: Saver, caplog: pytest.LogCaptureFixture) ->
         quoting = Send("work", {"topic": f"more on: {SAYS}"})
         return [quoting, *(Send("work", {"topic": topic}) for topic in ("a", "b"))]
 
-    def work(state: dict[str, Any]) -> dict[str, Any]:
+    def work(state: Any) -> dict[str, Any]:
         RAN.append(state["topic"])
         return {"messages": [HumanMessage(f"{state['topic']} {interrupt(state['topic'])}")]}
 
@@ -157,7 +164,7 @@ def test_a_task_beside_others(saver: Saver, caplog: pytest.LogCaptureFixture) ->
     builder.add_node("work", work)
     builder.add_edge(START, "say")
     builder.add_conditional_edges("say", fan, ["work"])
-    graph = builder.compile(checkpointer=saver)
+    graph = compiled(builder, saver)
     graph.invoke({"messages": ["hello"]}, at())
     before = graph.get_state(at()).tasks
     report = erase(saver, at(), graph)
@@ -180,9 +187,8 @@ def test_a_call_that_waits_for_approval(saver: Saver) -> None:
     """It is asked for no more: neither it nor an earlier call is run, and the thread goes on."""
     middleware = HumanInTheLoopMiddleware(interrupt_on={"look": True})
     first = AIMessage("fine", tool_calls=[call(9, city="Ghent", note="n")])
-    model = says(first, "seen it", calling(1), "and so on")
-    graph = create_agent(model, [look], checkpointer=saver, middleware=[middleware])
-    yes = Command(resume={"decisions": [{"type": "approve"}]})
+    graph = agent(saver, first, "seen it", calling(1), "and so on", middleware=[middleware])
+    yes: Command[Any] = Command(resume={"decisions": [{"type": "approve"}]})
     graph.invoke({"messages": ["hello"]}, at())
     graph.invoke(yes, at())
     graph.invoke({"messages": ["again"]}, at())
@@ -199,8 +205,7 @@ def test_a_call_that_waits_for_approval(saver: Saver) -> None:
 def test_a_call_that_was_approved(saver: Saver) -> None:
     """What was asked and answered goes; so do a result's words that repeat the call."""
     middleware = HumanInTheLoopMiddleware(interrupt_on={"look": True})
-    model = says(calling(1), "and so on")
-    graph = create_agent(model, [look], checkpointer=saver, middleware=[middleware])
+    graph = agent(saver, calling(1), "and so on", middleware=[middleware])
     graph.invoke({"messages": ["hello"]}, at())
     edited = {"name": "look", "args": {"city": f"{CITY} 3", "note": NOTE}}
     decision: Any = {"type": "edit", "edited_action": edited}
@@ -223,7 +228,7 @@ def test_a_classical_tool_node(saver: Saver) -> None:
     builder.add_edge(START, "model")
     builder.add_conditional_edges("model", tools_condition)
     builder.add_edge("tools", "model")
-    graph = builder.compile(checkpointer=saver, interrupt_before=["tools"])
+    graph = compiled(builder, saver, interrupt_before=["tools"])
     graph.invoke({"messages": ["hello"]}, at())
     graph.invoke(None, at())
     graph.invoke({"messages": ["again"]}, at())
@@ -242,7 +247,7 @@ def test_an_interrupt_that_quotes_nothing(saver: Saver) -> None:
     builder.add_node("ask", lambda _: {"messages": [HumanMessage(interrupt("Go on?"))]})
     builder.add_edge(START, "say")
     builder.add_edge("say", "ask")
-    graph = builder.compile(checkpointer=saver)
+    graph = compiled(builder, saver)
     graph.invoke({"messages": ["hello"]}, at())
     report = erase(saver, at(), graph)
     state = graph.invoke(Command(resume="yes"), at())
@@ -256,7 +261,7 @@ def test_what_was_answered(saver: Saver) -> None:
     builder = StateGraph(MessagesState)
     builder.add_node("ask", lambda _: {"messages": [HumanMessage(interrupt("Go on?"))]})
     builder.add_edge(START, "ask")
-    graph = builder.compile(checkpointer=saver)
+    graph = compiled(builder, saver)
     graph.invoke({"messages": ["hello"]}, at())
     graph.invoke(Command(resume=SAYS), at())
     erase(saver, at(), graph)
@@ -270,16 +275,11 @@ def test_what_was_answered(saver: Saver) -> None:
 @pytest.mark.parametrize("done", [False, True])
 def test_a_subgraph_with_its_own_checkpoints(saver: Saver, done: bool) -> None:
     """The message goes from the subgraph's threads as from the root's, with what is sent there."""
-    agent = create_agent(
-        says(calling(1, 3), "inner answer", "later"),
-        [look],
-        checkpointer=True,
-        interrupt_before=None if done else ["tools"],
-    )
+    options = {} if done else {"interrupt_before": ["tools"]}
     builder = StateGraph(MessagesState)
-    builder.add_node("agent", agent)
+    builder.add_node("agent", agent(True, calling(1, 3), "inner answer", "later", **options))
     builder.add_edge(START, "agent")
-    graph = builder.compile(checkpointer=saver)
+    graph = compiled(builder, saver)
     graph.invoke({"messages": ["hello"]}, at())
     inner = at("t", "agent")
     found = saver.get_tuple(inner)
@@ -316,7 +316,7 @@ def test_a_subgraph_that_was_sent_a_task(saver: Saver, done: bool) -> None:
     builder.add_conditional_edges(
         "say", lambda _: [Send("work", {"told": f"more on {SAYS}"})], ["work"]
     )
-    graph = builder.compile(checkpointer=saver)
+    graph = compiled(builder, saver)
     graph.invoke({"messages": ["hello"]}, at())
     report = erase(saver, at(), graph)
 
@@ -339,7 +339,7 @@ def test_other_channels(saver: Saver) -> None:
     builder.add_node("say", lambda _: {"messages": [message], "topic": SAYS, "titles": titles})
     builder.add_edge(START, "say")
     builder.add_edge("say", END)
-    graph = builder.compile(checkpointer=saver)
+    graph = compiled(builder, saver)
     config: Any = {**at(), "metadata": {"title": f"{SAYS}!", "user": "u"}}
     graph.invoke({"messages": [], "topic": "", "titles": []}, config)
     erase(saver, at(), graph)
@@ -348,7 +348,7 @@ def test_other_channels(saver: Saver) -> None:
     assert state.values["topic"] == ""
     assert state.values["titles"] == ["", *titles[1:]]
     assert state.metadata is not None
-    assert (state.metadata["title"], state.metadata["user"]) == ("", "u")  # type: ignore[typeddict-item]
+    assert (state.metadata["title"], state.metadata["user"]) == ("", "u")
 
 
 def test_what_another_message_says_too(saver: Saver) -> None:
@@ -357,7 +357,7 @@ def test_what_another_message_says_too(saver: Saver) -> None:
     messages = [AIMessage(SAYS, id="x"), HumanMessage(SAYS, id="y")]
     builder.add_node("say", lambda _: {"messages": messages, "topic": SAYS, "titles": []})
     builder.add_edge(START, "say")
-    graph = builder.compile(checkpointer=saver)
+    graph = compiled(builder, saver)
     graph.invoke({"messages": [], "topic": "", "titles": []}, at())
     saver.erase("t", ["x"])
 
@@ -376,7 +376,7 @@ def test_a_summary(saver: Saver) -> None:
 
     model = Model(messages=replies())
     summary = SummarizationMiddleware(model, trigger=("messages", 4), keep=("messages", 1))
-    graph = create_agent(model, [], checkpointer=saver, middleware=[summary])
+    graph: Any = create_agent(model, [], checkpointer=saver, middleware=[summary])
     for text in ("one", "two", "three"):
         graph.invoke({"messages": [text]}, at())
     erase(saver, at(), graph)
