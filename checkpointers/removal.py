@@ -28,6 +28,7 @@ from pydantic import BaseModel
 GONE: Final = object()  # stands for a value that is removed
 LONG: Final = 16  # characters from which on a text is taken to be one message's own
 _RESULT: Final = {"tool_call_id", "name"}  # what makes a message the result of a call
+_TEXT_KEYS: Final = ("text", "thinking", "reasoning")  # of content blocks
 _PLAIN: Final = {int, float, bool, type(None), bytes, bytearray}
 
 
@@ -144,7 +145,9 @@ class Remover:
     def spare(self, value: Any) -> None:
         """Learn what a message that stays says too: that is not the removed messages' own."""
         found = _identified(value)
-        message = _message(found[1]) if found and found[0] and found[0] not in self.ids else None
+        if found is None or not found[0] or found[0] in self.ids or self._is_result(value):
+            return
+        message = _message(found[1])
         if message is not None:
             calls = _calls(message)
             self.calls -= {call["id"] for call in calls}
@@ -174,8 +177,8 @@ class Remover:
                 continue
             texts = where.inputs and key in self.channels
             new = self.without(part, where._replace(texts=texts))
-            if type(key) is str and (self._quotes(key, where) or key in self.calls):
-                new = GONE
+            if type(key) is str and not where.kept:
+                new = GONE if key in self.calls or self._quotes(key, where) else new
             if new is not part:
                 changed[key] = new
         if result and value.get("name"):
@@ -308,13 +311,16 @@ def _deed(call: Any) -> str:
 
 
 def _contents(message: BaseMessage) -> set[str]:
-    return {text for text in _strings(message.content) if len(text) >= LONG}
+    """The long texts of a message: its content, or that of its text blocks."""
+    blocks = [message.content] if isinstance(message.content, str) else message.content
+    texts = {b if isinstance(b, str) else _get(b, key) for b in blocks for key in _TEXT_KEYS}
+    return {text for text in texts if len(text) >= LONG}
 
 
 def _traces(message: BaseMessage) -> set[str]:
     """Long texts by which what describes a task tells of a message, as they are or printed."""
     calls = _calls(message)
-    texts = {*_strings(message.content), *_strings([call["args"] for call in calls])}
+    texts = {*_contents(message), *_strings([call["args"] for call in calls])}
     texts |= {call["id"] for call in calls if call["id"]} | {message.id or ""}
     texts |= {repr(text)[1:-1] for text in texts} | {json.dumps(text)[1:-1] for text in texts}
     for call in calls:
