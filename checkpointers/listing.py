@@ -43,9 +43,7 @@ def paged(pages: Pages, read: Callable[[Flow[Any]], Any]) -> Iterator[Any]:
         return
 
 
-async def apaged(
-    pages: Pages, aread: Callable[[Flow[Any]], Awaitable[Any]]
-) -> AsyncIterator[Any]:
+async def apaged(pages: Pages, aread: Callable[[Flow[Any]], Awaitable[Any]]) -> AsyncIterator[Any]:
     """See `paged`."""
     answer = None
     try:

@@ -186,7 +186,9 @@ class Appender:
         """What was said before, then what is new, in order."""
         if others:
             have = covered(self._origins(channel, before))
-            new = [p for p in positions(once(others)) if not contains(have, self._origin(channel, p))]
+            new = [
+                p for p in positions(once(others)) if not contains(have, self._origin(channel, p))
+            ]
             before = [*before, *((p, p + 1) for p in new)]
         return joined([*before, fresh])
 

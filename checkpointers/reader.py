@@ -104,9 +104,7 @@ class Reader:
         found = yield from self.find(at)
         return None if found is None else (yield from self._tuple(at, found))
 
-    def snapshot(
-        self, thread_id: str, ns: str, namespace: int, uid: str
-    ) -> Flow[Snapshot | None]:
+    def snapshot(self, thread_id: str, ns: str, namespace: int, uid: str) -> Flow[Snapshot | None]:
         """One checkpoint of a namespace."""
         rows = yield Statement(self.sql["find_checkpoint"], (namespace, pack_id(uid)))
         return (yield from self.info(thread_id, ns, rows[0])) if rows else None
@@ -262,9 +260,7 @@ class Reader:
             lacking += [each for each in missing(wanted, covered(lacking)) if not log.has(*each)]
         if lacking:
             stored = yield from self._bodies(thread_id, log, lacking)
-            thread.add_items(
-                log, zip(positions(lacking), self.items.expanded(stored), strict=True)
-            )
+            thread.add_items(log, zip(positions(lacking), self.items.expanded(stored), strict=True))
         if aliases:
             thread.add_aliases(log, origins.items())
         return log

@@ -111,11 +111,16 @@ class _Copier:
             return
         namespace = (yield Statement(self.sql["new_namespace"], (thread, to.ns)))[0][0]
         yield Statement(self.sql["pin"], (head, namespace))
-        put_at = {k: at for k, _, _, at in (yield Statement(self.sql["checkpoint_keys"], span(to.namespace)))}
+        put_at = {
+            k: at
+            for k, _, _, at in (yield Statement(self.sql["checkpoint_keys"], span(to.namespace)))
+        }
         for row in rows:
             yield from self._copy_checkpoint(to, namespace, row, put_at[row[0]])
         uids = {row[1] for row in rows}
-        for uid, task, path, body in (yield Statement(self.sql["namespace_writes"], (to.namespace,))):
+        for uid, task, path, body in (
+            yield Statement(self.sql["namespace_writes"], (to.namespace,))
+        ):
             if uid in uids:
                 ids = unpack_id(uid) or "", unpack_id(task) or ""
                 body = self._copied_writes(to, (*ids, path), body)
@@ -131,7 +136,9 @@ class _Copier:
         key = place(namespace, row[0] & 0xFFFFFFFF)
         bound = checkpoint_place(to.target, to.ns, snapshot.uid, snapshot.parent, key)
         body = self.reader.seal.seal(pack_row(snapshot, said), bound)
-        yield Statement(self.sql["add_checkpoint"], (key, namespace, row[1], row[2], row[3], put_at, body))
+        yield Statement(
+            self.sql["add_checkpoint"], (key, namespace, row[1], row[2], row[3], put_at, body)
+        )
         for number in tags_of(self.reader.seal, self.reader.metadata(snapshot)):
             yield Statement(self.sql["add_tag"], (number, key))
 

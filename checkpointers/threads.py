@@ -179,9 +179,7 @@ class Threads:
         if not rows:
             raise no_thread(thread_id)
         out: list[CheckpointInfo] = []
-        for namespace, ns, head in (
-            yield Statement(self.sql["thread_namespaces"], (rows[0][0],))
-        ):
+        for namespace, ns, head in (yield Statement(self.sql["thread_namespaces"], (rows[0][0],))):
             if checkpoint_ns is None or ns == checkpoint_ns:
                 keys = yield Statement(self.sql["checkpoint_keys"], span(namespace))
                 trunk = _trunk(keys, place(namespace, head))

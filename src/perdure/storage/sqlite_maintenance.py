@@ -17,7 +17,9 @@ from perdure.storage.database import SCRUB
 from perdure.storage.sqlite_connection import Connector
 
 WAL_LIMIT_BYTES = 1 << 18  # checkpoint when the WAL is longer, and longer than at the last one
-WAL_TRUNCATE_BYTES = 1 << 20  # a longer WAL is cut off; a shorter one is written over from its start
+WAL_TRUNCATE_BYTES = (
+    1 << 20
+)  # a longer WAL is cut off; a shorter one is written over from its start
 WAL_LOOK_EVERY = 8  # commits between two looks at its size
 SCRUB_WAIT_S = 5.0  # how long to wait for readers of the state before an erasure
 VACUUM_PAGES = 512  # pages given back per step, so that a vacuum never holds up writers for long
@@ -59,9 +61,7 @@ class Maintenance:
                 # to write over a file takes half the time of making it longer (decision 0012)
                 self.checkpoint(conn, wait_s=0.05, truncate=size > WAL_TRUNCATE_BYTES)
 
-    def checkpoint(
-        self, conn: sqlite3.Connection, wait_s: float, *, truncate: bool = True
-    ) -> bool:
+    def checkpoint(self, conn: sqlite3.Connection, wait_s: float, *, truncate: bool = True) -> bool:
         """Move the WAL into the database file, unless another process is doing so.
 
         Args:
