@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from perdure.checkpointers.manifest import ALIASES, DICT, LIST, flat
 from perdure.checkpointers.cache import Snapshot
+from perdure.checkpointers.manifest import ALIASES, DICT, LIST, flat
 from perdure.checkpointers.packing import pack, unpack
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Place, Seal

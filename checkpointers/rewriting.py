@@ -36,7 +36,7 @@ from perdure.checkpointers.manifest import (
 from perdure.checkpointers.packing import unpack
 from perdure.checkpointers.planner import New
 from perdure.checkpointers.reader import Reader
-from perdure.checkpointers.records import content_hash, item_place, span
+from perdure.checkpointers.records import content_hash, item_place, log_spans, span
 from perdure.checkpointers.removal import GONE, Remover, Where
 from perdure.storage.flow import Flow, Statement
 

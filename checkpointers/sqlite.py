@@ -23,7 +23,6 @@ from perdure.storage.sql import load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import Synchronous
 
-
 _SQL: Final = load("perdure.checkpointers", "sqlite.sql")
 
 

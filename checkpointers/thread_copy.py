@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from perdure.checkpointers.manifest import ALIASES, ITEM, LIST_HERE, MAP, DICT_HERE
+from perdure.checkpointers.manifest import ALIASES, DICT_HERE, ITEM, LIST_HERE, MAP
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
     checkpoint_place,

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Cache, Snapshot, Thread, Write
