@@ -148,7 +148,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Raises:
             InvalidConfig: The thread_id is none.
             StorageUnavailable: It was not free in time.
-            BlockingCallInLoop: The same run holds it already, and would wait for itself.
+            AlreadyLocked: The same run holds it already, and would wait for itself.
         """
         return self.database.lock(check_thread_id(thread_id), timeout_s=timeout_s)
 
@@ -161,22 +161,25 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             InvalidConfig: The config has no usable thread_id.
             CorruptRecord: A stored row is damaged or was tampered with.
         """
-        at = address(config)
-        self._note_read(at)
-        return self._read(self._reader.get(at))
+        return self._read(self._get(address(config)))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
-        at = address(config)
-        self._note_read(at)
-        return await self.database.in_thread(lambda: self._read(self._reader.get(at)))
+        return await self._aread(self._get(address(config)))
 
-    def _note_read(self, at: Address) -> None:
-        """Remember what was read by its id: what is put upon it goes on from there on purpose."""
-        if at.checkpoint_id is not None:
-            while len(self._read_by_id) >= _READ_BY_ID:
-                self._read_by_id.pop(next(iter(self._read_by_id)), None)
-            self._read_by_id[at.thread_id, at.checkpoint_ns, at.checkpoint_id] = None
+    def _get(self, at: Address) -> Flow[CheckpointTuple | None]:
+        """Read a checkpoint, and remember if it was asked for by its id and is not the head.
+
+        What is put upon it goes on from there on purpose. Who looks at a head by its id tells
+        nothing of the run that is at work on it.
+        """
+        found = yield from self._reader.get(at)
+        if found is not None and at.checkpoint_id is not None:
+            if not (yield from self._reader.is_head(at)):
+                while len(self._read_by_id) >= _READ_BY_ID:
+                    self._read_by_id.pop(next(iter(self._read_by_id)), None)
+                self._read_by_id[at.thread_id, at.checkpoint_ns, at.checkpoint_id] = None
+        return found
 
     def list(
         self,

@@ -164,9 +164,10 @@ class Listing:
             return
         uid = before["configurable"].get("checkpoint_id") if before else None
         listed: list[_Namespace] = []
+        stop = found[0][1] + 1  # what is put from here on is left out
         for key, name, head in (yield rows_of(self.sql["thread_namespaces"], found[0][0])):
             if ns is None or name == ns:
-                listed.append(_Namespace(key, name, head, _LOW + 1))
+                listed.append(_Namespace(key, name, head, stop))
                 if uid is not None:
                     yield from self._limit(listed[-1], uid)
         if only is not None:

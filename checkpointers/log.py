@@ -14,12 +14,12 @@ from perdure.checkpointers.manifest import (
     ITEM,
     Range,
     Ranges,
-    contains,
     count,
     covered,
     flat,
     joined,
     limit,
+    missing,
     once,
     positions,
     regrouped,
@@ -71,7 +71,6 @@ class Appender:
     placed: dict[tuple[str, bytes], int] = field(default_factory=dict)
     added: list[tuple[str, int, bytes]] = field(default_factory=list)
     aliases: list[tuple[str, int, int]] = field(default_factory=list)
-    _found: set[tuple[str, bytes]] = field(default_factory=set)  # in the database, by their hash
     _hashes: dict[tuple[str, bytes], int] = field(default_factory=dict)
     _rows: list[tuple[int, int, bytes]] = field(default_factory=list)
 
@@ -126,7 +125,6 @@ class Appender:
             at = channel, self.seal.open(body, item_place(self.thread_id, channel, position))
             if at in self._hashes and at not in self.placed:
                 self.placed[at] = position
-                self._found.add(at)
 
     # -- what the plan's nodes become
 
@@ -138,25 +136,18 @@ class Appender:
             return node
         end = self.ends[channel]
         first = end.next
-        ranges = self._stand(channel, node.parts)
+        kept = self._stand(channel, node.parts[: node.kept])
+        rest = self._stand(channel, node.parts[node.kept :])
+        ranges = joined([*kept, *rest])
         before = parent.said.get(channel) if parent is not None else None
         if before is None or before[0] != end.key:
             said = once(ranges)
         else:
-            others = list(node.others)
-            others += [
-                (self.placed[channel, part.stored], self.placed[channel, part.stored] + 1)
-                for part in node.parts
-                if isinstance(part, New) and (channel, part.stored) in self._found
-            ]
-            said = self._said(channel, before[1], others, (first, end.next))
-        kept = self._few(channel, ranges)
-        snapshot.ranges[channel] = (end.key, kept)
-        snapshot.said[channel] = (
-            end.key,
-            kept if said == ranges else self._few(channel, said),
-        )
-        return [node.kind, end.key, flat(kept)]
+            said = self._said(channel, before[1], rest, first)
+        few = self._few(channel, ranges)
+        snapshot.ranges[channel] = (end.key, few)
+        snapshot.said[channel] = (end.key, few if said == ranges else self._few(channel, said))
+        return [node.kind, end.key, flat(few)]
 
     def _stand(self, channel: str, parts: Iterable[New | Range]) -> Ranges:
         """Where parts stand once the new ones are appended, in order."""
@@ -182,15 +173,15 @@ class Appender:
             hashed = content_hash(self.seal, end.key, stored)
         self._rows.append((place(end.key, position), hashed, body))
 
-    def _said(self, channel: str, before: Ranges, others: Ranges, fresh: Range) -> Ranges:
-        """What was said before, then what is new, in order."""
-        if others:
+    def _said(self, channel: str, before: Ranges, rest: Ranges, first: int) -> Ranges:
+        """What was said before, then what is new in the rest of a value, in order.
+
+        Positions from `first` on are those of items appended just now.
+        """
+        if any(start < first or start >= ALIASES for start, _ in rest):
             have = covered(self._origins(channel, before))
-            new = [
-                p for p in positions(once(others)) if not contains(have, self._origin(channel, p))
-            ]
-            before = [*before, *((p, p + 1) for p in new)]
-        return joined([*before, fresh])
+            rest = missing(self._origins(channel, rest), have)
+        return joined([*before, *once(rest)])
 
     def _origin(self, channel: str, position: int) -> int:
         log = self._log(channel)
@@ -198,9 +189,13 @@ class Appender:
 
     def _origins(self, channel: str, ranges: Ranges) -> Ranges:
         """Where the items of ranges were first said."""
-        if all(start < ALIASES for start, _ in ranges):
-            return ranges
-        return joined((o, o + 1) for o in (self._origin(channel, p) for p in positions(ranges)))
+        out: Ranges = []
+        for each in ranges:
+            if each[0] < ALIASES:
+                out.append(each)
+            else:
+                out += ((o, o + 1) for o in (self._origin(channel, p) for p in range(*each)))
+        return joined(out)
 
     def _few(self, channel: str, ranges: Ranges) -> Ranges:
         """The same items in no more ranges than `limit` allows, scattered ones as aliases."""

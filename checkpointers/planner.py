@@ -56,12 +56,12 @@ class One:
 class Many:
     """A list or dict stored as items of its channel's log, in order.
 
-    `others` are those parts that the log has, but not where the parent's value has them.
+    The first `kept` parts are those with which the parent's value begins.
     """
 
     kind: int
     parts: list[New | Range]
-    others: Ranges
+    kept: int
 
 
 Node = One | Many | bytes | list[Any]  # the last two are references that need no log
@@ -277,7 +277,7 @@ class Planner:
             path: How an error names the list.
         """
         if log is None:
-            return Many(kind, [self._new(v, f, path, i) for i, (v, f) in _both(values, full)], [])
+            return Many(kind, [self._new(v, f, path, i) for i, (v, f) in _both(values, full)], 0)
         parts: list[New | Range] = []
         i = 0
         for start, stop in hint:
@@ -286,8 +286,8 @@ class Planner:
                 break
             parts.append((start, stop))
             i += stop - start
-        others: Ranges = []
-        here = _positions(log, hint[len(parts) :]) if i < len(values) else {}
+        kept = len(parts)
+        here = _positions(log, hint[kept:]) if i < len(values) else {}
         while i < len(values):
             position = here.get(full[i])
             if position is None:
@@ -299,15 +299,12 @@ class Planner:
                     parts.append(item)
                     i += 1
                     continue
-                others.append((position, position + 1))
             start, stop = position, position + 1
             i += 1
             while i < len(full) and log.items.get(stop) == full[i]:
                 i, stop = i + 1, stop + 1
-            if others and others[-1] == (start, start + 1):
-                others[-1] = (start, stop)
             parts.append((start, stop))
-        return Many(kind, parts, others)
+        return Many(kind, parts, kept)
 
     def _new(self, value: Any, full: bytes, path: str, i: int) -> New:
         stored = self.items.stored(value, full, lambda: f"{path}[{i}]")

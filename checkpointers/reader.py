@@ -104,6 +104,12 @@ class Reader:
         found = yield from self.find(at)
         return None if found is None else (yield from self._tuple(at, found))
 
+    def is_head(self, at: Address) -> Flow[bool]:
+        """Whether a run that names no checkpoint would start from the one of an address."""
+        params = (pack_id(at.checkpoint_id), at.checkpoint_ns, at.thread_id)
+        rows = yield Statement(self.sql["state"], params)
+        return bool(rows) and rows[0][6] == rows[0][9]
+
     def snapshot(self, thread_id: str, ns: str, namespace: int, uid: str) -> Flow[Snapshot | None]:
         """One checkpoint of a namespace."""
         rows = yield Statement(self.sql["find_checkpoint"], (namespace, pack_id(uid)))
@@ -152,6 +158,7 @@ class Reader:
         for channel, (key, numbers) in written.items():
             ranges = yield from self.ranges(numbers)
             said[channel] = (key, ranges)
+        for key, ranges in said.values():
             aliases = [each for each in ranges if each[0] >= ALIASES]
             if aliases:
                 yield from self.load(thread_id, thread, key, aliases)

@@ -72,7 +72,10 @@ class Threads:
         key = key or (yield self._log_of(found.namespace, channel))
         seen = yield self._seen(at.thread_id, found.thread, snapshot, channel)
         ref = snapshot.refs.get(channel)
-        pairs = isinstance(ref, list) and ref[0] == DICT
+        if isinstance(ref, bytes):
+            pairs = type(self.reader.items.codec.decode(ref)) is dict  # an empty one
+        else:
+            pairs = ref is not None and ref[0] == DICT
         for (start, stop), branch in runs:
             for first in range(start, stop, _PAGE):
                 page = [(first, min(stop, first + _PAGE))]

@@ -251,8 +251,8 @@ class Writer:
                 out.pinned = 0
                 statements.append(Statement(self.sql["pin"], (0, out.namespace)))
         else:
-            out.branch_of = plan.uid
             if not out.pinned and out.head[0] is not None:  # else it is where it was
+                out.branch_of = plan.uid
                 out.pinned = out.head[0] & _LOW
                 statements.append(Statement(self.sql["pin"], (out.pinned, out.namespace)))
         statements.append(Statement(self.sql["advance"], (out.seq, out.key)))

@@ -200,7 +200,6 @@ def test_options_that_do_not_exist(tmp_path: Path) -> None:
     """Wrong options are refused before a file is made."""
     path = tmp_path / "x.db"
     for options in (
-        {"on_conflict": "merge"},
         {"synchronous": "off"},
         {"key": "not hex"},
         {"key": b"short"},
@@ -316,7 +315,7 @@ def test_no_disk_space(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\x00", b"\xc1\xc1", b"\x01\xc1", b"\x1f\xff", b"\x10\xc1"])
-@pytest.mark.parametrize("table", ["log", "checkpoints", "writes"])
+@pytest.mark.parametrize("table", ["items", "checkpoints", "writes"])
 def test_a_damaged_row_without_encryption(tmp_path: Path, table: str, body: bytes) -> None:
     """Bytes that make no sense are a CorruptRecord; the thread can still be deleted."""
     path = tmp_path / "plain.db"

@@ -117,7 +117,7 @@ def test_reading_records_no_key(tmp_path: Path) -> None:
 
 def tables() -> Iterator[tuple[str, str, str]]:
     """`(table, column, key)` of every sealed column."""
-    yield from (("log", "body", "id"), ("checkpoints", "body", "id"), ("writes", "body", "task"))
+    yield from (("items", "body", "id"), ("checkpoints", "body", "id"), ("writes", "body", "task"))
 
 
 @pytest.mark.parametrize(("table", "column", "key"), list(tables()))
@@ -144,10 +144,10 @@ def test_rows_that_were_swapped(sealed: Path) -> None:
     """A row is bound to its place: two messages of one thread cannot change places."""
     with closing(sqlite3.connect(sealed)) as db:
         (one, first), (two, second) = db.execute(
-            "SELECT id, body FROM log ORDER BY id LIMIT 2"
+            "SELECT id, body FROM items ORDER BY id LIMIT 2"
         ).fetchall()
-        db.execute("UPDATE log SET body = ? WHERE id = ?", (second, one))
-        db.execute("UPDATE log SET body = ? WHERE id = ?", (first, two))
+        db.execute("UPDATE items SET body = ? WHERE id = ?", (second, one))
+        db.execute("UPDATE items SET body = ? WHERE id = ?", (first, two))
         db.commit()
 
     with (

@@ -4,68 +4,47 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.checkpointers.manifest import (
     DICT,
-    INLINE,
+    DICT_HERE,
     ITEM,
     LIST,
+    LIST_HERE,
     MAP,
     Range,
     Ranges,
     contains,
     count,
     covered,
-    cut_blocks,
-    ends,
     flat,
     joined,
+    limit,
     missing,
+    once,
     positions,
     references,
-    said,
+    regrouped,
     unflat,
 )
 
 places = st.integers(0, 40)
 ranges_ = st.builds(lambda start, length: (start, start + length), places, st.integers(1, 8))
 many = st.lists(ranges_, max_size=10)
-# in order and apart from each other, as a list that only ever grew and was cut has them
-rising = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 5)), max_size=10).map(
-    lambda steps: compress(_rising(steps))
-)
-# more than fit in place: what blocks are cut from
-long = st.lists(
+# more than a value of so many items may have
+scattered = st.lists(
     st.builds(
-        lambda start, length: (start, start + length), st.integers(0, 2**32), st.integers(1, 2**20)
+        lambda start, length: (start, start + length), st.integers(0, 2**32), st.integers(1, 2**10)
     ),
-    min_size=INLINE + 1,
-    max_size=3 * INLINE,
-)
-
-
-def compress(values: list[int]) -> Ranges:
-    return joined((value, value + 1) for value in values)
-
-
-def _rising(steps: list[tuple[int, int]]) -> list[int]:
-    out: list[int] = []
-    at = 0
-    for gap, length in steps:
-        out += range(at + gap, at + gap + length)
-        at += gap + length
-    return out
+    min_size=50,
+    max_size=200,
+).map(joined)
 
 
 def listed(ranges: Ranges) -> list[int]:
     return [position for start, stop in ranges for position in range(start, stop)]
-
-
-def first_of_each(values: list[int]) -> list[int]:
-    return list(dict.fromkeys(values))
 
 
 @given(many)
@@ -120,22 +99,13 @@ def test_contains_is_membership(ranges: Ranges, position: int) -> None:
     assert (position in set(listed(ranges))) == contains(covered(ranges), position)
 
 
-@given(rising, rising)
-def test_said_adds_what_is_new(before: Ranges, now: Ranges) -> None:
-    """What was said before leads; what is new follows in order, each position once."""
-    expected = first_of_each(listed(before) + listed(now))
+@given(many)
+def test_once_is_the_order_of_first_appearance(ranges: Ranges) -> None:
+    """Each position is said once, where it first came, in ranges that do not touch."""
+    actual = once(joined(ranges))
 
-    assert expected == listed(said(before, now))
-
-
-@given(st.lists(st.lists(places, max_size=12).map(compress), max_size=6))
-def test_said_is_the_order_of_first_appearance(values: list[Ranges]) -> None:
-    """Over any course of values, with any repetition, each position is said once."""
-    actual: Ranges = []
-    for value in values:
-        actual = said(actual, value)
-
-    assert first_of_each([p for value in values for p in listed(value)]) == listed(actual)
+    assert list(dict.fromkeys(listed(ranges))) == listed(actual)
+    assert all(left[1] != right[0] for left, right in pairwise(actual))
 
 
 @given(many)
@@ -144,59 +114,49 @@ def test_flat_and_back(ranges: Ranges) -> None:
     assert ranges == unflat(flat(ranges))
 
 
-@given(many)
-def test_few_ranges_stand_in_place(ranges: Ranges) -> None:
-    """Up to the limit nothing is cut."""
-    assert ([], ranges) == cut_blocks(ranges)
+@given(many | scattered)
+def test_groups_are_all_of_it(ranges: Ranges) -> None:
+    """The groups, one after the other, are the ranges; none is empty."""
+    groups = regrouped(ranges)
+
+    assert ranges == [part for group in groups for part in group]
+    assert all(groups)
 
 
-@given(long)
-def test_blocks_and_rest_are_all_of_it(ranges: Ranges) -> None:
-    """Blocks and rest, one after the other, are the ranges; no block is empty."""
-    blocks, rest = cut_blocks(ranges)
+@given(scattered)
+def test_regrouping_halves_what_is_too_many(ranges: Ranges) -> None:
+    """Once each group is one range, no more than about half of what is allowed are left.
 
-    assert ranges == [part for block in [*blocks, rest] for part in block]
-    assert all(blocks)
+    So it takes as many changes again until the value is grouped anew.
+    """
+    groups = regrouped(ranges)
 
-
-@given(long, many)
-def test_appending_leaves_blocks_as_they_are(ranges: Ranges, more: Ranges) -> None:
-    """What is cut once is cut the same when the value grows, so it is stored once."""
-    blocks, _ = cut_blocks(ranges)
-    longer, _ = cut_blocks([*ranges, *more])
-
-    assert blocks == longer[: len(blocks)]
+    assert len(groups) <= limit(count(ranges)) // 2 + 1
 
 
-@pytest.mark.parametrize("new", range(12))
-def test_a_change_at_the_front_leaves_later_blocks(new: int) -> None:
-    """Where a block ends depends on content, so the cuts fall into step again after a change."""
-    # lengths that differ, so that what decides a cut differs from place to place
-    ranges = [(i * 7919, i * 7919 + 1 + i % 5) for i in range(20 * INLINE)]
-    before, _ = cut_blocks(ranges)
-    after, _ = cut_blocks([*((-i, 1 - i) for i in range(2 * new, 0, -2)), *ranges])
-    ends = [block[-1] for block in before if block[-1] in {late[-1] for late in after}]
-    in_step = [block[-1] for block in before].index(ends[0]) + 1
+@given(scattered)
+def test_regrouping_leaves_the_longest_alone(ranges: Ranges) -> None:
+    """What is written anew is shorter than what stays: long runs are not copied for a few items."""
+    groups = regrouped(ranges)
+    stay = sorted(stop - start for group in groups if len(group) == 1 for start, stop in group)
+    anew = [stop - start for group in groups if len(group) > 1 for start, stop in group]
 
-    assert before[in_step:] == after[len(after) - len(before) + in_step :]
-    assert in_step < len(before) // 2
+    assert max(anew) <= stay[-(limit(count(ranges)) // 4)]
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**9))
+def test_the_limit_grows_with_the_logarithm(n: int, more: int) -> None:
+    """Never less for a longer value, and two more for one of twice the length."""
+    assert 8 <= limit(n) <= limit(n + more)
+    if n:
+        assert limit(2 * n) in (limit(n) + 2, limit(n) + 1)
 
 
 def test_references_within_maps() -> None:
     """Every range a reference points to is found, however deep; values in place point nowhere."""
-    ref = [
-        MAP,
-        {"a": b"x", "b": [ITEM, 7, 3], "c": [MAP, {"d": [LIST, 8, [0, 2]], "e": [DICT, 9, []]}]},
-    ]
+    inner = {"d": [LIST, 8, [0, 2]], "e": [DICT, 9, []], "f": [LIST_HERE, [b"x"]]}
+    ref = [MAP, {"a": b"x", "b": [ITEM, 7, 3], "c": [MAP, inner]}]
 
     assert list(references(ref)) == [(7, [3, 1]), (8, [0, 2]), (9, [])]
     assert list(references(b"in place")) == []
-
-
-@given(ranges=many, first=st.integers(0, 30), last=st.integers(0, 30))
-def test_ends_are_those_of_the_list_of_positions(ranges: Ranges, first: int, last: int) -> None:
-    """The first so many and the last so many, none of them twice."""
-    every = list(positions(ranges))
-    expected = every if first + last >= len(every) else every[:first] + every[len(every) - last :]
-
-    assert expected == list(positions(ends(ranges, first, last)))
+    assert list(references([DICT_HERE, [b"x"]])) == []

@@ -39,6 +39,7 @@ class Put:
     order: int
     put_at: float
     said: dict[str, list[str]]
+    began: int
     writes: dict[str, dict[int, tuple[str, Any]]] = field(default_factory=dict)
     written: dict[tuple[str, int], list[tuple[str, str]]] = field(default_factory=dict)  # as items
 
@@ -50,6 +51,24 @@ class Line:
     puts: dict[str, Put] = field(default_factory=dict)  # in the order of the first put
     head: str | None = None
 
+    def trunk(self) -> list[str]:
+        """The checkpoints that lead to the head, itself first."""
+        out: list[str] = []
+        uid = self.head
+        while uid in self.puts:
+            out.append(uid)
+            uid = self.puts[uid].parent
+        return out
+
+    def tips(self) -> list[str]:
+        """The ends of the branches."""
+        inner = {put.parent for put in self.puts.values()}
+        return [uid for uid in self.puts if uid not in inner and uid not in self.trunk()]
+
+    def listed(self) -> list[str]:
+        """The head, then the others, the last put first."""
+        return sorted(reversed(self.puts), key=lambda uid: uid != self.head)
+
 
 @dataclass
 class Talk:
@@ -60,11 +79,21 @@ class Talk:
     updated_at: float
     lines: dict[str, Line] = field(default_factory=dict)
     log: set[tuple[str, str]] = field(default_factory=set)
+    referred: set[tuple[str, str]] = field(default_factory=set)  # by pending writes alone, perhaps
     order: int = 0
     like_langgraph: bool = True  # whether InMemorySaver was told all of it
 
-    def put(self, ns: str, parent: str | None, checkpoint: Any, metadata: Any, now: float) -> None:
-        """A checkpoint; put once more, it keeps its place."""
+    def put(
+        self,
+        ns: str,
+        parent: str | None,
+        checkpoint: Any,
+        metadata: Any,
+        now: float,
+        *,
+        on_purpose: bool,
+    ) -> None:
+        """A checkpoint, perhaps upon one that was read by its id; put once more, it keeps its place."""
         line = self.lines.setdefault(ns, Line())
         uid = checkpoint["id"]
         former = line.puts.get(uid)
@@ -75,25 +104,38 @@ class Talk:
             if channel in SPLIT:
                 known = said.get(channel, [])
                 said[channel] = list(dict.fromkeys(known + [item for _, item in items]))
+        new = Put(checkpoint, dict(metadata), parent, 0, now, said, 0)
         if former is None:
-            self.order += 1
-            line.head = uid
-        order = former.order if former else self.order
-        writes = former.writes if former else {}
-        line.puts[uid] = Put(checkpoint, dict(metadata), parent, order, now, said, writes)
+            new.order = self.order = self.order + 1
+            before = line.puts.get(parent or "")
+            begins = before is None or self.begins(new, before, on_purpose and parent != line.head)
+            new.began = new.order if begins or before is None else before.began
+            if self.takes_head(line, new, uid):
+                line.head = uid
+        else:
+            new.order, new.began = former.order, former.began
+            new.writes, new.written = former.writes, former.written
+        line.puts[uid] = new
 
-    def lane_of(self, channel: str, value: Any) -> str:
-        """The log a write goes to: text may be a message to be, if the channel holds nothing."""
-        told = any(lane == channel for lane, _ in self.log)
-        return "#inputs" if isinstance(value, str) and not told else channel
+    @staticmethod
+    def begins(new: Put, before: Put, on_purpose: bool) -> bool:
+        """Whether a put is the beginning of something."""
+        skips = new.metadata["step"] != before.metadata["step"] + 1
+        return new.metadata["source"] != "loop" or skips or on_purpose
+
+    @staticmethod
+    def takes_head(line: Line, new: Put, uid: str) -> bool:
+        """The later beginning has it."""
+        if line.head is None or new.parent == line.head or new.began == new.order:
+            return True
+        return (new.began, uid) > (line.puts[line.head].began, line.head)
 
     def put_writes(self, ns: str, uid: str, task: str, writes: list[tuple[str, Any]]) -> None:
         """What a task wrote; what is there stays, but for interrupts and errors."""
         put = self.lines[ns].puts[uid]
         had = put.writes.setdefault(task, {})
         for i, (channel, value) in enumerate(writes):
-            items = items_of(self.lane_of(channel, value), value)
-            self.log.update(items)
+            items = items_of(channel, value)
             index = SPECIAL.get(channel, i)
             if index < 0 or index not in had:
                 had[index] = (channel, copy.deepcopy(value))
@@ -114,7 +156,7 @@ class Talk:
                     if channel in values
                 }
         if dropped or not history:
-            self.log = self.reached()
+            self.sweep()
 
     def cut(self, uid: str) -> None:
         """Only the way to a checkpoint, and what was put elsewhere before it."""
@@ -131,18 +173,23 @@ class Talk:
             line.head = list(line.puts)[-1] if line.puts else None
             if not line.puts:
                 del self.lines[ns]
-        self.log = self.reached()
+        self.sweep()
 
-    def reached(self) -> set[tuple[str, str]]:
-        """The items that something still refers to."""
-        out = set()
+    def sweep(self) -> None:
+        """Only items that something still refers to.
+
+        A write refers to the items of the checkpoint that came of it, or has bytes of its own: what
+        is remembered of it decides.
+        """
+        held, written = set(), set()
         for put in (put for line in self.lines.values() for put in line.puts.values()):
             for channel, value in put.checkpoint["channel_values"].items():
-                out.update(items_of(channel, value))
-            out.update((channel, item) for channel, said in put.said.items() for item in said)
+                held.update(items_of(channel, value))
+            held.update((channel, item) for channel, said in put.said.items() for item in said)
             for items in put.written.values():
-                out.update(items)
-        return out
+                written.update(items)
+        self.referred = (self.log | self.referred) & written
+        self.log = held
 
 
 # -- what a super-step does to the values it was given; each returns the channel it changed
@@ -186,6 +233,23 @@ def reorder(values: Values, n: int) -> str:
     return "messages"
 
 
+def say_much(values: Values, n: int) -> str:
+    talk = values.setdefault("messages", [])
+    talk += [HumanMessage(f"much {n} {i}", id=f"much-{n}-{i}") for i in range(24)]
+    return "messages"
+
+
+def reverse(values: Values, n: int) -> str:
+    values.setdefault("messages", []).reverse()
+    return "messages"
+
+
+def thin_out(values: Values, n: int) -> str:
+    talk = values.setdefault("messages", [])
+    values["messages"] = talk[: n % 3] + talk[n % 3 :: 2]
+    return "messages"
+
+
 def note(values: Values, n: int) -> str:
     values.setdefault("notes", []).insert(n % 2, {"n": n, "text": PAD, "tags": []})
     return "notes"
@@ -219,6 +283,7 @@ def drop(values: Values, n: int) -> str:
 
 
 EDITS: list[Edit] = [
-    *(say, say, say, replace, edit_in_place, repeat, remove, reorder),
+    *(say, say, say, say_much, say_much, replace, edit_in_place, repeat),
+    *(remove, reorder, reverse, reverse, thin_out),
     *(note, tag_notes_in_place, learn, forget, count, drop),
 ]

@@ -22,7 +22,7 @@ from perdure.errors import (
     UnknownCheckpoint,
     UnknownThread,
 )
-from tests.backends import BACKENDS, KEY
+from tests.backends import KEY
 from tests.contracts.puts import at, listed, put, shape, texts, told, uid_of, values_at
 from tests.contracts.test_types import Point
 
@@ -46,7 +46,7 @@ def stored_bytes(path: Path) -> int:
     """What all rows of a database hold."""
     db = sqlite3.connect(path)
     try:
-        tables = ("log", "checkpoints", "writes")
+        tables = ("items", "checkpoints", "writes")
         return sum(
             db.execute(f"SELECT coalesce(sum(length(body)), 0) FROM {table}").fetchone()[0]
             for table in tables
@@ -103,7 +103,8 @@ def test_copy_thread_is_independent_of_its_source(saver: SQLiteCheckpointer) -> 
     assert {uid: text.replace("str('t')", "str('copy')") for uid, text in before.items()} == copied
     assert head is not None
     assert ids[3] == uid_of(head.config)
-    assert [f"says {i}" for i in (*range(4), "new")] == texts(saver, "copy")
+    assert [f"says {i}" for i in (*range(4), "fork", "new")] == texts(saver, "copy")
+    assert [i.value.content for i in saver.history("copy") if i.branch] == ["says fork"]
     assert texts(saver, "copy", checkpoint_ns="sub") == ["says below"]
     assert saver.get_tuple(at()) is None
 
@@ -209,15 +210,25 @@ def test_retain_some_threads(saver: SQLiteCheckpointer) -> None:
 
 
 def test_rewind(saver: SQLiteCheckpointer) -> None:
-    """An older checkpoint becomes the head; nothing is lost, and what follows branches off."""
+    """An older checkpoint becomes the head; what was said after it is on a branch from then on."""
     ids = grow(saver)
     saver.rewind("t", ids[1])
-    rewound = told(saver.history("t"))
-    put(saver, say("1", "new"), at(uid=ids[1]))
+    rewound, first = saver.history("t"), listed(saver, at())[0]
+    new = uid_of(put(saver, say("1", "new"), at(uid=ids[1])))
+    after = saver.history("t")
 
-    assert rewound == [("says 0", True), ("says 1", True)]
-    assert len(listed(saver, at())) == 5
-    assert texts(saver) == ["says 0", "says 1", "says new"]
+    assert told(rewound) == [(f"says {i}", i < 2) for i in range(4)]
+    assert [item.branch for item in rewound] == [False, False, True, True]
+    assert first == ids[1]
+    assert [new, *ids[::-1]] == listed(saver, at())
+    assert [(item.value.content, item.branch) for item in after] == [
+        ("says 0", False),
+        ("says 1", False),
+        ("says 2", True),
+        ("says 3", True),
+        ("says new", False),
+    ]
+    assert [i.checkpoint_id for i in saver.checkpoints("t") if i.is_branch] == ids[:1:-1]
     with pytest.raises(UnknownCheckpoint, match="no-such"):
         saver.rewind("t", "no-such")
     with pytest.raises(UnknownCheckpoint, match="sub"):
@@ -311,17 +322,6 @@ def test_another_process_is_seen(tmp_path: Path) -> None:
         assert saver.get_tuple(first) is None
         assert say("a", "c", "d") == values_at(saver, fourth)
         assert texts(saver) == ["says b", "says c", "says a", "says d"]
-
-
-@pytest.mark.parametrize("backend", sorted(BACKENDS))
-def test_on_conflict_is_checked(backend: str, tmp_path: Path) -> None:
-    """A word that is none of the three is refused, and the file is let go."""
-    with pytest.raises(ConfigurationError, match=r"'merge'.*'fork', 'wait' or 'error'"):
-        BACKENDS[backend](tmp_path, on_conflict="merge")
-    with BACKENDS[backend](tmp_path, on_conflict="error") as saver:
-        put(saver, {"n": 1})
-
-        assert values_at(saver, at()) == {"n": 1}
 
 
 def test_next_versions(saver: SQLiteCheckpointer) -> None:

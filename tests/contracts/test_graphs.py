@@ -177,7 +177,12 @@ def test_time_travel_forks(saver: SQLiteCheckpointer, run: Run) -> None:
 
     assert [m.content for m in result["messages"]] == ["a", "re: a", "other", "re: other"]
     assert result == head.values
-    assert texts(saver) == ["a", "re: a", "other", "re: other", "d", "re: d"]
+    assert [i.value.content for i in saver.history("t") if not i.branch] == [
+        *("a", "re: a", "other", "re: other", "d", "re: d")
+    ]
+    assert [i.value.content for i in saver.history("t") if i.branch] == [
+        *("b", "re: b", "c", "re: c")
+    ]
     assert before == graph.get_state(before.config)
     assert len(later["messages"]) == 6
     assert len(saver.history("t", checkpoint_id=uid_of(before.config))) == 6
@@ -194,17 +199,21 @@ def test_an_old_checkpoint_updated_is_the_head(saver: SQLiteCheckpointer) -> Non
     assert graph.invoke(None, at()) == {"steps": ["one0", "edited", "two2"], "total": 11}
 
 
-def test_time_travel_is_no_conflict(tmp_path: Path) -> None:
-    """Branching off on purpose is not mistaken for two runs that meet."""
-    with BACKENDS["file"](tmp_path, on_conflict="error") as saver:
-        graph = counting(saver)
-        graph.invoke({"steps": [], "total": 0}, at())
-        old = next(s for s in graph.get_state_history(at()) if s.next == ("two",))
-        again = graph.invoke({"steps": ["again"], "total": 0}, old.config)
-        graph.update_state(old.config, {"steps": ["edited"]})
+@both_doors
+def test_each_branch_that_begins_has_the_head(saver: SQLiteCheckpointer, run: Run) -> None:
+    """Branching off on purpose, again and again: the thread goes on from the latest branch."""
+    graph = counting(saver)
+    run(graph, {"steps": [], "total": 0}, at())
+    old = next(s for s in graph.get_state_history(at()) if s.next == ("two",))
+    again = run(graph, {"steps": ["again"], "total": 0}, old.config)
+    resumed = run(graph, None, old.config)
+    at_head = graph.get_state(at()).values
+    graph.update_state(old.config, {"steps": ["edited"]})
 
-        assert again["steps"][:2] == ["one0", "again"]
-        assert graph.invoke(None, at())["steps"] == ["one0", "edited", "two2"]
+    assert again["steps"][:2] == ["one0", "again"]
+    assert resumed["steps"] == ["one0", "two1"]
+    assert resumed == at_head
+    assert run(graph, None, at())["steps"] == ["one0", "edited", "two2"]
 
 
 @both_doors

@@ -180,14 +180,19 @@ def test_history_at_an_old_checkpoint(saver: SQLiteCheckpointer) -> None:
 
 
 def test_history_of_a_fork(saver: SQLiteCheckpointer) -> None:
-    """Each branch tells what was said on its own way."""
+    """Each branch tells what was said on its own way; without an id the other one's is marked."""
     root = put(saver, say("a"))
     left = put(saver, say("a", "b"), root)
     right = put(saver, say("c"), root)
 
     assert texts(saver, checkpoint_id=uid_of(left)) == ["says a", "says b"]
     assert texts(saver, checkpoint_id=uid_of(right)) == ["says a", "says c"]
-    assert told(saver.history("t")) == [("says a", False), ("says c", True)]
+    assert [(i.value.content, i.seen, i.branch) for i in saver.history("t")] == [
+        ("says a", False, False),
+        ("says b", False, True),
+        ("says c", True, False),
+    ]
+    assert [i.branch for i in saver.history("t", checkpoint_id=uid_of(left))] == [False, False]
 
 
 def test_history_outlives_its_checkpoints(saver: SQLiteCheckpointer) -> None:

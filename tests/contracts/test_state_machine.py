@@ -27,9 +27,11 @@ from tests.contracts.puts import at, listed, shape, uid_of
 DAY = 86400.0
 
 Edits = list[tuple[Edit, int]]
+Kind = tuple[str, int]  # the metadata's source, and by how much its step is more than the parent's
 small = st.integers(0, 7)
 threads_ = st.sampled_from(["t0", "t1", "u0"])
 spaces = st.sampled_from(["", "", "", "sub"])
+kinds = st.sampled_from([*[("loop", 1)] * 5, ("input", 1), ("update", 1), ("fork", 1), ("loop", 3)])
 edits = st.lists(st.tuples(st.sampled_from(EDITS), small), max_size=4)
 
 
@@ -51,10 +53,11 @@ class Threads(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock()
         self.patch = pytest.MonkeyPatch()
-        for module in ("writing", "copying", "upkeep"):
+        for module in ("writer", "thread_copy", "maintenance"):
             self.patch.setattr(f"perdure.checkpointers.{module}.time", self.clock)
         self.folder = tempfile.TemporaryDirectory()
         self.talks: dict[str, Talk] = {}
+        self.read_by_id: set[tuple[str, str, str]] = set()
         self.memory = InMemorySaver()
         self.numbers = itertools.count(1)
         self.saver = self.open()
@@ -87,9 +90,22 @@ class Threads(RuleBasedStateMachine):
             for ns, line in talk.lines.items():
                 yield thread, ns, line
 
+    def note_read(self, thread: str, ns: str, uid: str) -> None:
+        """A head that is looked at by its id tells nothing of a run that goes on from it."""
+        if uid != self.line(thread, ns).head:
+            self.read_by_id.add((thread, ns, uid))
+
     # -- putting
 
-    @rule(thread=threads_, ns=spaces, on=small, edits=edits, mixed=small, loop=st.booleans())
+    @rule(
+        thread=threads_,
+        ns=spaces,
+        on=small,
+        edits=edits,
+        mixed=small,
+        kind=kinds,
+        by_id=st.booleans(),
+    )
     def put(
         self,
         thread: str,
@@ -97,13 +113,22 @@ class Threads(RuleBasedStateMachine):
         on: int,
         edits: Edits,
         mixed: int,
-        loop: bool,
+        kind: Kind,
+        by_id: bool,
     ) -> None:
-        """A run's step: what was read is changed, in place too, and put upon it."""
+        """A run's step: what was read is changed, in place too, and put upon it.
+
+        A parent that is not the head was read by its id just now, which goes on from there on
+        purpose, or it was read earlier: the run met a later one.
+        """
         number = next(self.numbers)
         # ids that neither grow nor look alike: order is that of putting
         uid = str(UUID(int=(7 - mixed) << 64 | number)) if mixed % 2 else f"{9 - mixed}.{number}"
-        self.step(thread, ns, self.choose(thread, ns, on), uid, edits, loop)
+        parent = self.choose(thread, ns, on)
+        if by_id and parent is not None:
+            assert self.saver.get_tuple(at(thread, ns, parent)) is not None
+            self.note_read(thread, ns, parent)
+        self.step(thread, ns, parent, uid, edits, kind)
 
     @rule(thread=threads_, ns=spaces, which=small, edits=edits)
     def put_once_more(
@@ -117,7 +142,7 @@ class Threads(RuleBasedStateMachine):
         uid = self.choose(thread, ns, which)
         puts = self.line(thread, ns).puts
         if uid is not None and (puts[uid].parent is None or puts[uid].parent in puts):
-            self.step(thread, ns, puts[uid].parent, uid, edits, loop=True)
+            self.step(thread, ns, puts[uid].parent, uid, edits, ("loop", 1))
 
     def step(
         self,
@@ -126,11 +151,15 @@ class Threads(RuleBasedStateMachine):
         parent: str | None,
         uid: str,
         edits: Edits,
-        loop: bool,
+        kind: Kind,
     ) -> None:
-        found = self.saver.get_tuple(at(thread, ns, parent)) if parent else None
-        values = found.checkpoint["channel_values"] if found else {}
-        versions = dict(found.checkpoint["channel_versions"]) if found else {}
+        before = self.line(thread, ns).puts[parent] if parent else None
+        values = copy.deepcopy(before.checkpoint["channel_values"]) if before else {}
+        versions = dict(before.checkpoint["channel_versions"]) if before else {}
+        if before and kind[0] == "loop":  # as a run has it: what it was given, objects and all
+            found = self.saver.get_tuple(at(thread, ns))
+            if found is not None and uid_of(found.config) == parent:
+                values = found.checkpoint["channel_values"]
         changed = {edit(values, n) for edit, n in edits}
         new_versions = {channel: next(self.numbers) for channel in sorted(changed)}
         checkpoint = empty_checkpoint()
@@ -140,11 +169,16 @@ class Threads(RuleBasedStateMachine):
         checkpoint["channel_versions"] = {c: v for c, v in merged.items() if c in values}
         checkpoint["versions_seen"] = {"node": dict(versions)}
         new: Any = {c: v for c, v in new_versions.items() if c in values}
-        metadata: Any = {"source": "loop" if loop else "input", "step": len(changed)}
+        source, ahead = kind
+        number = before.metadata["step"] + ahead if before else -1
+        metadata: Any = {"source": source, "step": number}
         stored = copy.deepcopy(checkpoint)
         for saver in (self.saver, self.memory):
             saver.put(at(thread, ns, parent), copy.deepcopy(checkpoint), metadata, new)
-        self.talk(thread).put(ns, parent, stored, metadata, self.clock.now)
+        read = (thread, ns, parent or "")
+        on_purpose = read in self.read_by_id
+        self.read_by_id.discard(read)
+        self.talk(thread).put(ns, parent, stored, metadata, self.clock.now, on_purpose=on_purpose)
 
     def talk(self, thread: str) -> Talk:
         now = self.clock.now
@@ -254,6 +288,7 @@ class Threads(RuleBasedStateMachine):
         """The file is closed, and opened by who remembers nothing."""
         self.saver.close()
         self.saver = self.open()
+        self.read_by_id.clear()
 
     @rule(days=st.sampled_from([-1.0, -0.0009765625, 0.375, 1.0]))
     def step_clock(self, days: float) -> None:
@@ -270,7 +305,7 @@ class Threads(RuleBasedStateMachine):
             (
                 thread,
                 sum(len(line.puts) for line in self.talks[thread].lines.values()),
-                len(self.talks[thread].log),
+                self.items(thread),
                 self.talks[thread].created_at,
                 self.talks[thread].updated_at,
                 set(self.talks[thread].lines),
@@ -288,9 +323,16 @@ class Threads(RuleBasedStateMachine):
             for info in self.saver.threads()
         ]
         for thread, ns, line in self.each():
-            assert list(line.puts)[::-1] == listed(self.saver, at(thread, ns))
+            assert line.listed() == listed(self.saver, at(thread, ns))
             assert line.head is not None
             self.reads_back(thread, ns, line.head, self.saver.get_tuple(at(thread, ns)))
+
+    def items(self, thread: str) -> int:
+        """How many items it has, or what it tells of them if that may be right."""
+        talk = self.talks[thread]
+        items = self.saver.thread(thread).items
+        possible = range(len(talk.log), len(talk.log | talk.referred) + 1)
+        return items if items in possible else len(talk.log)
 
     @rule()
     def look_at_everything(self) -> None:
@@ -302,17 +344,22 @@ class Threads(RuleBasedStateMachine):
             for uid in line.puts:
                 config = at(thread, ns, uid)
                 self.reads_back(thread, ns, uid, self.saver.get_tuple(config))
+                self.note_read(thread, ns, uid)
                 self.was_said(thread, ns, uid, line.puts[uid])
                 if self.talks[thread].like_langgraph:
                     self.reads_back(thread, ns, uid, self.memory.get_tuple(config))
+            self.was_said_on_branches(thread, ns, line)
         for thread, talk in self.talks.items():
             puts = [
-                (put.order, uid, put.parent, ns, uid == line.head)
+                (put.order, uid, put.parent, ns, uid == line.head, uid not in line.trunk())
                 for ns, line in talk.lines.items()
                 for uid, put in line.puts.items()
             ]
             assert sorted(puts, reverse=True) == [
-                (info.order, info.checkpoint_id, info.parent_id, info.checkpoint_ns, info.is_head)
+                (
+                    *(info.order, info.checkpoint_id, info.parent_id, info.checkpoint_ns),
+                    *(info.is_head, info.is_branch),
+                )
                 for info in self.saver.checkpoints(thread)
             ]
 
@@ -341,6 +388,23 @@ class Threads(RuleBasedStateMachine):
                 (shape(list(item.value) if channel == "facts" else item.value), item.seen)
                 for item in found
             ]
+
+    def was_said_on_branches(self, thread: str, ns: str, line: Line) -> None:
+        assert line.head is not None
+        for channel in SPLIT:
+            head = self.saver.history(
+                thread, channel=channel, checkpoint_id=line.head, checkpoint_ns=ns
+            )
+            found = self.saver.history(thread, channel=channel, checkpoint_ns=ns)
+            branches = [item for item in found if item.branch]
+            told = [shape(list(i.value) if channel == "facts" else i.value) for i in branches]
+            elsewhere = {i for uid in line.tips() for i in line.puts[uid].said.get(channel, [])}
+            assert shape([item for item in found if not item.branch]) == shape(head)
+            assert sorted(elsewhere - set(line.puts[line.head].said.get(channel, []))) == sorted(
+                told
+            )
+            assert not any(item.seen for item in branches)
+            assert sorted({item.position for item in branches}) == [i.position for i in branches]
 
 
 class SealedThreads(Threads):

@@ -1,4 +1,4 @@
-"""A run that lost the head of its thread is told so, whatever drives it or looks around."""
+"""Which checkpoint a thread goes on from: the later beginning has the head (design §1.5)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langgraph.checkpoint.base import empty_checkpoint
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.runtime import Runtime
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.errors import ConcurrentUpdate
+from tests.contracts.puts import at, put, uid_of
 
 THREAD: Any = {"configurable": {"thread_id": "t"}}
 Step = Callable[[Any], Awaitable[Any]]
@@ -61,8 +60,7 @@ WON = ["two", *["answer to two"] * 3]
 
 
 @pytest.mark.parametrize("step", [in_threads, in_tasks])
-@pytest.mark.parametrize("on_conflict", ["fork", "error"])
-def test_a_stream_driven_from_many_contexts(on_conflict: Any, step: Step, tmp_path: Path) -> None:
+def test_a_stream_driven_from_many_contexts(step: Step, tmp_path: Path) -> None:
     """Whoever calls for its next step, a run that lost the head does not take it back."""
 
     async def scenario(graph: Any) -> None:
@@ -74,15 +72,16 @@ def test_a_stream_driven_from_many_contexts(on_conflict: Any, step: Step, tmp_pa
         while await step(first):
             pass
 
-    with SQLiteCheckpointer.open(tmp_path / "x.db", on_conflict=on_conflict) as saver:
+    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
         graph = built(saver)
-        if on_conflict == "error":
-            with pytest.raises(ConcurrentUpdate):
-                asyncio.run(scenario(graph))
-        else:
-            asyncio.run(scenario(graph))
+        asyncio.run(scenario(graph))
 
         assert texts(graph) == ["one", *["answer to one"] * 2, *WON]
+        assert on_branches(saver) == ["answer to one"]
+
+
+def on_branches(saver: SQLiteCheckpointer) -> list[str]:
+    return [item.value.text for item in saver.history("t") if item.branch]
 
 
 def look_at_history(graph: Any) -> None:
@@ -99,32 +98,27 @@ def look_at_the_past(graph: Any) -> None:
         graph.get_state(found.config)
 
 
-@pytest.mark.parametrize("look", [look_at_history, look_at_many, look_at_the_past])
-def test_a_caller_that_looks_around_does_not_turn_the_check_off(
-    look: Callable[[Any], None], tmp_path: Path
-) -> None:
-    """What the loop over a stream reads is not what the run set out from."""
+LOOKS = [look_at_history, look_at_many, look_at_the_past]
 
-    def drive(graph: Any) -> None:
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_caller_that_looks_around(look: Callable[[Any], None], tmp_path: Path) -> None:
+    """What the loop over a stream reads, each checkpoint by its id too, gives its run no head."""
+    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+        graph = built(saver)
+        graph.invoke(says("zero"), THREAD)
         stream = graph.stream(says("one"), THREAD, durability="sync")
         next(stream)
         look(graph)
         elsewhere(graph.invoke, says("two"), THREAD)
         list(stream)
 
-    with SQLiteCheckpointer.open(tmp_path / "x.db", on_conflict="error") as saver:
-        graph = built(saver)
-        graph.invoke(says("zero"), THREAD)
-        with pytest.raises(ConcurrentUpdate):
-            drive(graph)
-
         assert texts(graph)[-4:] == WON
+        assert on_branches(saver) == ["answer to one"] * 2
 
 
-@pytest.mark.parametrize("look", [look_at_history, look_at_many, look_at_the_past])
-def test_a_node_that_looks_around_does_not_either(
-    look: Callable[[Any], None], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_node_that_looks_around(look: Callable[[Any], None], tmp_path: Path) -> None:
     """The same for what a node reads, with the config of the run it is part of."""
 
     def nosy(state: MessagesState) -> dict[str, Any]:
@@ -132,26 +126,134 @@ def test_a_node_that_looks_around_does_not_either(
         elsewhere(other.invoke, says("two"), THREAD)
         return {"messages": [("ai", "lost")]}
 
-    with SQLiteCheckpointer.open(tmp_path / "x.db", on_conflict="error") as saver:
+    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
         builder = StateGraph(MessagesState).add_node("nosy", nosy).add_edge(START, "nosy")
         graph: Any = builder.compile(checkpointer=saver)
         other = built(saver)
         other.invoke(says("zero"), THREAD)
-        with pytest.raises(ConcurrentUpdate):
-            graph.invoke(says("one"), THREAD, durability="sync")
+        graph.invoke(says("one"), THREAD, durability="sync")
 
         assert texts(other)[-4:] == WON
+        assert on_branches(saver) == ["lost"]
 
 
-def test_a_run_that_was_not_seen_reading_contests(tmp_path: Path) -> None:
-    """A put upon what is no longer the head conflicts, even if nobody saw the run begin."""
+# -- the rule, put by put: a run of two steps is at its first when another turn begins
 
-    def writer(chunk: Any) -> None: ...
 
-    with SQLiteCheckpointer.open(tmp_path / "x.db", on_conflict="error") as saver:
-        old = saver.put(THREAD, empty_checkpoint(), {"source": "loop"}, {})
-        saver.put(old, empty_checkpoint(), {"source": "loop"}, {})
-        runtime: Any = Runtime(stream_writer=writer)
-        running: Any = {"configurable": {**old["configurable"], "runtime": runtime}}
-        with pytest.raises(ConcurrentUpdate):
-            saver.put(running, empty_checkpoint(), {"source": "loop"}, {})
+def step(
+    saver: SQLiteCheckpointer,
+    uid: str,
+    parent: RunnableConfig | None,
+    number: int,
+    source: str = "loop",
+) -> RunnableConfig:
+    return put(saver, {}, parent, uid=uid, metadata={"source": source, "step": number})
+
+
+def head(saver: SQLiteCheckpointer) -> str:
+    found = saver.get_tuple(at())
+    assert found is not None
+    return uid_of(found.config)
+
+
+@pytest.fixture
+def overtaken(saver: SQLiteCheckpointer) -> RunnableConfig:
+    """The checkpoint a run is at, after a later turn began; ids do not grow with time."""
+    first = step(saver, "z", None, -1, "input")
+    run = step(saver, "y", first, 0)
+    later = step(saver, "c", run, 1, "input")
+    step(saver, "b", later, 2)
+    return run
+
+
+def test_a_run_that_goes_on_is_a_branch(
+    saver: SQLiteCheckpointer, overtaken: RunnableConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None of its later checkpoints takes the head, and it is logged once."""
+    with caplog.at_level("INFO", "perdure"):
+        on = step(saver, "x", overtaken, 1)
+        step(saver, "w", on, 2)
+    branches = [c.checkpoint_id for c in saver.checkpoints("t") if c.is_branch]
+
+    assert head(saver) == "b"
+    assert branches == ["w", "x"]
+    assert [record.message for record in caplog.records] == [
+        "thread 't': a run went on after a later one had begun; its checkpoint x is a branch"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "number"), [("input", 1), ("update", 1), ("fork", 1), ("loop", 3)]
+)
+def test_what_begins_has_the_head(
+    saver: SQLiteCheckpointer, overtaken: RunnableConfig, source: str, number: int
+) -> None:
+    """An input, an update and a fork; and a run stored at its end, which skips steps."""
+    on = step(saver, "a", overtaken, number, source)
+    begun = head(saver)
+    step(saver, "0", on, number + 1)
+
+    assert begun == "a"
+    assert head(saver) == "0"
+    assert not [c for c in saver.checkpoints("t") if c.checkpoint_id in "a0" and c.is_branch]
+
+
+def test_going_on_from_what_was_read_by_its_id(
+    saver: SQLiteCheckpointer, overtaken: RunnableConfig
+) -> None:
+    """It is on purpose, once: who puts upon it again without reading it is a branch."""
+    saver.get_tuple(overtaken)
+    step(saver, "a", overtaken, 1)
+    on_purpose = head(saver)
+    step(saver, "x", overtaken, 1)
+
+    assert on_purpose == "a"
+    assert head(saver) == "a"
+
+
+def test_a_head_read_by_its_id_tells_nothing(saver: SQLiteCheckpointer) -> None:
+    """A look at what was the head then does not help a run that was overtaken since."""
+    run = step(saver, "y", None, -1, "input")
+    saver.get_tuple(run)
+    step(saver, "c", run, 0, "input")
+    step(saver, "x", run, 0)
+
+    assert head(saver) == "c"
+
+
+@pytest.mark.parametrize("order", ["xy", "yx"])
+def test_of_one_beginning_the_younger_id_has_the_head(
+    saver: SQLiteCheckpointer, order: str
+) -> None:
+    """Two that go on with the same run end alike, whichever is put first."""
+    run = step(saver, "b", None, -1, "input")
+    for uid in order:
+        step(saver, uid, run, 0)
+
+    assert head(saver) == "y"
+
+
+def test_the_rule_is_in_the_file(tmp_path: Path) -> None:
+    """A saver that saw nothing of it decides the same."""
+    run = at(uid="y")
+    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+        step(saver, "y", None, 0, "input")
+        step(saver, "c", run, 1, "input")
+    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+        step(saver, "x", run, 1)
+        overtaken = head(saver)
+    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+        saver.get_tuple(run)
+        step(saver, "a", run, 1)
+
+        assert (overtaken, head(saver)) == ("c", "a")
+
+
+def test_namespaces_have_heads_of_their_own(saver: SQLiteCheckpointer) -> None:
+    """A turn that begins in one does not overtake a run in the other."""
+    known = {"source": "input", "step": 0}
+    below = put(saver, {}, None, ns="sub", uid="z", metadata=known)
+    put(saver, {}, None, uid="y", metadata=known)
+    put(saver, {}, below, ns="sub", uid="a", metadata={"step": 1})
+
+    assert {c.checkpoint_id for c in saver.checkpoints("t") if c.is_head} == {"y", "a"}

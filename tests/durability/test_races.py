@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from langgraph.checkpoint.base.id import uuid6
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.errors import ConcurrentUpdate
 from tests.durability.processes import in_processes, integrity
 
 RUNS = 8
@@ -48,41 +48,32 @@ def message(number: int) -> dict[str, Any]:
     return {"messages": [HumanMessage(f"message {number}", id=f"m{number}")]}
 
 
-def in_threads(graph: Any) -> int:
-    """Run the graph for each message in threads that begin together; how many runs lost."""
-    gate = threading.Barrier(RUNS)
+def in_threads(saver: SQLiteCheckpointer, *, locked: bool) -> None:
+    """Run the graph for each message in threads that begin together."""
+    gate, graph = threading.Barrier(RUNS), built(saver)
 
-    def until_done(number: int) -> int:
+    def run(number: int) -> None:
         gate.wait(PATIENCE_S)
-        lost = 0
-        while True:
-            try:
-                graph.invoke(message(number), config_of())
-                return lost
-            except ConcurrentUpdate:
-                lost += 1
+        with saver.lock("t", timeout_s=PATIENCE_S) if locked else nullcontext():
+            graph.invoke(message(number), config_of())
 
     with ThreadPoolExecutor(RUNS) as pool:
-        return sum(pool.map(until_done, range(RUNS)))
+        list(pool.map(run, range(RUNS)))
 
 
-def in_tasks(graph: Any) -> int:
+def in_tasks(saver: SQLiteCheckpointer, *, locked: bool) -> None:
     """The same in tasks of one event loop."""
+    graph = built(saver)
 
-    async def until_done(number: int) -> int:
-        lost = 0
-        while True:
-            try:
-                await graph.ainvoke(message(number), config_of())
-                return lost
-            except ConcurrentUpdate:
-                lost += 1
+    async def run(number: int) -> None:
+        async with saver.lock("t", timeout_s=PATIENCE_S) if locked else nullcontext():
+            await graph.ainvoke(message(number), config_of())
 
-    async def all_at_once() -> int:
-        runs = asyncio.gather(*(until_done(number) for number in range(RUNS)))
-        return sum(await asyncio.wait_for(runs, PATIENCE_S))
+    async def all_at_once() -> None:
+        runs = asyncio.gather(*(run(number) for number in range(RUNS)))
+        await asyncio.wait_for(runs, PATIENCE_S)
 
-    return asyncio.run(all_at_once())
+    asyncio.run(all_at_once())
 
 
 def kept(saver: SQLiteCheckpointer, thread: str = "t") -> set[str]:
@@ -109,48 +100,37 @@ def heads(saver: SQLiteCheckpointer, thread: str = "t") -> int:
 EVERY = {f"m{number}" for number in range(RUNS)}
 
 
-@pytest.mark.parametrize("ask", [in_threads, in_tasks])
-def test_runs_wait_for_each_other(ask: Callable[[Any], int], tmp_path: Path) -> None:
-    """Eight runs at once on one thread, one after the other: none loses, all messages stay."""
-    with SQLiteCheckpointer.open(tmp_path / "x.db", on_conflict="wait") as saver:
-        lost = ask(built(saver))
-        final = kept(saver)
+@pytest.mark.parametrize("run", [in_threads, in_tasks])
+def test_runs_under_the_lock(run: Callable[..., None], tmp_path: Path) -> None:
+    """Eight runs at once on one thread, one after the other: all messages stay, nothing branches."""
+    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+        run(saver, locked=True)
+        final, branches = kept(saver), [c for c in saver.checkpoints("t") if c.is_branch]
 
     assert final == EVERY
-    assert lost == 0
+    assert branches == []
 
 
-@pytest.mark.parametrize("ask", [in_threads, in_tasks])
-def test_runs_fork(ask: Callable[[Any], int], tmp_path: Path) -> None:
-    """Eight runs at once: every message is in some checkpoint, and the thread has one head."""
-    with SQLiteCheckpointer.open(tmp_path / "x.db", on_conflict="fork") as saver:
-        lost = ask(built(saver))
+@pytest.mark.parametrize("run", [in_threads, in_tasks])
+def test_runs_at_once(run: Callable[..., None], tmp_path: Path) -> None:
+    """Eight runs at once without it: one head, and what it lacks is in history, marked."""
+    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+        run(saver, locked=False)
         found, count = reachable(saver), heads(saver)
+        told = {i.value.id: i.branch for i in saver.history("t") if i.value.type == "human"}
+        final = kept(saver)
 
     assert found == EVERY
     assert count == 1
-    assert lost == 0
-
-
-@pytest.mark.parametrize("ask", [in_threads, in_tasks])
-def test_runs_that_lose_try_again(ask: Callable[[Any], int], tmp_path: Path) -> None:
-    """With conflicts as errors, losers raise ConcurrentUpdate; tried again, all messages stay."""
-    with SQLiteCheckpointer.open(tmp_path / "x.db", on_conflict="error") as saver:
-        graph = built(saver)
-        graph.invoke({"messages": [AIMessage("welcome", id="w")]}, config_of())
-        lost = ask(graph)
-        final, count = kept(saver), heads(saver)
-
-    assert final == EVERY
-    assert count == 1
-    assert lost > 0 or ask is in_threads  # tasks take turns at each await, so they always meet
+    assert told.keys() == EVERY
+    assert {uid for uid, branch in told.items() if not branch} == final
 
 
 def talk(path: Path, go: Connection, number: int) -> None:
     """One process: four turns on a thread of its own, and four on one that all share."""
     go.send("ready")
     go.recv()
-    with SQLiteCheckpointer.open(path, on_conflict="fork") as saver:
+    with SQLiteCheckpointer.open(path) as saver:
         graph = built(saver)
         for turn in range(4):
             graph.invoke(message(turn), config_of(f"own {number}"))
