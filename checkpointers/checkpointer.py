@@ -698,10 +698,12 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         )
 
     def _write(self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str) -> None:
-        try:
-            self.database.write(*self._job(plan(self._planner(thread_id))))
-        except Stale:
-            self.database.write(*self._job(plan(Planner(self._items, None, alone=True))))
+        for planner in self._planners(thread_id):
+            try:
+                self.database.write(*self._job(plan(planner)))
+            except Stale:
+                continue
+            return
 
     async def _awrite(
         self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str, items: int
@@ -709,7 +711,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         def job(planner: Planner) -> Any:
             return self._job(plan(planner))
 
-        for planner in (self._planner(thread_id), Planner(self._items, None, alone=True)):
+        for planner in self._planners(thread_id):
             if items <= OFF_LOOP_ITEMS:
                 planned = job(planner)
             else:
@@ -719,10 +721,12 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             except Stale:
                 continue
             return
-        raise AssertionError("a plan that rests on nothing is never stale")
 
-    def _planner(self, thread_id: str) -> Planner:
-        return Planner(self._items, self._cache.peek(thread_id))
+    def _planners(self, thread_id: str) -> Iterator[Planner]:
+        """One that rests on what is kept; where that is stale on nothing but the parent; on nothing."""
+        yield Planner(self._items, self._cache.peek(thread_id))
+        yield Planner(self._items, None)
+        yield Planner(self._items, None, alone=True)
 
 
 def _items_in(values: Iterable[Any]) -> int:

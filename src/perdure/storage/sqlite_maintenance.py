@@ -16,10 +16,7 @@ from filelock import Timeout
 from perdure.storage.database import SCRUB
 from perdure.storage.sqlite_connection import Connector
 
-WAL_LIMIT_BYTES = 1 << 18  # checkpoint when the WAL is longer, and longer than at the last one
-WAL_TRUNCATE_BYTES = (
-    1 << 20
-)  # a longer WAL is cut off; a shorter one is written over from its start
+WAL_LIMIT_BYTES = 1 << 20  # checkpoint when the WAL has grown by this much
 WAL_LOOK_EVERY = 8  # commits between two looks at its size
 SCRUB_WAIT_S = 5.0  # how long to wait for readers of the state before an erasure
 VACUUM_PAGES = 512  # pages given back per step, so that a vacuum never holds up writers for long
@@ -56,21 +53,14 @@ class Maintenance:
                     self.vacuuming = more
             if not self._connector.on_disk:
                 return
-            size = os.path.getsize(self._wal)
-            if size > max(self._wal_mark, WAL_LIMIT_BYTES):
-                # to write over a file takes half the time of making it longer (decision 0012)
-                self.checkpoint(conn, wait_s=0.05, truncate=size > WAL_TRUNCATE_BYTES)
+            if os.path.getsize(self._wal) - self._wal_mark > WAL_LIMIT_BYTES:
+                self.checkpoint(conn, wait_s=0.05)
 
-    def checkpoint(self, conn: sqlite3.Connection, wait_s: float, *, truncate: bool = True) -> bool:
+    def checkpoint(self, conn: sqlite3.Connection, wait_s: float) -> bool:
         """Move the WAL into the database file, unless another process is doing so.
 
-        Args:
-            conn: The writing connection.
-            wait_s: How long to wait for other processes, and for readers of the WAL.
-            truncate: Whether its bytes must go too, and not only be written over later.
-
         Returns:
-            Whether all of it was moved.
+            Whether nothing is left in the WAL.
         """
         if not self._connector.on_disk:
             return True
@@ -78,8 +68,7 @@ class Maintenance:
         try:
             with self._connector.file_lock.acquire(timeout=wait_s):
                 conn.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
-                mode = "TRUNCATE" if truncate else "RESTART"
-                ((busy, _, _),) = conn.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+                ((busy, _, _),) = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
                 emptied = not busy
         except Timeout:
             pass  # the next commit tries again
