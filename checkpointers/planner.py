@@ -102,7 +102,6 @@ class PlannedWrites:
     task: str
     path: str
     writes: list[Write]
-    replace: bool
 
 
 @dataclass(slots=True)
@@ -200,7 +199,6 @@ class Planner:
             task_id,
             task_path,
             list(planned.values()),
-            all(channel in WRITES_IDX_MAP for channel, _ in writes),
         )
 
     # -- values that stand where they are

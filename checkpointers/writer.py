@@ -337,8 +337,10 @@ class Writer:
             return out
         ((path, stored),) = yield Statement(self.sql["find_writes"], at)
         had = unpack_writes(self.seal.open(stored, writes_place(*row, path)))
-        first, then = (had, plan.writes) if plan.replace else (plan.writes, had)
-        merged = {write[0]: write for write in [*first, *then]}
+        merged = {write[0]: write for write in had}
+        for write in plan.writes:
+            if write[0] < 0 or write[0] not in merged:  # the special ones are replaced
+                merged[write[0]] = write
         writes = [merged[i] for i in sorted(merged)]
         sealed = self.seal.seal(pack_writes(writes), bound)
         yield Statement(self.sql["put_writes"], (*at, plan.path, sealed))
