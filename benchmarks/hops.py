@@ -27,7 +27,7 @@ from agents import ratio, table
 
 from perdure.storage.flow import Flow, Statement
 from perdure.storage.migrations import Migration
-from perdure.storage.sqlite import Database
+from perdure.storage.sqlite import SQLiteDatabase
 
 TABLE = "CREATE TABLE IF NOT EXISTS t (id INTEGER PRIMARY KEY, body BLOB)"
 INSERT = "INSERT INTO t (body) VALUES (?)"
@@ -85,13 +85,14 @@ async def through_a_thread(path: Path) -> Road:
 
 
 async def through_the_writer(path: Path) -> Road:
-    database = Database.open(path, Migration("bench", (TABLE,)))
+    database = SQLiteDatabase(path, Migration("bench", (TABLE,)))
+    await database.aconnect()
 
     def flow() -> Flow[None]:
         for _ in range(STATEMENTS):
             yield Statement(INSERT, (BODY,))
 
-    return lambda: database.awrite(flow()), lambda: asyncio.to_thread(database.close)
+    return lambda: database.awrite(flow), lambda: asyncio.to_thread(database.close)
 
 
 ROADS = {

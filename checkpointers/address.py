@@ -35,8 +35,8 @@ def address(config: RunnableConfig) -> Address:
     Raises:
         InvalidConfig: `thread_id` is missing or empty, or one of the three is not text.
     """
-    configurable = config.get("configurable") if isinstance(config, Mapping) else None
-    if not isinstance(configurable, Mapping):
+    configurable = config.get("configurable") if isinstance(config, dict | Mapping) else None
+    if not isinstance(configurable, dict | Mapping):
         raise InvalidConfig(
             f"the config {config!r} has no 'configurable' mapping; "
             "pass {'configurable': {'thread_id': 'some-id'}}"

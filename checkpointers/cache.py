@@ -16,6 +16,7 @@ from itertools import chain, starmap
 from typing import Any, Final
 
 from perdure.checkpointers.manifest import ALIASES, Ranges
+from perdure.storage.flow import Row
 
 _WEIGH_EVERY: Final = 64  # requests between two looks at how much is kept
 _THREAD_OVERHEAD: Final = 20_000  # bytes of a thread with nothing in it and its checkpoints
@@ -121,7 +122,7 @@ class Snapshot:
 class Thread:
     """What is kept of one thread, true as long as `key` and `generation` are."""
 
-    __slots__ = ("generation", "key", "logs", "named", "pending", "recent", "seq", "size")
+    __slots__ = ("generation", "key", "logs", "named", "pending", "recent", "seq", "size", "states")
 
     def __init__(self, key: int, generation: int) -> None:
         self.key = key
@@ -131,6 +132,7 @@ class Thread:
         self.named: dict[str, ChannelLog] = {}
         self.recent: OrderedDict[tuple[str, str], Snapshot] = OrderedDict()
         self.pending: OrderedDict[tuple[str, str], dict[str, Pending]] = OrderedDict()
+        self.states: dict[str, Row] = {}  # by namespace, what the statement `state` would answer
         self.size = _THREAD_OVERHEAD
 
     def log(self, key: int, name: str) -> ChannelLog:

@@ -17,11 +17,13 @@ from collections.abc import (
     Callable,
     Collection,
     Generator,
+    Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -65,6 +67,7 @@ from perdure.storage.flow import Flow, rows_of
 from perdure.storage.sqlite_source import SQLiteSource
 
 T = TypeVar("T")
+_List = list  # within the class the name is a method's
 
 OFF_LOOP_ITEMS: Final = 512  # longer lists are compared in a thread, not on the event loop
 _READ_BY_ID: Final = 1024  # checkpoints remembered as read by their id, and not put upon yet
@@ -357,7 +360,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         checkpoint_id: str | None = None,
         checkpoint_ns: str = "",
         ends: tuple[int, int] | None = None,
-    ) -> list[HistoryItem]:
+    ) -> _List[HistoryItem]:
         """Everything said on the way to a checkpoint, in order, whatever was removed since.
 
         Args:
@@ -386,17 +389,17 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         checkpoint_id: str | None = None,
         checkpoint_ns: str = "",
         ends: tuple[int, int] | None = None,
-    ) -> list[HistoryItem]:
+    ) -> _List[HistoryItem]:
         """See `history`."""
         at = _named(thread_id, checkpoint_ns, checkpoint_id)
-        out: list[HistoryItem] = []
+        out: _List[HistoryItem] = []
         async for page in apaged(self._threads.history(at, channel, ends), self.database.aread):
             out += await self.database.in_thread(page)
         return out
 
     def threads(
         self, *, limit: int = 50, after: str | None = None, prefix: str = ""
-    ) -> list[ThreadInfo]:
+    ) -> _List[ThreadInfo]:
         """A page of threads, the latest activity first.
 
         Args:
@@ -412,7 +415,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     async def athreads(
         self, *, limit: int = 50, after: str | None = None, prefix: str = ""
-    ) -> list[ThreadInfo]:
+    ) -> _List[ThreadInfo]:
         """See `threads`."""
         return await self.database.aread(self._threads.page(limit, after, prefix))
 
@@ -430,7 +433,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     def checkpoints(
         self, thread_id: str, *, checkpoint_ns: str | None = None, limit: int | None = None
-    ) -> list[CheckpointInfo]:
+    ) -> _List[CheckpointInfo]:
         """The checkpoints of a thread without their values, the last put first.
 
         Args:
@@ -446,7 +449,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     async def acheckpoints(
         self, thread_id: str, *, checkpoint_ns: str | None = None, limit: int | None = None
-    ) -> list[CheckpointInfo]:
+    ) -> _List[CheckpointInfo]:
         """See `checkpoints`."""
         thread_id = check_thread_id(thread_id)
         return await self.database.aread(self._threads.checkpoints(thread_id, checkpoint_ns, limit))
@@ -454,9 +457,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes, counts, and the driver that is in use."""
         file = self.database.stats()
-        ((threads, checkpoints, items, content),) = self.database.read(rows_of(self._sql["totals"]))
-        counts = {"threads": threads, "checkpoints": checkpoints, "items": items}
-        return {**file, **counts, "content_bytes": content}
+        ((threads, checkpoints, items),) = self.database.read(rows_of(self._sql["totals"]))
+        return {**file, "threads": threads, "checkpoints": checkpoints, "items": items}
 
     async def astats(self) -> dict[str, Any]:
         """See `stats`."""
@@ -635,7 +637,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
                 if isinstance(step, Asked):
                     answer = source.read(step.flow)
                 elif isinstance(step, Planned):
-                    answer = self._write(step.make, step.thread_id)
+                    self._write(step.make, step.thread_id)
+                    answer = None
                 else:
                     answer = self._read(step)
         except StopIteration as stop:
@@ -658,7 +661,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
                 if isinstance(step, Asked):
                     answer = await source.aread(step.flow)
                 elif isinstance(step, Planned):
-                    answer = await self._awrite(step.make, step.thread_id, OFF_LOOP_ITEMS + 1)
+                    await self._awrite(step.make, step.thread_id, OFF_LOOP_ITEMS + 1)
+                    answer = None
                 else:
                     answer = await self._aread(step)
         except StopIteration as stop:
@@ -688,38 +692,45 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> tuple[Callable[[], Flow[Written]], Callable[[Written], None], Callable[[], None]]:
         """What the database is to write, and what the cache learns from how it ends."""
         return (
-            lambda: self._writer.write(plan),
+            self._writer.job(plan),
             lambda written: written.take_over(self._cache),
             lambda: self._cache.forget(plan.thread_id),
         )
 
     def _write(self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str) -> None:
-        try:
-            self.database.write(*self._job(plan(self._planner(thread_id))))
-        except Stale:
-            self.database.write(*self._job(plan(Planner(self._items, None, alone=True))))
+        for planner in self._planners(thread_id):
+            try:
+                self.database.write(*self._job(plan(planner)))
+            except Stale:
+                continue
+            return
 
     async def _awrite(
         self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str, items: int
     ) -> None:
-        async def planned(planner: Planner) -> PlannedPut | PlannedWrites:
+        def job(planner: Planner) -> Any:
+            return self._job(plan(planner))
+
+        for planner in self._planners(thread_id):
             if items <= OFF_LOOP_ITEMS:
-                return plan(planner)
-            return await self.database.in_thread(lambda: plan(planner))
+                planned = job(planner)
+            else:
+                planned = await self.database.in_thread(partial(job, planner))
+            try:
+                await self.database.awrite(*planned)
+            except Stale:
+                continue
+            return
 
-        try:
-            await self.database.awrite(*self._job(await planned(self._planner(thread_id))))
-        except Stale:
-            await self.database.awrite(
-                *self._job(await planned(Planner(self._items, None, alone=True)))
-            )
-
-    def _planner(self, thread_id: str) -> Planner:
-        return Planner(self._items, self._cache.peek(thread_id))
+    def _planners(self, thread_id: str) -> Iterator[Planner]:
+        """One that rests on what is kept; where that is stale on nothing but the parent; on nothing."""
+        yield Planner(self._items, self._cache.peek(thread_id))
+        yield Planner(self._items, None)
+        yield Planner(self._items, None, alone=True)
 
 
-def _items_in(values: Any) -> int:
-    return sum(len(value) for value in values if isinstance(value, dict | Sequence))
+def _items_in(values: Iterable[Any]) -> int:
+    return sum([len(value) for value in values if type(value) is _List or type(value) is dict])
 
 
 def _named(thread_id: str, checkpoint_ns: str, checkpoint_id: str | None) -> Address:

@@ -1,9 +1,9 @@
-"""Items to bytes and back: a compact form for messages, the serializer's own for everything else.
+"""Items to bytes and back: messages in a compact form, everything else as msgpack.
 
-Messages are most of what a thread holds. Under langgraph's `JsonPlusSerializer` they are stored as
-their fields less the defaults, and rebuilt without validation, from bytes that perdure itself
-wrote; the result equals what that serializer gives back, type for type. A message that is not
-plain data all through, and every value under another serializer, goes through the serializer.
+Under langgraph's `JsonPlusSerializer` messages, most of what a thread holds, are stored as their
+fields less the defaults; plain data as msgpack; other values as its extension types (see
+`encoder`). What is rebuilt equals what that serializer gives back, type for type. Under another
+serializer every value goes through that one.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from typing import Any, Final
 
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
+from perdure.checkpointers.decoder import Decoder
+from perdure.checkpointers.encoder import Encoder
+from perdure.checkpointers.extensions import Allowlist, TypeNotAllowed, allowlist_of
 from perdure.checkpointers.messages import CLASSES, pack_message, rebuilt, unpack_fields
-from perdure.checkpointers.packing import is_plain, unpack
-from perdure.checkpointers.refusals import Blocked, forbidden, unstorable
+from perdure.checkpointers.packing import pack
+from perdure.checkpointers.refusals import Blocked, forbidden, refusal
 from perdure.errors import CorruptRecord
 
-PLAIN: Final = 16
-# first byte of an item that is no message: how the serializer named its output
-_TYPED: Final = {"msgpack": PLAIN, "null": 17, "bytes": 18, "bytearray": 19}
+# first byte of an item that is no message: what the rest of it is
+_MSGPACK: Final = 16
+_TYPED: Final = {"msgpack": _MSGPACK, "null": 17, "bytes": 18, "bytearray": 19}
 _TYPE_NAMES: Final = {code: name for name, code in _TYPED.items()}
 _NAMED: Final = 31  # any other name follows: its length in one byte, then itself
 
@@ -32,12 +34,14 @@ class Codec:
     """Encodes items for the log with one serializer.
 
     Args:
-        serde: The serializer. The compact form of messages is used only with langgraph's own.
+        serde: The serializer. Of langgraph's own only the allowlist and `pickle_fallback` count,
+            see `Allowlist`; the compact form of messages is used only with it.
     """
 
     def __init__(self, serde: SerializerProtocol) -> None:
         self.serde = serde
-        self.compact = type(serde) is JsonPlusSerializer
+        self._allowlist = allowlist_of(serde)
+        self.compact = self._allowlist is not None
 
     def encode(self, value: Any, path: Callable[[], str]) -> bytes:
         """One value as stored bytes; equal values give equal bytes.
@@ -47,7 +51,7 @@ class Codec:
             path: Says where the value stands, should it be refused.
 
         Raises:
-            Unstorable: The serializer refuses it, or a part of it.
+            Unstorable: It, or a part of it, cannot be stored, or would come back as another.
             ForbiddenType: It could be stored, but its type is not on the allowlist for reading.
         """
         if self.compact and isinstance(value, BaseMessage):
@@ -55,19 +59,36 @@ class Codec:
             if packed is not None:
                 return packed
         try:
-            name, data = self.serde.dumps_typed(value)
+            return self._encoded(value)
         except Exception as exc:
-            raise unstorable(self.serde, value, path(), exc) from exc
-        if self.compact and name == "msgpack" and not is_plain(value):
-            self._refuse_forbidden(name, data, path)
-        return _tagged(name, bytes(data))
+            pickled = self._pickled(value)
+            if pickled is None:
+                raise refusal(self._encoded, value, path(), exc) from exc
+            return pickled
 
-    def _refuse_forbidden(self, name: str, data: bytes, path: Callable[[], str]) -> None:
-        """Raise for what could be written and would then not be read back."""
-        with Blocked() as blocked:
-            self.serde.loads_typed((name, data))
-        if blocked:
-            raise forbidden(blocked[0], path())
+    def _encoded(self, value: Any) -> bytes:
+        if self._allowlist is None:
+            name, data = self.serde.dumps_typed(value)
+            return _tagged(name, bytes(data))
+        if value is None:
+            return _tagged("null", b"")
+        if isinstance(value, bytes | bytearray):
+            return _tagged("bytes" if isinstance(value, bytes) else "bytearray", bytes(value))
+        try:
+            packed = pack(value)
+        except TypeError:  # something in it is not plain data
+            packed = Encoder(self._allowlist).pack(value)
+        return _tagged("msgpack", packed)
+
+    def _pickled(self, value: Any) -> bytes | None:
+        """What langgraph's serializer falls back to, if its user told it so."""
+        if not getattr(self.serde, "pickle_fallback", False) or not self.compact:
+            return None
+        with suppress(Exception):
+            name, data = self.serde.dumps_typed(value)
+            if name == "pickle":
+                return _tagged(name, data)
+        return None
 
     def decode(self, stored: bytes) -> Any:
         """The value of stored bytes, new at each call.
@@ -80,9 +101,8 @@ class Codec:
             kind = stored[0]
             if kind in CLASSES:
                 return rebuilt([CLASSES[kind]], unpack_fields([CLASSES[kind]], [stored]))[0]
-            if kind == PLAIN and self.compact:
-                with suppress(ValueError):  # only the serializer knows what is in it
-                    return unpack(memoryview(stored)[1:])
+            if kind == _MSGPACK and self._allowlist is not None:
+                return _unpacked(memoryview(stored)[1:], self._allowlist)
             name, data = _untagged(stored)
         except (IndexError, KeyError, UnicodeDecodeError) as exc:
             raise CorruptRecord(
@@ -91,23 +111,38 @@ class Codec:
         return self.load(name, data)
 
     def load(self, name: str, data: bytes) -> Any:
-        """What the serializer wrote, under the name it gave its output.
+        """What the serializer wrote, or this codec in its place, under the name of the form.
 
         Raises:
             ForbiddenType: A type in it is not on the allowlist.
             CorruptRecord: The serializer cannot read it.
         """
+        if name == "msgpack" and self._allowlist is not None:
+            return _unpacked(data, self._allowlist)
         try:
             with Blocked() as blocked:
                 value = self.serde.loads_typed((name, data))
         except Exception as exc:
-            raise CorruptRecord(
-                f"a stored value of {len(data)} bytes cannot be read back ({exc}); "
-                "was it written with another serializer?"
-            ) from exc
+            raise _unreadable(data, exc) from exc
         if blocked:
             raise forbidden(blocked[0], "a stored value")
         return value
+
+
+def _unpacked(data: bytes | memoryview, allowlist: Allowlist) -> Any:
+    try:
+        return Decoder(allowlist).unpack(data)
+    except TypeNotAllowed as exc:
+        raise forbidden(exc.name, "a stored value") from exc
+    except Exception as exc:
+        raise _unreadable(data, exc) from exc
+
+
+def _unreadable(data: bytes | memoryview, error: Exception) -> CorruptRecord:
+    return CorruptRecord(
+        f"a stored value of {len(data)} bytes cannot be read back ({error}); "
+        "was it written with another serializer?"
+    )
 
 
 def _tagged(name: str, data: bytes) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast
@@ -22,7 +21,9 @@ from perdure.storage.flow import Flow, Statement
 
 _PAGE: Final = 64  # checkpoints
 _COLUMNS: Final = "SELECT name FROM pragma_table_info(?)"
-_THREADS: Final = "SELECT DISTINCT thread_id FROM checkpoints WHERE thread_id > ? ORDER BY 1 LIMIT 256"
+_THREADS: Final = (
+    "SELECT DISTINCT thread_id FROM checkpoints WHERE thread_id > ? ORDER BY 1 LIMIT 256"
+)
 _ADDRESSES: Final = "SELECT checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = ?"
 _CHECKPOINTS: Final = """
 SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint, metadata
@@ -150,9 +151,7 @@ class Importer:
                 checkpoint = {**self._load(where, name, blob), "id": uid}
                 known = json.loads(metadata) if metadata is not None else {}
                 at = Address(thread_id, ns, parent or None)
-                report += yield from self._take(
-                    Record(at, checkpoint, known, list(tasks.values()))
-                )
+                report += yield from self._take(Record(at, checkpoint, known, list(tasks.values())))
             last = rows[-1][1], rows[-1][0]
         return report
 

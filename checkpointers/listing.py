@@ -240,7 +240,7 @@ class Listing:
 
 def results(pages: Pages) -> Generator[Any, Any, list[Any]]:
     """All results of pages at once; the flows go to whoever drives."""
-    out = []
+    out: list[Any] = []
     answer = None
     while True:
         try:

@@ -26,7 +26,7 @@ from perdure.checkpointers.manifest import (
 )
 from perdure.checkpointers.packing import pack
 from perdure.checkpointers.planner import Many, New, Node, One
-from perdure.checkpointers.records import content_hash, item_place, place
+from perdure.checkpointers.records import content_hash, item_place, log_spans, place
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, Statement
 
@@ -58,7 +58,6 @@ class Appender:
         placed: Where the items stand that were new to the plan, by channel and stored form.
         added: The items appended: channel, position, full form.
         aliases: The aliases appended: channel, position, origin.
-        size: Bytes of both, as stored.
     """
 
     sql: dict[str, str]
@@ -72,9 +71,7 @@ class Appender:
     placed: dict[tuple[str, bytes], int] = field(default_factory=dict)
     added: list[tuple[str, int, bytes]] = field(default_factory=list)
     aliases: list[tuple[str, int, int]] = field(default_factory=list)
-    size: int = 0
     _hashes: dict[tuple[str, bytes], int] = field(default_factory=dict)
-    _grown: set[str] = field(default_factory=set)
     _rows: list[tuple[int, int, bytes]] = field(default_factory=list)
 
     def prepare(self, nodes: dict[str, Node | None]) -> Flow[None]:
@@ -107,7 +104,9 @@ class Appender:
             self.ends = {log.name: End(log.key, log.next, log.next_alias) for log in logs}
         else:
             rows = yield Statement(self.sql["thread_logs"], (self.thread,))
-            self.ends = {name: End(key, last, alias) for key, name, last, alias in rows}
+            self.ends = {
+                name: End(key, *(stop for _, stop in log_spans(*last))) for key, name, *last in rows
+            }
         for channel in channels:
             if channel not in self.ends:
                 rows = yield Statement(self.sql["new_log"], (self.thread, channel))
@@ -173,8 +172,6 @@ class Appender:
         if hashed is None:
             hashed = content_hash(self.seal, end.key, stored)
         self._rows.append((place(end.key, position), hashed, body))
-        self._grown.add(channel)
-        self.size += len(body)
 
     def _said(self, channel: str, before: Ranges, rest: Ranges, first: int) -> Ranges:
         """What was said before, then what is new in the rest of a value, in order.
@@ -225,13 +222,7 @@ class Appender:
 
     def statements(self) -> list[Statement]:
         """What writes all of it."""
-        if not self._rows:
-            return []
-        out = [Statement(self.sql["add_item"], self._rows, many=True)]
-        for channel in self._grown:
-            end = self.ends[channel]
-            out.append(Statement(self.sql["grow_log"], (end.next, end.next_alias, end.key)))
-        return out
+        return [Statement(self.sql["add_item"], self._rows, many=True)] if self._rows else []
 
     def take_over(self, thread: Thread, seq: int) -> None:
         """Keep what was written, once it is committed."""

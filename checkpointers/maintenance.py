@@ -19,6 +19,7 @@ from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
     checkpoint_place,
     item_place,
+    log_spans,
     pack_row,
     place,
     span,
@@ -29,6 +30,7 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.reports import PruneReport, Retention
 from perdure.checkpointers.thread_copy import copied
+from perdure.checkpointers.threads import sizes
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.database import Database
 from perdure.storage.flow import Flow, Row, Statement, rows_of
@@ -81,8 +83,8 @@ class Maintenance:
         def flow() -> Flow[None]:
             new = yield from copied(self.sql, self.reader, source, target, checkpoint_id)
             if checkpoint_id is not None:
-                dead, freed = yield from self.sweep(target, new)
-                yield Statement(self.sql["removed"], (0, dead, freed, new))
+                yield from self.sweep(target, new)
+                yield Statement(self.sql["removed"], (new,))
 
         self.database.write(flow)
 
@@ -143,7 +145,8 @@ class Maintenance:
         rows = yield Statement(self.sql["one_thread"], (thread_id,))
         if not rows:
             return PruneReport()
-        thread, _, checkpoints, items, *_ = rows[0]
+        thread = rows[0][0]
+        checkpoints, items, _ = yield from sizes(self.sql, thread)
         namespaces = yield Statement(self.sql["thread_namespaces"], (thread,))
         for namespace, ns, _ in namespaces:
             for row in (yield Statement(self.sql["checkpoint_bodies"], span(namespace))):
@@ -179,21 +182,21 @@ class Maintenance:
         if not rows:
             return PruneReport()
         thread = rows[0][0]
-        dropped = size = 0
+        dropped = 0
         for namespace, ns, head in (yield Statement(self.sql["thread_namespaces"], (thread,))):
             kept = yield from self._checkpoints(thread_id, ns, namespace, head)
             stay = _with_ancestors(kept, keep(kept))
             doomed = [c.key for c in reversed(kept) if c.key not in stay][: limit - dropped]
-            size += yield from self._drop(thread_id, ns, namespace, doomed)
+            yield from self._drop(thread_id, ns, namespace, doomed)
             dropped += len(doomed)
             if place(namespace, head) in doomed:
                 yield Statement(self.sql["pin"], (0, namespace))
             if not history:
-                size += yield from self._forget_said(thread_id, ns, namespace)
+                yield from self._forget_said(thread_id, ns, namespace)
         if not dropped and history:
             return PruneReport()
-        items, freed = yield from self.sweep(thread_id, thread)
-        yield Statement(self.sql["removed"], (dropped, items, size + freed, thread))
+        items = yield from self.sweep(thread_id, thread)
+        yield Statement(self.sql["removed"], (thread,))
         return PruneReport(dropped, items)
 
     def _checkpoints(self, thread_id: str, ns: str, namespace: int, head: int) -> Flow[list[Kept]]:
@@ -215,54 +218,45 @@ class Maintenance:
             )
         return out
 
-    def _drop(self, thread_id: str, ns: str, namespace: int, doomed: list[int]) -> Flow[int]:
-        size = 0
+    def _drop(self, thread_id: str, ns: str, namespace: int, doomed: list[int]) -> Flow[None]:
         for key in doomed:
             row = (yield Statement(self.sql["checkpoint_at"], (key,)))[0]
             yield from self._untag(thread_id, ns, row)
-            size += len(row[-1])
-            for _, _, body in (yield Statement(self.sql["writes_of"], (namespace, row[1]))):
-                size += len(body)
             yield Statement(self.sql["drop_writes"], (namespace, row[1]))
             yield Statement(self.sql["drop_checkpoint"], (key,))
-        return size
 
-    def _forget_said(self, thread_id: str, ns: str, namespace: int) -> Flow[int]:
-        """Let kept checkpoints remember only what they hold. Returns the bytes that saves."""
-        saved = 0
+    def _forget_said(self, thread_id: str, ns: str, namespace: int) -> Flow[None]:
+        """Let kept checkpoints remember only what they hold."""
         for row in (yield Statement(self.sql["checkpoint_bodies"], span(namespace))):
             snapshot = self.reader.open_row(thread_id, ns, row)
             if snapshot.said:
                 bound = checkpoint_place(thread_id, ns, snapshot.uid, snapshot.parent, row[0])
                 body = self.reader.seal.seal(pack_row(snapshot, {}), bound)
                 yield Statement(self.sql["rewrite_checkpoint"], (body, row[0]))
-                saved += len(row[-1]) - len(body)
-        return saved
 
     # -- items
 
-    def sweep(self, thread_id: str, thread: int) -> Flow[tuple[int, int]]:
-        """Delete the items of a thread that nothing refers to: how many, and their bytes."""
+    def sweep(self, thread_id: str, thread: int) -> Flow[int]:
+        """Delete the items of a thread that nothing refers to. Returns how many."""
         live: dict[int, Ranges] = defaultdict(list)
         for namespace, ns, _ in (yield Statement(self.sql["thread_namespaces"], (thread,))):
             yield from self._mark(thread_id, ns, namespace, live)
-        items = size = 0
-        for log, name, end, last in (yield Statement(self.sql["thread_logs"], (thread,))):
+        items = 0
+        for log, name, *last in (yield Statement(self.sql["thread_logs"], (thread,))):
             yield from self._mark_origins(thread_id, name, log, live[log])
-            for start, stop in missing([(0, end), (ALIASES, last)], covered(live[log])):
-                rows = yield Statement(self.sql["item_keys"], span(log, start, stop))
-                items += len(rows) if stop <= ALIASES else 0  # aliases are not counted
-                size += sum(length for _, length in rows)
-                if rows:
-                    yield Statement(self.sql["drop_items"], span(log, start, stop))
-        return items, size
+            for start, stop in missing(log_spans(*last), covered(live[log])):
+                if start < ALIASES:
+                    rows = yield Statement(self.sql["count_items"], span(log, start, stop))
+                    items += rows[0][0]
+                yield Statement(self.sql["drop_items"], span(log, start, stop))
+        return items
 
     def _mark(self, thread_id: str, ns: str, namespace: int, live: dict[int, Ranges]) -> Flow[None]:
         for row in (yield Statement(self.sql["checkpoint_bodies"], span(namespace))):
             snapshot = self.reader.open_row(thread_id, ns, row)
             for ref in snapshot.refs.values():
                 yield from self._mark_ref(ref, live)
-            for log, numbers in snapshot.said.values():  # type: ignore[assignment] # as written
+            for log, numbers in snapshot.said.values():  # as written
                 yield from self._mark_ranges(log, numbers, live)
         for uid, task, path, body in (yield Statement(self.sql["namespace_writes"], (namespace,))):
             ids = unpack_id(uid) or "", unpack_id(task) or ""

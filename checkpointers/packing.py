@@ -6,12 +6,13 @@ from typing import Any, Final
 
 import ormsgpack
 
-# langgraph replaces lone surrogates; here they are refused (see `codec`)
+# langgraph replaces lone surrogates, and takes subclasses for their base; see `encoder`
 PACK: Final = (
     ormsgpack.OPT_NON_STR_KEYS
     | ormsgpack.OPT_PASSTHROUGH_DATACLASS
     | ormsgpack.OPT_PASSTHROUGH_DATETIME
     | ormsgpack.OPT_PASSTHROUGH_ENUM
+    | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
 UNPACK: Final = ormsgpack.OPT_NON_STR_KEYS

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoint
+from langgraph.checkpoint.serde.types import ERROR
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread, Write
@@ -101,7 +102,6 @@ class PlannedWrites:
     task: str
     path: str
     writes: list[Write]
-    replace: bool
 
 
 @dataclass(slots=True)
@@ -189,6 +189,8 @@ class Planner:
         planned: dict[int, Write] = {}
         for i, (channel, value) in enumerate(writes):
             index = WRITES_IDX_MAP.get(channel, i)
+            if channel == ERROR and isinstance(value, BaseException):
+                value = repr(value)  # as langgraph's savers store what a task raised
             planned[index] = [index, channel, self._here(value, f"the write to {channel!r}")]
         return PlannedWrites(
             at.thread_id,
@@ -197,7 +199,6 @@ class Planner:
             task_id,
             task_path,
             list(planned.values()),
-            all(channel in WRITES_IDX_MAP for channel, _ in writes),
         )
 
     # -- values that stand where they are
@@ -228,7 +229,8 @@ class Planner:
         try:
             return self.items.full(elements, lambda i: f"{path}[{i}]")
         except Unstorable:
-            self.items.codec.encode(value, lambda: path)  # names parts of a dict by their keys
+            if type(value) is dict:
+                self.items.codec.encode(value, lambda: path)  # names its parts by their keys
             raise
 
     # -- values that a channel holds
@@ -236,7 +238,8 @@ class Planner:
     def _held(self, channel: str, value: Any, parent: Snapshot | None) -> Node:
         path = f"channel_values[{channel!r}]"
         if channel.startswith("__"):
-            return self._here(value, path)  # tasks and inputs on their way are no history
+            here: Node = self._here(value, path)  # tasks and inputs on their way are no history
+            return here
         hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
         log = self.thread.named.get(channel) if self.thread is not None else None
         if type(value) is list and _splittable(value):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Final
 
-from perdure.checkpointers.manifest import DICT, LIST, flat
 from perdure.checkpointers.cache import Snapshot
+from perdure.checkpointers.manifest import ALIASES, DICT, LIST, flat
 from perdure.checkpointers.packing import pack, unpack
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Place, Seal
@@ -18,21 +19,23 @@ _TAG_LIMIT: Final = 256  # characters; a longer metadata value is found by readi
 UNTAGGED: Final = frozenset({"step", "parents", "source"})
 
 
+@lru_cache(maxsize=1024)
 def pack_id(text: str | None) -> bytes | str | None:
     """An id as it is stored: a UUID in canonical form takes 16 bytes, anything else its text.
 
     >>> pack_id("t-1"), len(pack_id("1f0c8b9e-0000-6000-8000-000000000000"))
     ('t-1', 16)
     """
-    if text is None or len(text) != 36:
+    if text is None or len(text) != 36 or text[8:24:5] != "----" or text != text.lower():
         return text
     try:
         packed = bytes.fromhex(text.replace("-", ""))
     except ValueError:
         return text
-    return packed if len(packed) == 16 and _hyphened(packed) == text else text
+    return packed if len(packed) == 16 else text
 
 
+@lru_cache(maxsize=1024)
 def unpack_id(stored: bytes | str | None) -> str | None:
     """The id that `pack_id` was given."""
     return _hyphened(stored) if isinstance(stored, bytes) else stored
@@ -51,6 +54,13 @@ def place(table: int, within: int) -> int:
 def span(table: int, start: int = 0, stop: int = 1 << 32) -> tuple[int, int]:
     """The half-open range of keys of places `start` to `stop`."""
     return (table << 32) + start, (table << 32) + stop
+
+
+def log_spans(last: int | None, last_alias: int | None) -> list[tuple[int, int]]:
+    """The positions of a log, given the keys of its last item and alias: of items, of aliases."""
+    items = 0 if last is None else (last & 0xFFFFFFFF) + 1
+    aliases = ALIASES if last_alias is None else (last_alias & 0xFFFFFFFF) + 1
+    return [(0, items), (ALIASES, aliases)]
 
 
 def item_place(thread_id: str, channel: str, position: int) -> Place:
@@ -92,8 +102,13 @@ def tag(seal: Seal, key: str, value: Any) -> int | None:
         return None
     if isinstance(value, int | float) and math.isfinite(value):
         value = float(value) if abs(value) < 1 << 53 else int(value)  # 1, 1.0 and True are equal
-    text = repr((key, value)).encode(errors="surrogatepass")
-    digest = hashlib.blake2b(text, digest_size=8, key=seal.hash_key).digest()
+    return _tag_number(seal.hash_key, repr((key, value)))
+
+
+@lru_cache(maxsize=1024)
+def _tag_number(hash_key: bytes, text: str) -> int:
+    data = text.encode(errors="surrogatepass")
+    digest = hashlib.blake2b(data, digest_size=8, key=hash_key).digest()
     return int.from_bytes(digest, "big", signed=True)
 
 

@@ -2,46 +2,72 @@
 
 from __future__ import annotations
 
+import reprlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
-from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.event_hooks import SerdeEvent, register_serde_event_listener
+from langgraph.types import Send
+from pydantic import BaseModel
 
-from perdure.errors import ForbiddenType, Unstorable
+from perdure.checkpointers.extensions import TooDeep, TypeNotAllowed
+from perdure.checkpointers.objects import attributes_of, kind_of, private_of
+from perdure.errors import ForbiddenType, SerializationError, Unstorable
+
+_MAX_STEPS = 20  # of a path; each takes a trial of all parts on the way
 
 
-def unstorable(serde: SerializerProtocol, value: Any, path: str, error: Exception) -> Unstorable:
-    """The error that names the innermost part of a value that the serializer refuses."""
-    where, part, reason = _culprit(serde, value, path, error)
+def refusal(
+    pack: Callable[[Any], object], value: Any, path: str, error: Exception
+) -> SerializationError:
+    """The error that names the innermost part of a value that cannot be stored.
+
+    Args:
+        pack: Encodes a part, or raises.
+        value: The value.
+        path: Where it stands.
+        error: What `pack` raised for it.
+    """
+    where, part, reason = _culprit(pack, value, path, error)
+    if isinstance(reason, TypeNotAllowed):
+        return forbidden(reason.name, where)
+    if isinstance(reason, TooDeep):
+        return Unstorable(
+            f"{path} cannot be stored: from {where} on, {reason}. Flatten it, or store it as text"
+        )
+    shown = f"a {type(part).__qualname__} ({reprlib.repr(part)[:80]})"
     return Unstorable(
-        f"{where} is {_shown(part)}, which cannot be stored: {reason}. "
-        "Keep plain data, messages, pydantic models or dataclasses in the state"
+        f"{where} is {shown}, which cannot be stored: {reason}. Keep plain data, messages, "
+        "pydantic models, dataclasses, enums or named tuples in the state"
     )
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return f"a {type(value).__qualname__} ({text if len(text) <= 80 else text[:77] + '...'})"
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
         return [(f"[{key!r}]", part) for key, part in value.items()]
+    if isinstance(value, Send):
+        return [(".arg", value.arg)]
+    cls: Any = type(value)
+    if kind_of(cls) not in (None, "enum"):
+        parts = attributes_of(value)
+        if isinstance(value, BaseModel):
+            parts |= private_of(value)
+        return [(f".{name}", part) for name, part in parts.items()]
     if isinstance(value, list | tuple | set | frozenset):
         return [(f"[{i}]", part) for i, part in enumerate(value)]
-    return [(f".{name}", part) for name, part in getattr(value, "__dict__", {}).items()]
+    return []
 
 
 def _culprit(
-    serde: SerializerProtocol, value: Any, path: str, error: Exception, depth: int = 0
+    pack: Callable[[Any], object], value: Any, path: str, error: Exception, steps: int = 0
 ) -> tuple[str, Any, Exception]:
-    """The innermost part of a value that the serializer refuses by itself."""
-    for step, part in _parts(value) if depth < 20 else []:
+    """The innermost part of a value that is refused by itself."""
+    for step, part in _parts(value) if steps < _MAX_STEPS else []:
         try:
-            serde.dumps_typed(part)
+            pack(part)
         except Exception as exc:
-            return _culprit(serde, part, path + step, exc, depth + 1)
+            return _culprit(pack, part, path + step, exc, steps + 1)
     return path, value, error
 
 

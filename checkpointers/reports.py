@@ -103,6 +103,9 @@ class ErasureReport:
             held one.
         hashes: BLAKE2b-256 of each distinct message removed, in hexadecimal, sorted; keyed with
             the database's key if it has one, so that a receipt tells nothing of what was said.
+        cancelled: The tasks under way that quoted one and will not run any more, sorted: the node's
+            name, `:` and the task's id if it has stored something, before them the namespace of its
+            subgraph and `|` if it is not the root's.
         scrubbed: Whether the bytes of the file and its WAL are free of them already. They are not
             while another process still reads the former state: `erase` once more finishes it, and
             so does whoever opens the file next.
@@ -111,6 +114,7 @@ class ErasureReport:
     checkpoints: int = 0
     items: int = 0
     hashes: tuple[str, ...] = ()
+    cancelled: tuple[str, ...] = ()
     scrubbed: bool = True
 
 

@@ -72,12 +72,15 @@ SQLITE = Migration(
         ALTER TABLE namespaces RENAME COLUMN line TO namespace;
         ALTER TABLE lanes RENAME TO logs;
         ALTER TABLE logs RENAME COLUMN lane TO log;
-        ALTER TABLE logs ADD COLUMN next_alias INTEGER NOT NULL DEFAULT 2147483648;
+        ALTER TABLE logs DROP COLUMN next;
         ALTER TABLE log RENAME TO items;
         ALTER TABLE checkpoints RENAME COLUMN line TO namespace;
         ALTER TABLE checkpoints ADD COLUMN began INTEGER NOT NULL DEFAULT 0;
         ALTER TABLE writes RENAME COLUMN line TO namespace;
-        ALTER TABLE threads RENAME COLUMN swept TO generation
+        ALTER TABLE threads RENAME COLUMN swept TO generation;
+        ALTER TABLE threads DROP COLUMN checkpoints;
+        ALTER TABLE threads DROP COLUMN items;
+        ALTER TABLE threads DROP COLUMN bytes
         """,
     ),
 )

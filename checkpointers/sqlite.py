@@ -6,7 +6,7 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
@@ -14,11 +14,16 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.cipher import LangGraphCipher
+from perdure.checkpointers.extensions import Allowlist
+from perdure.checkpointers.objects import name_of
 from perdure.checkpointers.schema import SQLITE
 from perdure.errors import ConfigurationError
 from perdure.storage.encryption import Clear, agree_on_key, seal_for
 from perdure.storage.sql import load
-from perdure.storage.sqlite import SQLiteDatabase, Synchronous
+from perdure.storage.sqlite import SQLiteDatabase
+from perdure.storage.sqlite_connection import Synchronous
+
+_SQL: Final = load("perdure.checkpointers", "sqlite.sql")
 
 
 class SQLiteCheckpointer(Checkpointer):
@@ -33,9 +38,14 @@ class SQLiteCheckpointer(Checkpointer):
         key: Encrypts every value, message and metadata value with AES-GCM: 16, 24 or 32 bytes,
             or as many in hexadecimal; by default the environment's `PERDURE_KEY`, if set.
             Encryption is fixed when the file is created.
-        serde: A serializer of your own; by default langgraph's.
-        allow: Types that the default serializer may also rebuild: classes of yours, or
-            `(module, name)`. Types of langgraph and langchain-core need not be named.
+        serde: A serializer of your own, with which `allow` and `strict` do not count; by
+            default langgraph's.
+        allow: Classes of yours that may be rebuilt, or `(module, qualified name)`. The module
+            of one that is named is imported when a stored value needs it.
+        strict: Rebuild only the classes in `allow`, and those of langgraph and langchain-core;
+            others raise `ForbiddenType` at put and at read. By default pydantic models,
+            dataclasses, enums and named tuples are rebuilt if the process has imported their
+            class, without running its code, and otherwise come back as a dict of their fields.
         synchronous: `"full"`: an acknowledged write survives a power cut. `"normal"`: it
             survives a crash of the process.
         read_only: Open for reading; nothing is created.
@@ -54,6 +64,7 @@ class SQLiteCheckpointer(Checkpointer):
         key: bytes | str | None = None,
         serde: SerializerProtocol | None = None,
         allow: Sequence[type | tuple[str, str]] = (),
+        strict: bool = False,
         synchronous: Synchronous = "full",
         read_only: bool = False,
         timeout_s: float = 30.0,
@@ -61,7 +72,9 @@ class SQLiteCheckpointer(Checkpointer):
         factory: type[sqlite3.Connection] = sqlite3.Connection,
     ) -> None:
         seal = seal_for(key)
-        names = [(t.__module__, t.__qualname__) if isinstance(t, type) else t for t in allow]
+        names = [name_of(t) if isinstance(t, type) else t for t in allow]
+        if not strict:
+            names.append(Allowlist.LOADED)
         serde = serde or JsonPlusSerializer(allowed_msgpack_modules=names or None)
         if isinstance(serde, EncryptedSerializer):
             if not isinstance(seal, Clear):
@@ -81,8 +94,7 @@ class SQLiteCheckpointer(Checkpointer):
             timeout_s=timeout_s,
             factory=factory,
         )
-        sql = load("perdure.checkpointers", "sqlite.sql")
-        super().__init__(database, sql, serde=serde, seal=seal, cache_bytes=cache_bytes)
+        super().__init__(database, _SQL, serde=serde, seal=seal, cache_bytes=cache_bytes)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], **options: Any) -> Self:

@@ -12,9 +12,8 @@ WHERE t.thread_id = ?3;
 -- new_thread: a thread nobody has written to yet
 INSERT INTO threads (thread_id, created_at, updated_at) VALUES (?, ?, ?) RETURNING thread;
 
--- grow: what a write added to the thread
-UPDATE threads SET seq = ?, checkpoints = checkpoints + ?, items = items + ?, bytes = bytes + ?
-WHERE thread = ?;
+-- advance: the place, in put order, of the thread's newest checkpoint
+UPDATE threads SET seq = ? WHERE thread = ?;
 
 -- touch: when a thread was last written to; apart, so that its index is not written each time
 UPDATE threads SET updated_at = ? WHERE thread = ?;
@@ -39,11 +38,11 @@ SELECT name FROM logs WHERE log = ?;
 -- new_log: the first item of a channel
 INSERT INTO logs (thread, name) VALUES (?, ?) RETURNING log;
 
--- grow_log: where a log goes on; a position is never given twice
-UPDATE logs SET next = ?, next_alias = ? WHERE log = ?;
-
--- thread_logs: all logs of a thread
-SELECT log, name, next, next_alias FROM logs WHERE thread = ? ORDER BY log;
+-- thread_logs: all logs of a thread, each with the keys of its last item and of its last alias
+SELECT log, name,
+(SELECT max(id) FROM items WHERE id >= log << 32 AND id < (log << 32) + 2147483648),
+(SELECT max(id) FROM items WHERE id >= (log << 32) + 2147483648 AND id < (log + 1) << 32)
+FROM logs WHERE thread = ? ORDER BY log;
 
 -- same_hashes: candidates for being items that are stored already
 SELECT id, body FROM items WHERE h IN (SELECT value FROM json_each(?));
@@ -58,8 +57,8 @@ SELECT id, body FROM items WHERE id >= ? AND id < ? ORDER BY id;
 SELECT t.thread_id, l.name, i.body
 FROM items i JOIN logs l ON l.log = i.id >> 32 JOIN threads t ON t.thread = l.thread WHERE i.id = ?;
 
--- item_keys: the items of a log, without their bodies
-SELECT id, length(body) FROM items WHERE id >= ? AND id < ?;
+-- count_items: how many there are in a range of a log
+SELECT count(*) FROM items WHERE id >= ? AND id < ?;
 
 -- drop_items: items nothing refers to
 DELETE FROM items WHERE id >= ? AND id < ?;
@@ -96,9 +95,6 @@ SELECT id, uid, parent, began, body FROM checkpoints WHERE id >= ? AND id < ? OR
 
 -- rewrite_checkpoint: a checkpoint whose references changed
 UPDATE checkpoints SET body = ? WHERE id = ?;
-
--- set_counts: what a copied thread holds
-UPDATE threads SET seq = ?, checkpoints = ?, items = ?, bytes = ? WHERE thread = ?;
 
 -- checkpoint_keys: the places of a namespace's checkpoints, newest first
 SELECT id, uid, parent, put_at FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC;
@@ -146,8 +142,7 @@ WHERE g.tag = ? AND g.checkpoint >= ? AND g.checkpoint < ? ORDER BY g.checkpoint
 SELECT t.thread_id, n.ns FROM namespaces n JOIN threads t ON t.thread = n.thread WHERE n.namespace = ?;
 
 -- removed: tell every process that rows of the thread are gone
-UPDATE threads SET generation = generation + 1, checkpoints = checkpoints - ?, items = items - ?, bytes = bytes - ?
-WHERE thread = ?;
+UPDATE threads SET generation = generation + 1 WHERE thread = ?;
 
 -- drop_namespace_checkpoints: a whole namespace
 DELETE FROM checkpoints WHERE id >= ? AND id < ?;
@@ -165,15 +160,27 @@ DELETE FROM logs WHERE thread = ?;
 DELETE FROM threads WHERE thread = ?;
 
 -- list_threads: a page, newest activity first
-SELECT thread, thread_id, checkpoints, items, bytes, created_at, updated_at FROM threads
+SELECT thread, thread_id, created_at, updated_at FROM threads
 WHERE (updated_at, thread) < (?, ?) AND substr(thread_id, 1, length(?)) = ?
 ORDER BY updated_at DESC, thread DESC LIMIT ?;
 
 -- one_thread: the same, for one
-SELECT thread, thread_id, checkpoints, items, bytes, created_at, updated_at FROM threads WHERE thread_id = ?;
+SELECT thread, thread_id, created_at, updated_at FROM threads WHERE thread_id = ?;
+
+-- checkpoints_size: how many checkpoints a thread has, and their bytes
+SELECT count(*), coalesce(sum(length(c.body)), 0) FROM namespaces n
+JOIN checkpoints c ON c.id >= n.namespace << 32 AND c.id < (n.namespace + 1) << 32 WHERE n.thread = ?;
+
+-- items_size: how many items the logs of a thread hold, aliases apart, and the bytes of both
+SELECT coalesce(sum(i.id & 2147483648 = 0), 0), coalesce(sum(length(i.body)), 0) FROM logs l
+JOIN items i ON i.id >= l.log << 32 AND i.id < (l.log + 1) << 32 WHERE l.thread = ?;
+
+-- writes_size: how many tasks' writes a thread has, and their bytes
+SELECT count(*), coalesce(sum(length(w.body)), 0) FROM namespaces n
+JOIN writes w ON w.namespace = n.namespace WHERE n.thread = ?;
 
 -- thread_ids: every thread, in the order they came
 SELECT thread, thread_id FROM threads WHERE thread > ? ORDER BY thread LIMIT ?;
 
 -- totals: over the whole database
-SELECT count(*), coalesce(sum(checkpoints), 0), coalesce(sum(items), 0), coalesce(sum(bytes), 0) FROM threads;
+SELECT (SELECT count(*) FROM threads), (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM items WHERE h <> 0);

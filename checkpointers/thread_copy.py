@@ -6,12 +6,13 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from perdure.checkpointers.manifest import ALIASES, ITEM, LIST_HERE, MAP, DICT_HERE
+from perdure.checkpointers.manifest import ALIASES, DICT_HERE, ITEM, LIST_HERE, MAP
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
     checkpoint_place,
     content_hash,
     item_place,
+    log_spans,
     pack_id,
     pack_row,
     pack_writes,
@@ -41,20 +42,17 @@ def copied(
         raise UnknownThread(f"there is no thread {source!r} to copy")
     if (yield Statement(sql["one_thread"], (target,))):
         raise InvalidConfig(f"thread {target!r} exists already; copy to a new thread_id")
-    thread, _, _, items, _, created_at, _ = rows[0]
+    thread, _, created_at, _ = rows[0]
     new: int = (yield Statement(sql["new_thread"], (target, created_at, time.time())))[0][0]
     seq = (yield Statement(sql["find_thread"], (source,)))[0][1]
     copier = _Copier(sql, reader, source, target)
-    logs, size = yield from copier.copy_logs(thread, new)
+    logs = yield from copier.copy_logs(thread, new)
     last = yield from copier.last_place(thread, checkpoint_id)
-    checkpoints = 0
     for namespace, ns, head in (yield Statement(sql["thread_namespaces"], (thread,))):
         to = _Copied(source, target, ns, namespace, logs)
         path_to = last if ns == "" else None
-        found = yield from copier.copy_namespace(to, new, head, path_to, last)
-        checkpoints += found[0]
-        size += found[1]
-    yield Statement(sql["set_counts"], (seq, checkpoints, items, size, new))
+        yield from copier.copy_namespace(to, new, head, path_to, last)
+    yield Statement(sql["advance"], (seq, new))
     return new
 
 
@@ -81,21 +79,18 @@ class _Copier:
                     return int(rows[0][0]) & 0xFFFFFFFF
         raise UnknownCheckpoint(f"thread {self.source!r} has no checkpoint {checkpoint_id!r}")
 
-    def copy_logs(self, thread: int, new: int) -> Flow[tuple[dict[int, int], int]]:
-        """Which log became which, and the bytes of their items."""
+    def copy_logs(self, thread: int, new: int) -> Flow[dict[int, int]]:
+        """Which log became which."""
         out: dict[int, int] = {}
-        size = 0
         for log, name, end, last in (yield Statement(self.sql["thread_logs"], (thread,))):
             key = out[log] = (yield Statement(self.sql["new_log"], (new, name)))[0][0]
-            yield Statement(self.sql["grow_log"], (end, last, key))
-            for first, stop in ((0, end), (ALIASES, last)):
+            for first, stop in log_spans(end, last):
                 for start in range(first, stop, _PAGE):
                     between = span(log, start, min(stop, start + _PAGE))
                     rows = yield Statement(self.sql["items_between"], between)
                     copies = [self._item(name, key, *row) for row in rows]
-                    size += sum(len(body) for _, _, body in copies)
                     yield Statement(self.sql["add_item"], copies, many=True)
-        return out, size
+        return out
 
     def _item(self, name: str, log: int, key: int, body: bytes) -> tuple[int, int, bytes]:
         seal, at = self.reader.seal, key & 0xFFFFFFFF
@@ -105,8 +100,7 @@ class _Copier:
 
     def copy_namespace(
         self, to: _Copied, thread: int, head: int, path_to: int | None, last: int | None
-    ) -> Flow[tuple[int, int]]:
-        """How many checkpoints, and the bytes of them and their writes."""
+    ) -> Flow[None]:
         rows = yield Statement(self.sql["checkpoint_bodies"], span(to.namespace))
         rows = [row for row in rows if last is None or row[0] & 0xFFFFFFFF <= last]
         if path_to is not None:
@@ -114,23 +108,25 @@ class _Copier:
         elif last is not None:
             head = max((row[0] & 0xFFFFFFFF for row in rows), default=0)
         if not rows:
-            return 0, 0
-        size = 0
+            return
         namespace = (yield Statement(self.sql["new_namespace"], (thread, to.ns)))[0][0]
         yield Statement(self.sql["pin"], (head, namespace))
-        put_at = {k: at for k, _, _, at in (yield Statement(self.sql["checkpoint_keys"], span(to.namespace)))}
+        put_at = {
+            k: at
+            for k, _, _, at in (yield Statement(self.sql["checkpoint_keys"], span(to.namespace)))
+        }
         for row in rows:
-            size += yield from self._copy_checkpoint(to, namespace, row, put_at[row[0]])
+            yield from self._copy_checkpoint(to, namespace, row, put_at[row[0]])
         uids = {row[1] for row in rows}
-        for uid, task, path, body in (yield Statement(self.sql["namespace_writes"], (to.namespace,))):
+        for uid, task, path, body in (
+            yield Statement(self.sql["namespace_writes"], (to.namespace,))
+        ):
             if uid in uids:
                 ids = unpack_id(uid) or "", unpack_id(task) or ""
                 body = self._copied_writes(to, (*ids, path), body)
                 yield Statement(self.sql["put_writes"], (namespace, uid, task, path, body))
-                size += len(body)
-        return len(rows), size
 
-    def _copy_checkpoint(self, to: _Copied, namespace: int, row: Row, put_at: float) -> Flow[int]:
+    def _copy_checkpoint(self, to: _Copied, namespace: int, row: Row, put_at: float) -> Flow[None]:
         snapshot = self.reader.open_row(to.source, to.ns, row)
         snapshot.refs = {c: _moved(ref, to.logs) for c, ref in snapshot.refs.items()}
         said = {
@@ -140,10 +136,11 @@ class _Copier:
         key = place(namespace, row[0] & 0xFFFFFFFF)
         bound = checkpoint_place(to.target, to.ns, snapshot.uid, snapshot.parent, key)
         body = self.reader.seal.seal(pack_row(snapshot, said), bound)
-        yield Statement(self.sql["add_checkpoint"], (key, namespace, row[1], row[2], row[3], put_at, body))
+        yield Statement(
+            self.sql["add_checkpoint"], (key, namespace, row[1], row[2], row[3], put_at, body)
+        )
         for number in tags_of(self.reader.seal, self.reader.metadata(snapshot)):
             yield Statement(self.sql["add_tag"], (number, key))
-        return len(body)
 
     def _copied_writes(self, to: _Copied, row: tuple[str, str, str], body: bytes) -> bytes:
         seal = self.reader.seal

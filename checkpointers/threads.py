@@ -144,7 +144,7 @@ class Threads:
             rows = yield Statement(self.sql["one_thread"], (after,))
             if not rows:
                 raise no_thread(after)
-            last = (rows[0][6], rows[0][0])
+            last = (rows[0][3], rows[0][0])
         rows = yield Statement(self.sql["list_threads"], (*last, prefix, prefix, limit))
         out = []
         for row in rows:
@@ -159,8 +159,9 @@ class Threads:
         return (yield from self._info(rows[0]))
 
     def _info(self, row: Row) -> Flow[ThreadInfo]:
-        thread, thread_id, checkpoints, items, size, created_at, updated_at = row
+        thread, thread_id, created_at, updated_at = row
         namespaces = yield Statement(self.sql["thread_namespaces"], (thread,))
+        checkpoints, items, size = yield from sizes(self.sql, thread)
         return ThreadInfo(
             thread_id,
             checkpoints,
@@ -282,6 +283,14 @@ def _pair(part: Any) -> tuple[int, int]:
             "the end, like (0, 50)"
         )
     return first, last
+
+
+def sizes(sql: dict[str, str], thread: int) -> Flow[tuple[int, int, int]]:
+    """How many checkpoints and items a thread has, and the bytes of those and its writes."""
+    names = ("checkpoints_size", "items_size", "writes_size")
+    checkpoints, items, writes = yield [Statement(sql[name], (thread,)) for name in names]
+    size = checkpoints[0][1] + items[0][1] + writes[0][1]
+    return checkpoints[0][0], items[0][0], size
 
 
 def no_thread(thread_id: str, ns: str = "") -> UnknownThread:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Cache, Snapshot, Thread, Write
@@ -34,11 +35,16 @@ from perdure.checkpointers.records import (
     writes_place,
 )
 from perdure.storage.encryption import Seal
-from perdure.storage.flow import Flow, Statement
+from perdure.storage.flow import Flow, Row, Statement
 
 ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
 _LOW: Final = 0xFFFFFFFF
 _log = logging.getLogger("perdure")
+
+
+def _same_state(found: Row, known: Row) -> bool:
+    """Whether two answers of the statement `state` are the same, the last activity apart."""
+    return found[:3] == known[:3] and found[4:] == known[4:]
 
 
 class Stale(Exception):
@@ -58,7 +64,7 @@ class Written:
     namespace: int
     pinned: int
     known: Thread | None
-    head: tuple[int, int, str | None] | None = None  # key, began, id
+    head: tuple[int | None, int | None, bytes | str | None]  # key, began, packed id
     existing: int | None = None
     snapshot: Snapshot | None = None
     branch_of: str | None = None
@@ -68,6 +74,11 @@ class Written:
     def take_over(self, cache: Cache) -> None:
         """Keep what was written, and say if it is a branch nobody asked for."""
         thread = cache.thread(self.thread_id, self.key, self.generation)
+        thread.states[self.ns] = (
+            (self.key, self.seq, self.generation, self.updated_at, self.namespace, self.pinned)
+            + self.head
+            + (None,)
+        )
         if self.appender is not None:
             self.appender.take_over(thread, self.seq)
         if self.snapshot is not None:
@@ -100,13 +111,43 @@ class Writer:
     items: Items
     reader: Reader
 
-    def write(self, plan: PlannedPut | PlannedWrites) -> Flow[Written]:
-        """Store what was planned.
+    def job(self, plan: PlannedPut | PlannedWrites) -> Callable[[], Flow[Written]]:
+        """Makes the flow that stores what was planned.
 
-        Raises:
-            Stale: Something the plan rests on was deleted.
+        What is known of the thread is taken for what its first statement will answer, and the flow is
+        run so far here, in the caller's thread: then the thread that commits has next to nothing to
+        do in Python but to see that the answer is that one. If it is not, the flow begins anew.
         """
-        return self.put(plan) if isinstance(plan, PlannedPut) else self.put_writes(plan)
+
+        def make() -> Flow[Written]:
+            return self.put(plan) if isinstance(plan, PlannedPut) else self.put_writes(plan)
+
+        thread = self.cache.peek(plan.thread_id)
+        state = thread.states.get(plan.ns) if thread is not None else None
+        if state is None:
+            return make
+        ahead: list[Flow[Written]] = [make()]
+        try:
+            first = ahead[0].send(None)
+            then = ahead[0].send([state])
+        except Stale:
+            return make
+
+        def verified() -> Flow[Written]:
+            if not ahead:
+                return (yield from make())
+            flow = ahead.pop()
+            rows = yield first
+            if not rows or not _same_state(rows[0], state):
+                return (yield from make())
+            request = then
+            try:
+                while True:
+                    request = flow.send((yield request))
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]
+
+        return verified
 
     # -- a checkpoint
 
@@ -148,8 +189,9 @@ class Writer:
             statements += self._added(out, plan, snapshot, parent, now)
         else:
             statements += yield from self._replaced(out, plan, snapshot, now)
-        for number in tags_of(self.seal, plan.metadata):
-            statements.append(Statement(self.sql["add_tag"], (number, snapshot.key)))
+        tags = [(number, snapshot.key) for number in tags_of(self.seal, plan.metadata)]
+        if tags:
+            statements.append(Statement(self.sql["add_tag"], tags, many=True))
         if out.known is not None and plan.parent is not None:
             statements += self._refer_writes(out, plan.parent, snapshot)
         yield statements
@@ -171,11 +213,8 @@ class Writer:
         known = self.cache.peek(thread_id)
         if known is None or (known.key, known.generation) != (thread, generation):
             known = None
-        out = Written(thread_id, ns, thread, seq, generation, updated_at, namespace, pinned, known)
-        if head[0] is not None:
-            out.head = head[0], head[1], unpack_id(head[2])
-        out.existing = existing
-        return out
+        at = thread, seq, generation, updated_at, namespace, pinned
+        return Written(thread_id, ns, *at, known, tuple(head), existing)
 
     def _parent(self, out: Written, uid: str | None) -> Flow[Snapshot | None]:
         """The parent: kept, or read."""
@@ -207,23 +246,24 @@ class Writer:
         row = (snapshot.key, out.namespace, uid, parent_uid, snapshot.began, now, body)
         statements = [Statement(self.sql["add_checkpoint"], row)]
         if self._takes_head(out, snapshot):
+            out.head = snapshot.key, snapshot.began, uid
             if out.pinned:
+                out.pinned = 0
                 statements.append(Statement(self.sql["pin"], (0, out.namespace)))
         else:
-            if not out.pinned and out.head is not None:  # else it is where it was
+            if not out.pinned and out.head[0] is not None:  # else it is where it was
                 out.branch_of = plan.uid
-                statements.append(Statement(self.sql["pin"], (out.head[0] & _LOW, out.namespace)))
-        return statements + self._grow(out, 1, len(body), now)
+                out.pinned = out.head[0] & _LOW
+                statements.append(Statement(self.sql["pin"], (out.pinned, out.namespace)))
+        statements.append(Statement(self.sql["advance"], (out.seq, out.key)))
+        return statements + self._touched(out, now)
 
-    def _grow(self, out: Written, checkpoints: int, size: int, now: float) -> list[Statement]:
-        """The thread's counters; its last activity apart, so that its index is written seldom."""
-        added = 0
-        if out.appender is not None:
-            added, size = len(out.appender.added), size + out.appender.size
-        statements = [Statement(self.sql["grow"], (out.seq, checkpoints, added, size, out.key))]
-        if now - out.updated_at > ACTIVITY_S:
-            statements.append(Statement(self.sql["touch"], (now, out.key)))
-        return statements
+    def _touched(self, out: Written, now: float) -> list[Statement]:
+        """The thread's last activity, which is kept only so exactly: its index is written seldom."""
+        if now - out.updated_at <= ACTIVITY_S:
+            return []
+        out.updated_at = now
+        return [Statement(self.sql["touch"], (now, out.key))]
 
     def _begins(self, out: Written, plan: PlannedPut, parent: Snapshot | None) -> bool:
         """Whether a put begins something, rather than going on with what its parent began.
@@ -234,19 +274,18 @@ class Writer:
         """
         if parent is None or plan.begins:
             return True
-        if plan.deliberate and (out.head is None or out.head[0] != parent.key):
+        if plan.deliberate and out.head[0] != parent.key:
             return True
         before = self.reader.step(parent)
         return plan.step is not None and before is not None and plan.step != before + 1
 
     def _takes_head(self, out: Written, snapshot: Snapshot) -> bool:
         """Whether a new checkpoint becomes the head: the later beginning has it."""
-        if out.head is None:
+        key, began, packed = out.head
+        uid = unpack_id(packed)
+        if key is None or snapshot.parent == uid or snapshot.began == out.seq:
             return True
-        _, began, uid = out.head
-        if snapshot.parent == uid or snapshot.began == out.seq:
-            return True
-        return (snapshot.began, snapshot.uid) > (began, uid or "")
+        return (snapshot.began, snapshot.uid) > (began or 0, uid or "")
 
     def _replaced(
         self, out: Written, plan: PlannedPut, snapshot: Snapshot, now: float
@@ -263,9 +302,9 @@ class Writer:
             for number in tags_of(self.seal, self.reader.metadata(before))
         ]
         statements.append(Statement(self.sql["replace_checkpoint"], params))
-        statements.append(Statement(self.sql["removed"], (0, 0, len(row[-1]), out.key)))
+        statements.append(Statement(self.sql["removed"], (out.key,)))
         out.generation += 1
-        return statements + self._grow(out, 0, len(body), now)
+        return statements + self._touched(out, now)
 
     def _sealed(self, plan: PlannedPut, snapshot: Snapshot) -> bytes:
         bound = checkpoint_place(plan.thread_id, plan.ns, plan.uid, plan.parent, snapshot.key)
@@ -291,22 +330,20 @@ class Writer:
         at = out.namespace, pack_id(plan.uid), pack_id(plan.task)
         added, *_ = yield [
             Statement(self.sql["add_writes"], (*at, plan.path, body)),
-            *self._grow(out, 0, len(body), now),
+            *self._touched(out, now),
         ]
         if added:
             out.writes.append((plan.uid, plan.task, plan.path, plan.writes, body))
             return out
         ((path, stored),) = yield Statement(self.sql["find_writes"], at)
         had = unpack_writes(self.seal.open(stored, writes_place(*row, path)))
-        first, then = (had, plan.writes) if plan.replace else (plan.writes, had)
-        merged = {write[0]: write for write in [*first, *then]}
+        merged = {write[0]: write for write in had}
+        for write in plan.writes:
+            if write[0] < 0 or write[0] not in merged:  # the special ones are replaced
+                merged[write[0]] = write
         writes = [merged[i] for i in sorted(merged)]
         sealed = self.seal.seal(pack_writes(writes), bound)
-        size = len(sealed) - len(stored) - len(body)
-        yield [
-            Statement(self.sql["put_writes"], (*at, plan.path, sealed)),
-            *self._grow(out, 0, size, now),
-        ]
+        yield Statement(self.sql["put_writes"], (*at, plan.path, sealed))
         out.writes.append((plan.uid, plan.task, plan.path, writes, sealed))
         return out
 

@@ -7,9 +7,10 @@ import os
 import sqlite3
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +26,27 @@ from perdure.errors import (
     StorageError,
     StorageUnavailable,
 )
-from perdure.storage.flow import Flow, Row, Statement
-from perdure.storage.housekeeping import WAL_LIMIT_BYTES
+from perdure.storage.flow import Flow, Statement, rows_of
 from perdure.storage.migrations import Migration
-from perdure.storage.sqlite import Database
+from perdure.storage.sqlite import SQLiteDatabase
+from perdure.storage.sqlite_maintenance import WAL_LIMIT_BYTES
 
 NOTES = Migration("notes", ("CREATE TABLE notes (n INTEGER PRIMARY KEY, text TEXT) STRICT",))
 
 
-def opened(path: Path | str, migration: Migration = NOTES, **options: Any) -> Database:
-    return Database.open(path, migration, **options)
+def opened(path: Path | str, migration: Migration = NOTES, **options: Any) -> SQLiteDatabase:
+    return SQLiteDatabase.open(path, migration, **options)
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
+def database(tmp_path: Path) -> Iterator[SQLiteDatabase]:
     """An empty database whose commits are counted."""
     notes = opened(tmp_path / "x.db", factory=Commits)
     yield notes
     notes.close()
+
+
+Maker = Callable[[], Flow[int]]
 
 
 def add(n: int, text: str = "note") -> Flow[int]:
@@ -60,10 +64,6 @@ def numbers() -> Flow[list[int]]:
     return [n for (n,) in (yield Statement("SELECT n FROM notes ORDER BY n"))]
 
 
-def rows(sql: str) -> Flow[list[Row]]:
-    return (yield Statement(sql))
-
-
 def files(folder: Path) -> set[str]:
     """The files of a folder but for the lock between processes, which stays."""
     return {p.name for p in folder.iterdir() if p.suffix != ".lock"}
@@ -79,8 +79,8 @@ class Commits(sqlite3.Connection):
         return super().execute(sql, *args)
 
 
-def grouped(database: Database, flows: list[Flow[int]]) -> tuple[list[Any], int]:
-    """The outcomes of flows that all wait while the writer is at another, and their commits."""
+def grouped(database: SQLiteDatabase, makers: list[Maker]) -> tuple[list[Any], int]:
+    """The outcomes of jobs that all wait while the writer is at another, and their commits."""
     release, entered = threading.Event(), threading.Event()
 
     def slow() -> Flow[int]:
@@ -90,10 +90,10 @@ def grouped(database: Database, flows: list[Flow[int]]) -> tuple[list[Any], int]
         return -1
 
     async def run() -> list[Any]:
-        first = database.awrite(slow())
+        first = database.awrite(slow)
         await asyncio.to_thread(entered.wait, 30)
         Commits.count = 0
-        waiting = [database.awrite(flow) for flow in flows]
+        waiting = [database.awrite(make) for make in makers]
         release.set()
         await first
         return await asyncio.gather(*waiting, return_exceptions=True)
@@ -101,25 +101,47 @@ def grouped(database: Database, flows: list[Flow[int]]) -> tuple[list[Any], int]
     return asyncio.run(run()), Commits.count
 
 
-def test_a_group_shares_a_transaction(database: Database) -> None:
-    """Flows that wait while the writer is busy share one; those that fail undo only themselves."""
-    flows = [add_and_fail(1000 + n) if n % 3 == 0 else add(n) for n in range(90)]
-    outcomes, commits = grouped(database, flows)
+def test_a_group_shares_a_transaction(database: SQLiteDatabase) -> None:
+    """Jobs that wait while the writer is busy share one."""
+    outcomes, commits = grouped(database, [partial(add, n) for n in range(90)])
 
-    good = [n for n in range(90) if n % 3]
+    assert list(range(90)) == outcomes
+    assert list(range(-1, 90)) == database.read(numbers())
+    assert commits == 2  # theirs, and that of the job they waited for
+
+
+def test_in_a_group_each_fails_for_itself(database: SQLiteDatabase) -> None:
+    """If one of a group fails, the others are written all the same, and told once each."""
+    told: list[tuple[int, str]] = []
+    jobs = [(n, partial(add_and_fail if n % 3 == 0 else add, n * 1000)) for n in range(9)]
+
+    async def run() -> list[Any]:
+        waiting = [
+            database.awrite(
+                make,
+                lambda _, n=n: told.append((n, "committed")),  # type: ignore[misc]
+                lambda n=n: told.append((n, "undone")),  # type: ignore[misc]
+            )
+            for n, make in jobs
+        ]
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    outcomes = asyncio.run(run())
+
+    good = [n * 1000 for n in range(9) if n % 3]
     assert good == [outcome for outcome in outcomes if isinstance(outcome, int)]
-    assert sum(isinstance(outcome, LookupError) for outcome in outcomes) == 30
-    assert [-1, *good] == database.read(numbers())
-    assert commits == 2  # theirs, and that of the flow they waited for
+    assert [e.args[0] for e in outcomes if isinstance(e, LookupError)] == [0, 3000, 6000]
+    assert good == database.read(numbers())
+    assert [(n, "committed" if n % 3 else "undone") for n in range(9)] == sorted(told)
 
 
-def test_a_failing_flow_alone_leaves_nothing(database: Database) -> None:
+def test_a_failing_flow_alone_leaves_nothing(database: SQLiteDatabase) -> None:
     """A flow that has a transaction to itself is undone too, and the next one works."""
     with pytest.raises(LookupError):
-        database.write(add_and_fail(1))
+        database.write(partial(add_and_fail, 1))
     with pytest.raises(StorageError, match="no such table"):
-        database.write(rows("SELECT * FROM absent"))
-    database.write(add(1))
+        database.write(partial(rows_of, "SELECT * FROM absent"))
+    database.write(partial(add, 1))
 
     assert database.read(numbers()) == [1]
 
@@ -130,8 +152,8 @@ def test_migrations_are_applied_once(tmp_path: Path) -> None:
     for migration in (NOTES, NOTES, more):
         opened(tmp_path / "x.db", migration).close()
     database = opened(tmp_path / "x.db", more)
-    found = database.read(rows("SELECT component, version FROM migrations ORDER BY version"))
-    columns = database.read(rows("SELECT name FROM pragma_table_info('notes')"))
+    found = database.read(rows_of("SELECT component, version FROM migrations ORDER BY version"))
+    columns = database.read(rows_of("SELECT name FROM pragma_table_info('notes')"))
     database.close()
 
     assert found == [("notes", 1), ("notes", 2)]
@@ -143,7 +165,7 @@ def test_two_components_share_a_file(tmp_path: Path) -> None:
     other = Migration("other", ("CREATE TABLE other (o INTEGER) STRICT",))
     first, second = opened(tmp_path / "x.db"), opened(tmp_path / "x.db", other)
     first.close()
-    found = second.read(rows("SELECT component FROM migrations ORDER BY component"))
+    found = second.read(rows_of("SELECT component FROM migrations ORDER BY component"))
     second.close()
 
     assert found == [("notes",), ("other",)]
@@ -170,7 +192,7 @@ def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
         opened(tmp_path / "x.db", broken)
     database = opened(tmp_path / "x.db")
     with pytest.raises(StorageError, match="no such table"):
-        database.read(rows("SELECT * FROM half"))
+        database.read(rows_of("SELECT * FROM half"))
     database.close()
 
 
@@ -195,7 +217,7 @@ def test_the_wal_stays_bounded(tmp_path: Path) -> None:
     database = opened(tmp_path / "x.db", synchronous="normal")
     sizes = []
     for n in range(600):
-        database.write(add(n, str(n) * 20_000))
+        database.write(partial(add, n, str(n) * 20_000))
         sizes.append(os.path.getsize(tmp_path / "x.db-wal"))
     database.close()
 
@@ -205,7 +227,7 @@ def test_the_wal_stays_bounded(tmp_path: Path) -> None:
 def test_a_clean_close_leaves_one_file(tmp_path: Path) -> None:
     """After close there is no WAL and no shared-memory file, whoever read meanwhile."""
     database = opened(tmp_path / "x.db")
-    database.write(add(1))
+    database.write(partial(add, 1))
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: database.read(numbers()), range(20)))
     database.close()
@@ -235,21 +257,28 @@ def test_space_is_given_back(tmp_path: Path) -> None:
     assert small <= full // 10
 
 
+def writers() -> int:
+    return sum(thread.name == "perdure-write" for thread in threading.enumerate())
+
+
 def test_one_path_is_one_database(tmp_path: Path) -> None:
-    """Opened again, also by another spelling, a path gives the same database; the last closes."""
+    """Opened again, also by another spelling, a path has the same writer; the last closes it."""
+    before = writers()
     first, second = opened(tmp_path / "x.db"), opened(tmp_path / "." / "x.db")
+    together = writers() - before
+    first.close()
     first.close()
     with closing(second):
-        second.write(add(1))
+        second.write(partial(add, 1))
         stored = second.read(numbers())
 
-    assert first is second
+    assert (together, writers() - before) == (1, 0)
     assert stored == [1]
     with pytest.raises(StorageUnavailable, match="is closed"):
-        second.write(add(2))
+        second.write(partial(add, 2))
 
 
-def test_another_synchronous_is_refused(database: Database, tmp_path: Path) -> None:
+def test_another_synchronous_is_refused(database: SQLiteDatabase, tmp_path: Path) -> None:
     """What one opened as full cannot be opened as normal; an unknown value is refused."""
     opened(database.path).close()
     with pytest.raises(ConfigurationError, match="synchronous='full'"):
@@ -262,12 +291,12 @@ def test_read_only_writes_nothing(tmp_path: Path) -> None:
     """Opened for reading, a database is read, refuses writes, and its file stays as it is."""
     path = tmp_path / "x.db"
     with closing(opened(path)) as database:
-        database.write(add(1))
+        database.write(partial(add, 1))
     before = path.read_bytes()
     reading = opened(path, read_only=True)
     stored = reading.read(numbers())
     with pytest.raises(StorageError, match="read-only"):
-        reading.write(add(2))
+        reading.write(partial(add, 2))
     with pytest.raises(StorageError):
         reading.read(add(3))
     reading.close()
@@ -276,6 +305,75 @@ def test_read_only_writes_nothing(tmp_path: Path) -> None:
     assert before == path.read_bytes()
     with pytest.raises(ConfigurationError, match="does not exist"):
         opened(tmp_path / "absent.db", read_only=True)
+
+
+@pytest.mark.parametrize("name", [":memory:", "x.db"])
+def test_a_flow_may_yield_lists(name: str, tmp_path: Path) -> None:
+    """It is sent the rows of each statement; an error in one of them undoes all."""
+    database = opened(name if name == ":memory:" else tmp_path / name)
+    insert = "INSERT INTO notes (n, text) VALUES (?, 'x')"
+    several = Statement(insert, [(3,), (4,)], many=True)
+
+    def listed(*requests: Statement) -> Flow[Any]:
+        return (yield list(requests))
+
+    with closing(database):
+        wrote = database.write(partial(listed, Statement(insert, (1,)), several))
+        with pytest.raises(StorageError, match="UNIQUE"):
+            database.write(partial(listed, Statement(insert, (2,)), several))
+        count = Statement("SELECT count(*) FROM notes")
+        read = database.read(listed(count, Statement("SELECT min(n) FROM notes")))
+        awaited = asyncio.run(database.aread(listed(count, count), snapshot=False))
+
+    assert wrote == [[], []]
+    assert read == [[(3,)], [(1,)]]
+    assert awaited == [[(3,)], [(3,)]]
+
+
+def test_reading_for_coroutines(database: SQLiteDatabase) -> None:
+    """Each aread has one snapshot, raises what read raises, and may be cancelled at any moment."""
+
+    def twice() -> Flow[Any]:
+        first = yield from numbers()
+        database.write(partial(add, 2))
+        return first, (yield from numbers())
+
+    async def course() -> tuple[Any, ...]:
+        seen = await database.aread(twice())
+        with pytest.raises(StorageError, match="no such table"):
+            await database.aread(rows_of("SELECT * FROM absent"))
+        tasks = [asyncio.create_task(database.aread(numbers())) for _ in range(50)]
+        for n, task in enumerate(tasks):
+            await asyncio.sleep(0)
+            if n % 2:
+                task.cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        return seen, outcomes[::2]
+
+    database.write(partial(add, 1))
+    seen, lists = asyncio.run(course())
+    after = asyncio.run(database.aread(numbers()))
+
+    assert seen == ([1], [1])
+    assert lists == [[1, 2]] * 25
+    assert after == [1, 2]
+
+
+def test_paths_that_no_file_can_have(tmp_path: Path) -> None:
+    """A loop of links, a name that is too long, a NUL and a lone surrogate: perdure's errors."""
+    loop = tmp_path / "loop.db"
+    try:
+        loop.symlink_to(loop)
+    except OSError:  # Windows asks for a privilege
+        loop = tmp_path / ("x" * 300)
+    for read_only in (False, True):
+        for path in (loop, tmp_path / ("x" * 300), loop / "x.db"):
+            with pytest.raises((StorageError, ConfigurationError)) as told:
+                opened(path, read_only=read_only)
+            assert path.name[:20] in str(told.value)
+        for name in ("a\0b", "a\ud800b", ""):
+            with pytest.raises(ConfigurationError, match="database path is"):
+                opened(name, read_only=read_only)
 
 
 @pytest.mark.parametrize("name", [":memory:", "x.db"])
@@ -298,24 +396,24 @@ def test_a_memory_database_is_never_shared() -> None:
     """Each `:memory:` is its own, read and written from threads."""
     with closing(opened(":memory:")) as first, closing(opened(":memory:")) as second:
         with ThreadPoolExecutor(4) as pool:
-            written = list(pool.map(lambda n: first.write(add(n)), range(20)))
+            written = list(pool.map(lambda n: first.write(partial(add, n)), range(20)))
         stored = first.read(numbers()), second.read(numbers())
 
     assert list(range(20)) == written
     assert (list(range(20)), []) == stored
 
 
-def test_threads_and_event_loops_share_a_database(database: Database) -> None:
+def test_threads_and_event_loops_share_a_database(database: SQLiteDatabase) -> None:
     """Plain threads, and two event loops one after the other, use one database."""
 
     async def some(start: int) -> list[int]:
-        writes = [database.awrite(add(n)) for n in range(start, start + 10)]
+        writes = [database.awrite(partial(add, n)) for n in range(start, start + 10)]
         await asyncio.gather(*writes)
         return await database.in_thread(lambda: database.read(numbers()))
 
     found = [asyncio.run(some(0)), asyncio.run(some(10))]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda n: database.write(add(n)), range(20, 40)))
+        list(pool.map(lambda n: database.write(partial(add, n)), range(20, 40)))
 
     assert [list(range(10)), list(range(20))] == found
     assert list(range(40)) == database.read(numbers())
@@ -323,9 +421,9 @@ def test_threads_and_event_loops_share_a_database(database: Database) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_must_open_it_again(database: Database) -> None:
+def test_a_forked_child_must_open_it_again(database: SQLiteDatabase) -> None:
     """In a forked child the database is refused, can be opened again, and the parent's goes on."""
-    database.write(add(1))
+    database.write(partial(add, 1))
     child = os.fork()
     if child == 0:
         try:
@@ -334,17 +432,17 @@ def test_a_forked_child_must_open_it_again(database: Database) -> None:
         finally:
             os._exit(1)  # without pytest's own ending, which is the parent's
     _, status = os.waitpid(child, 0)
-    database.write(add(3))
+    database.write(partial(add, 3))
 
     assert os.waitstatus_to_exitcode(status) == 0
     assert database.read(numbers()) == [1, 2, 3]
 
 
-def in_child(database: Database) -> None:
+def in_child(database: SQLiteDatabase) -> None:
     with pytest.raises(StorageUnavailable, match="forked"):
-        database.write(add(9))
+        database.write(partial(add, 9))
     with pytest.raises(StorageUnavailable):
         database.read(numbers())
     again = opened(database.path)
-    again.write(add(2))
+    again.write(partial(add, 2))
     again.close()

@@ -132,8 +132,9 @@ VALUES = {
         AIMessage("x", id="b", additional_kwargs={"read": [message_to_dict(doomed)]}),
         AIMessage("x", id="b", additional_kwargs={"read": []}),
     ),
-    "send": ([Send("n", {"of": [doomed]})], [Send("n", {"of": []})]),
-    "send it": ([Send("n", doomed)], [Send("n", None)]),
+    "send": ([Send("n", {"of": [doomed]}), Send("n", {"of": []})], [Send("n", {"of": []})]),
+    "send it": ([Send("n", doomed)], []),
+    "content": ({"topic": SECRET, "of": [SECRET, "x"]}, {"topic": "", "of": ["", "x"]}),
     "interrupt": ([Interrupt({"ask": doomed}, id="i")], [Interrupt({}, id="i")]),
     "removal": ([RemoveMessage("a"), human("b")], [human("b")]),
 }
@@ -171,7 +172,7 @@ def test_values_that_hold_it(saver: Saver, name: str) -> None:
 
 
 def test_a_task_that_wrote_nothing_else_has_run(saver: Saver) -> None:
-    """A task whose only write goes is not run again; what resumes an interrupt keeps its place."""
+    """A task whose only write goes is not run again, nor one whose answer quoted the message."""
     config = put(saver, {"messages": [doomed]})
     saver.put_writes(config, [("messages", doomed)], "one")
     saver.put_writes(config, [("__resume__", [doomed, "yes"])], "two")
@@ -182,8 +183,8 @@ def test_a_task_that_wrote_nothing_else_has_run(saver: Saver) -> None:
     assert found is not None
     assert sorted(found.pending_writes or [], key=lambda write: write[0]) == [
         ("one", "__no_writes__", None),
-        ("three", "__resume__", None),
-        ("two", "__resume__", [None, "yes"]),
+        ("three", "__no_writes__", None),
+        ("two", "__no_writes__", None),
     ]
 
 

@@ -185,12 +185,12 @@ def test_types_that_are_not_allowed_are_refused(tmp_path: Path) -> None:
         config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
         peer.put(config, checkpoint, {"source": "input"}, {"x": 1})
 
-    with SQLiteCheckpointer.open(tmp_path / "strict.db") as saver:
+    with SQLiteCheckpointer.open(tmp_path / "strict.db", strict=True) as saver:
         with pytest.raises(ForbiddenType, match=r"thread 't', checkpoint '1'.*Profile"):
             saver.import_from(path)
 
         assert saver.threads() == []
-    with SQLiteCheckpointer.open(tmp_path / "open.db", allow=[Profile]) as saver:
+    with SQLiteCheckpointer.open(tmp_path / "open.db") as saver:
         saver.import_from(path)
         found = saver.get_tuple(config)
 

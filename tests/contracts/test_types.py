@@ -238,7 +238,7 @@ def test_what_cannot_be_stored_is_refused_at_put(value: Any, path: str) -> None:
 
 def test_types_off_the_allowlist_are_refused_at_put() -> None:
     """A type that could not be read back is named, with what to do, before anything is written."""
-    with SQLiteCheckpointer.open(":memory:") as saver:
+    with SQLiteCheckpointer.open(":memory:", strict=True) as saver:
         with pytest.raises(ForbiddenType, match=r"tests\.contracts\.test_types.*Point.*allow="):
             put(saver, {"p": [{"in": Point(1, {})}]})
 
@@ -247,9 +247,9 @@ def test_types_off_the_allowlist_are_refused_at_put() -> None:
 
 def test_types_off_the_allowlist_are_refused_at_read(tmp_path: Path) -> None:
     """A database written with a wider allowlist is not rebuilt under a narrower one."""
-    with SQLiteCheckpointer.open(tmp_path / "x.db", allow=ALLOW) as saver:
+    with SQLiteCheckpointer.open(tmp_path / "x.db", allow=ALLOW, strict=True) as saver:
         config = put(saver, {"p": Point(1, {})})
-    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+    with SQLiteCheckpointer.open(tmp_path / "x.db", strict=True) as saver:
         with pytest.raises(ForbiddenType, match="Point"):
             saver.get_tuple(config)
         clone = saver.with_allowlist([("tests.contracts.test_types", "Point")])

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.flow import Flow, Row, rows_of
 
 # imported once, in the server that forks: fresh interpreters would import for a minute
 WARM = [
@@ -101,4 +101,4 @@ def killed(
 
 
 def integrity() -> Flow[list[Row]]:
-    return (yield Statement("PRAGMA integrity_check"))
+    return (yield from rows_of("PRAGMA integrity_check"))

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +154,9 @@ def test_awaiting_in_a_forked_child(tmp_path: Path) -> None:
 def test_closing_in_a_forked_child(tmp_path: Path) -> None:
     """In the child close() is no error (now RuntimeError from filelock)."""
     database = opened(tmp_path / "x.db")
-    database.write(add(1))
+    database.write(partial(add, 1))
     status = child_of(database.close)
-    database.write(add(2))
+    database.write(partial(add, 2))
     stored = database.read(numbers())
     database.close()
 
@@ -174,12 +175,13 @@ def test_a_fork_while_another_thread_hands_work_in(tmp_path: Path) -> None:
     def refused() -> None:
         faulthandler.dump_traceback_later(20, exit=True)
         with pytest.raises(StorageUnavailable):
-            database.write(add(1))
+            database.write(partial(add, 1))
         with pytest.raises(StorageUnavailable):
             asyncio.run(look())
         database.close()
 
-    with database._gate:
+    assert database._file is not None
+    with database._file._gate:
         status = child_of(refused)
     database.close()
 

@@ -23,6 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Final
 
@@ -79,20 +80,14 @@ class Turn:
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._pause_s = _FIRST_PAUSE_S
         self._loop = loop
-        self._reached: asyncio.Future[None] | threading.Event = (
-            loop.create_future() if loop else threading.Event()
-        )
+        self._reached: Future[None] = Future()
 
     def reach(self) -> bool:
         """Tell the one that waits that it is first. Returns False if its event loop is closed."""
-        if isinstance(self._reached, threading.Event):
-            self._reached.set()
-        else:
-            assert self._loop is not None
-            try:
-                self._loop.call_soon_threadsafe(_set, self._reached)
-            except RuntimeError:
-                return False
+        if self._loop is not None and self._loop.is_closed():
+            return False
+        if self._reached.set_running_or_notify_cancel():
+            self._reached.set_result(None)
         return True
 
     def wait(self) -> None:
@@ -101,16 +96,16 @@ class Turn:
         Raises:
             StorageUnavailable: It took too long.
         """
-        assert isinstance(self._reached, threading.Event)
-        if not self._reached.wait(self._left_s()):
-            raise self._late()
+        try:
+            self._reached.result(self._left_s())
+        except TimeoutError:
+            raise self._late() from None
 
     async def await_(self) -> None:
         """See `wait`."""
-        assert isinstance(self._reached, asyncio.Future)
         try:
             async with asyncio.timeout(self._left_s()):
-                await self._reached
+                await asyncio.wrap_future(self._reached)
         except TimeoutError:
             raise self._late() from None
 
@@ -135,11 +130,6 @@ class Turn:
             f"{self.name!r} has been locked by another run for {self._timeout_s} s; try again, or "
             "wait longer with timeout_s"
         )
-
-
-def _set(reached: asyncio.Future[None]) -> None:
-    if not reached.done():
-        reached.set_result(None)
 
 
 _held: ContextVar[tuple[Turn, ...]] = ContextVar("perdure_locks", default=())
@@ -172,9 +162,11 @@ class Locks:
             StorageUnavailable: It was not free in time, or the database is closed.
             StorageError: The file of locks cannot be used.
         """
-        turn = self._queue_up(Turn(name, timeout_s, None))
+        turn = Turn(name, timeout_s, None)
+        first = self._queue_up(turn)
         try:
-            turn.wait()
+            if not first:
+                turn.wait()
             self._open()
             while not self._take_byte(turn):
                 time.sleep(turn.pause_s())
@@ -186,9 +178,11 @@ class Locks:
 
     async def aacquire(self, name: str, timeout_s: float | None) -> Turn:
         """See `acquire`. If the task is cancelled, the lock is not taken."""
-        turn = self._queue_up(Turn(name, timeout_s, asyncio.get_running_loop()))
+        turn = Turn(name, timeout_s, asyncio.get_running_loop())
+        first = self._queue_up(turn)
         try:
-            await turn.await_()
+            if not first:
+                await turn.await_()
             if self._fd is None:
                 await asyncio.to_thread(self._open)
             while not self._take_byte(turn):  # noqa: ASYNC110 - no event spans processes
@@ -205,14 +199,14 @@ class Locks:
         if self._pid != os.getpid():
             return
         with self._guard:
-            queue = self._queues[turn.name]
-            if turn is not queue[0]:
-                queue.remove(turn)
-                return
+            queue = self._queues.get(turn.name)
+            if queue is None or turn not in queue:
+                return  # its event loop was closed, and others passed it over
             if turn.has_byte:
                 self._give_byte_back(self._offset(turn.name))
-            queue.popleft()
-            while queue and not queue[0].reach():
+            was_first = turn is queue[0]
+            queue.remove(turn)
+            while was_first and queue and not queue[0].reach():
                 queue.popleft()
             if not queue:
                 del self._queues[turn.name]
@@ -226,7 +220,8 @@ class Locks:
                 os.close(self._fd)
                 self._fd = None
 
-    def _queue_up(self, turn: Turn) -> Turn:
+    def _queue_up(self, turn: Turn) -> bool:
+        """Join the queue. Returns whether nobody is in it before."""
         with self._guard:
             queue = self._queues.setdefault(turn.name, deque())
             if queue and queue[0] in _held.get():
@@ -235,9 +230,7 @@ class Locks:
                     "the lock once, around all that needs it"
                 )
             queue.append(turn)
-            if len(queue) == 1:
-                turn.reach()
-        return turn
+            return len(queue) == 1
 
     def _open(self) -> None:
         if self._path is None or self._fd is not None:
@@ -288,9 +281,8 @@ class NamedLock:
     """A lock for `with` and for `async with`.
 
     Args:
-        locks: Tells the locks of the database, once it is open.
-        connect: Opens the database; blocks.
-        aconnect: Opens the database.
+        locks: Opens the database, and returns its locks; blocks.
+        alocks: The same, awaited.
         name: What is locked.
         timeout_s: How long to wait for it; None: as long as it takes.
 
@@ -301,8 +293,7 @@ class NamedLock:
     def __init__(
         self,
         locks: Callable[[], Locks],
-        connect: Callable[[], None],
-        aconnect: Callable[[], Awaitable[None]],
+        alocks: Callable[[], Awaitable[Locks]],
         name: str,
         timeout_s: float | None,
     ) -> None:
@@ -314,20 +305,17 @@ class NamedLock:
                 f"timeout_s is {timeout_s!r}; expected seconds, zero or more, or None"
             )
         self._locks = locks
-        self._connect = connect
-        self._aconnect = aconnect
+        self._alocks = alocks
         self._name = name
         self._timeout_s = timeout_s
         self._holder: tuple[Locks, Turn] | None = None
 
     def __enter__(self) -> None:
-        self._connect()
         locks = self._locks()
         self._holder = locks, locks.acquire(self._name, self._timeout_s)
 
     async def __aenter__(self) -> None:
-        await self._aconnect()
-        locks = self._locks()
+        locks = await self._alocks()
         self._holder = locks, await locks.aacquire(self._name, self._timeout_s)
 
     def __exit__(self, *exc: object) -> None:

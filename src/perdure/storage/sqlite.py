@@ -13,6 +13,7 @@ import sqlite3
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Self, get_args
 from weakref import WeakSet
 
@@ -21,7 +22,6 @@ from perdure.storage.flow import Flow, Statement, T, rows_of
 from perdure.storage.locks import Locks, NamedLock
 from perdure.storage.migrations import Migration
 from perdure.storage.sqlite_connection import (
-    MEMORY,
     Connector,
     Synchronous,
     check_name,
@@ -38,20 +38,20 @@ _READING_THREADS = 4
 class SQLiteFile:
     """An open file, and those who use it."""
 
-    def __init__(self, path: str, migration: Migration, connector: Connector, read_only: bool):
-        self.path = path
+    def __init__(self, connector: Connector, migration: Migration) -> None:
+        self.path = path = connector.path
+        self.connector = connector
         self.users = 1
         self.refused = ""  # why there is no more to do, if so
-        self.synchronous = connector.synchronous
         self.readers = Readers(connector)
-        self.locks = Locks(None if path == MEMORY else path + ".locks")
+        self.locks = Locks(path + ".locks" if connector.on_disk else None)
         self.threads = Threads(_READING_THREADS, "perdure-read")
         self.async_readers = AsyncReaders(connector, self.in_thread)
         self._gate = threading.Lock()  # between handing work in and closing
         self._writer: Writer | None = None
-        check_path(path, read_only)
+        check_path(path, connector.read_only)
         with mapped(path):
-            if read_only:
+            if connector.read_only:
                 connector.check_readable(migration)
             else:
                 self._writer = Writer(connector, migration)
@@ -99,7 +99,7 @@ class SQLiteFile:
     def read(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.read`."""
         self.check()
-        if self.path == MEMORY:
+        if not self.connector.on_disk:
             return self.writer.read(flow, snapshot=snapshot)
         with mapped(self.path):
             return self.readers.read(flow, snapshot=snapshot)
@@ -171,14 +171,11 @@ class SQLiteDatabase:
             raise ConfigurationError(f"synchronous is {synchronous!r}; expected 'full' or 'normal'")
         if not isinstance(path, str | bytes | os.PathLike):
             raise ConfigurationError(f"the database path is {path!r}; expected a file name")
-        self.path = os.fsdecode(path)
-        check_name(self.path, read_only)
-        self.read_only = read_only
+        text = os.fsdecode(path)
+        check_name(text, read_only)
+        self._connector = Connector(text, synchronous, read_only, timeout_s, factory)
         self._migration = migration
         self._begin = begin
-        self._synchronous: Synchronous = synchronous
-        self._timeout_s = timeout_s
-        self._factory = factory
         self._file: SQLiteFile | None = None
         self._closed = False
 
@@ -196,6 +193,16 @@ class SQLiteDatabase:
         except RuntimeError:
             database.connect()
         return database
+
+    @property
+    def path(self) -> str:
+        """See `Database.path`; absolute once it is connected."""
+        return self._connector.path
+
+    @property
+    def read_only(self) -> bool:
+        """See `Database.read_only`."""
+        return self._connector.read_only
 
     # -- connecting and closing
 
@@ -219,8 +226,8 @@ class SQLiteDatabase:
 
     def _opened(self) -> SQLiteFile:
         self._check()
-        if self.path != MEMORY:
-            self.path = os.path.abspath(self.path)  # the working directory may change
+        if self._connector.on_disk:  # the working directory may change
+            self._connector = replace(self._connector, path=os.path.abspath(self.path))
         file = self._shared() or self._new()
         if self._begin is not None:
             try:
@@ -239,21 +246,19 @@ class SQLiteDatabase:
         file = None if self.read_only else _registry.get(os.path.realpath(self.path))
         if file is None or file.refused:
             return None
-        if file.synchronous != self._synchronous:
+        wanted, found = self._connector.synchronous, file.connector.synchronous
+        if wanted != found:
             raise ConfigurationError(
-                f"{self.path!r} is open in this process with synchronous={file.synchronous!r}; "
-                f"open it with the same, not {self._synchronous!r}"
+                f"{self.path!r} is open in this process with synchronous={found!r}; open it with "
+                f"the same, not {wanted!r}"
             )
         file.writer.migrate(self._migration)
         file.users += 1
         return file
 
     def _new(self) -> SQLiteFile:
-        connector = Connector(
-            self.path, self._synchronous, self.read_only, self._timeout_s, self._factory
-        )
-        file = SQLiteFile(self.path, self._migration, connector, self.read_only)
-        if not self.read_only and self.path != MEMORY:
+        file = SQLiteFile(self._connector, self._migration)
+        if self._connector.on_disk and not self.read_only:
             _registry[os.path.realpath(self.path)] = file
         return file
 
@@ -326,7 +331,7 @@ class SQLiteDatabase:
         await self.aconnect()
         file = self._connected()
         file.check()
-        if file.path == MEMORY:
+        if not self._connector.on_disk:
             return await file.in_thread(lambda: file.read(flow, snapshot=snapshot))
         return await file.async_readers.read(flow, snapshot=snapshot)
 
@@ -350,17 +355,23 @@ class SQLiteDatabase:
             "path": self.path,
             "sqlite_version": sqlite3.sqlite_version,
             "wal_reset_bug": sqlite3.sqlite_version_info < (3, 51, 3),
-            "synchronous": self._synchronous,
+            "synchronous": self._connector.synchronous,
             "size_bytes": found["page_size"] * found["page_count"],
             "free_bytes": found["page_size"] * found["freelist_count"],
-            "wal_bytes": os.path.getsize(wal) if self.path != MEMORY and os.path.exists(wal) else 0,
+            "wal_bytes": os.path.getsize(wal)
+            if self._connector.on_disk and os.path.exists(wal)
+            else 0,
         }
 
     # -- locking
 
     def lock(self, name: str, *, timeout_s: float | None = None) -> NamedLock:
         """See `Database.lock`."""
-        return NamedLock(self._locks, self.connect, self.aconnect, name, timeout_s)
+        return NamedLock(self._locks, self._alocks, name, timeout_s)
+
+    async def _alocks(self) -> Locks:
+        await self.aconnect()
+        return self._locks()
 
     def _locks(self) -> Locks:
         file = self._connected()

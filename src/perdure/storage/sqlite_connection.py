@@ -6,7 +6,8 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +45,7 @@ _KINDS: dict[str, tuple[type[StorageError], str]] = {
 }
 
 
+@dataclass(frozen=True)
 class Connector:
     """Opens connections.
 
@@ -55,21 +57,21 @@ class Connector:
         factory: The connection class.
     """
 
-    def __init__(
-        self,
-        path: str,
-        synchronous: Synchronous,
-        read_only: bool,
-        timeout_s: float,
-        factory: type[sqlite3.Connection],
-    ) -> None:
-        self.path = path
-        self.timeout_s = timeout_s
-        self.on_disk = path != MEMORY
-        self.file_lock = FileLock(path + ".lock", thread_local=False) if self.on_disk else None
-        self.synchronous = synchronous
-        self._read_only = read_only
-        self._factory = factory
+    path: str
+    synchronous: Synchronous
+    read_only: bool
+    timeout_s: float
+    factory: type[sqlite3.Connection]
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether other processes can open it."""
+        return self.path != MEMORY
+
+    @cached_property
+    def file_lock(self) -> FileLock:
+        """The lock between processes under which the file is opened and its WAL emptied."""
+        return FileLock(self.path + ".lock", thread_local=False)
 
     def _connect(self, uri_mode: str | None = None) -> sqlite3.Connection:
         target = f"{Path(self.path).absolute().as_uri()}?{uri_mode}" if uri_mode else self.path
@@ -78,7 +80,7 @@ class Connector:
             timeout=self.timeout_s,
             isolation_level=None,
             check_same_thread=False,
-            factory=self._factory,
+            factory=self.factory,
             cached_statements=256,
             uri=bool(uri_mode),
         )
@@ -156,7 +158,7 @@ class Connector:
         Raises:
             StorageUnavailable: Another held the lock for too long.
         """
-        if self.file_lock is None:
+        if not self.on_disk:
             yield
             return
         try:
@@ -167,6 +169,8 @@ class Connector:
                 f"another process has held {self.path + '.lock'!r} for {self.timeout_s} s: "
                 "try again"
             ) from exc
+        except OSError as exc:
+            raise _unusable(exc, self.path + ".lock") from exc
 
     def reader(self) -> sqlite3.Connection:
         """A connection that only reads."""
@@ -174,7 +178,7 @@ class Connector:
             conn = self._connect("mode=ro")
             conn.execute("SELECT 1 FROM sqlite_master").fetchone()
         except sqlite3.OperationalError:
-            if not self._read_only or os.path.exists(self.path + "-wal"):
+            if not self.read_only or os.path.exists(self.path + "-wal"):
                 raise
             conn = self._connect("immutable=1")  # a folder without write permission and no WAL
         return conn
@@ -256,18 +260,30 @@ def _check_header(path: str) -> None:
 
     Source: https://sqlite.org/fileformat.html#magic_header_string
     """
-    with mapped(path), contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-        begins = file.read(16)
-        if begins and begins != b"SQLite format 3\0":
-            raise NotADatabase(f"{path!r} is not an SQLite database: it begins with {begins!r}")
+    try:
+        with open(path, "rb") as file:
+            begins = file.read(16)
+    except FileNotFoundError:
+        return
+    except OSError as exc:
+        raise _unusable(exc, path) from exc
+    if begins and begins != b"SQLite format 3\0":
+        raise NotADatabase(f"{path!r} is not an SQLite database: it begins with {begins!r}")
+
+
+def _unusable(exc: OSError, path: str) -> StorageError:
+    return StorageError(
+        f"{path!r} cannot be used ({exc.strerror}): check the path, and the permissions of the "
+        "file and its folder"
+    )
 
 
 @contextlib.contextmanager
 def mapped(path: str) -> Iterator[None]:
-    """Turn sqlite3's errors, and the file system's, into perdure's; see `translated`."""
+    """Turn sqlite3's errors into perdure's; see `translated`."""
     try:
         yield
-    except (sqlite3.Error, OSError) as exc:
+    except sqlite3.Error as exc:
         error = translated(exc, path)
         if error is exc:
             raise
@@ -275,16 +291,9 @@ def mapped(path: str) -> Iterator[None]:
 
 
 def translated(exc: BaseException, path: str) -> BaseException:
-    """The `StorageError` that an error of sqlite3 or of the file system becomes.
-
-    Any other error is returned as it is.
-    """
-    if isinstance(exc, OSError):
-        found: BaseException = StorageError(
-            f"{path!r}: {exc}; check the path, and the permissions of the file and its folder"
-        )
-    elif isinstance(exc, sqlite3.ProgrammingError) and "closed" in str(exc):
-        found = StorageUnavailable(f"the database {path!r} is closed")
+    """The `StorageError` that an error of sqlite3 becomes; any other error is returned as it is."""
+    if isinstance(exc, sqlite3.ProgrammingError) and "closed" in str(exc):
+        found: StorageError = StorageUnavailable(f"the database {path!r} is closed")
     elif isinstance(exc, sqlite3.Error) and not isinstance(exc, sqlite3.ProgrammingError):
         found = _storage_error(exc, path)
     else:

@@ -32,8 +32,7 @@ class Maintenance:
     def __init__(self, connector: Connector) -> None:
         self.vacuuming = False
         self._wal = connector.path + "-wal"
-        self._lock = connector.file_lock
-        self._timeout_s = connector.timeout_s
+        self._connector = connector
         self._commits = 0
         self._wal_mark = 0
 
@@ -47,9 +46,12 @@ class Maintenance:
             return
         with suppress(sqlite3.Error, OSError):
             if self.vacuuming:
-                self.vacuuming = False  # a vacuum that fails is not tried for ever
-                self.vacuuming = _vacuum_step(conn)
-            if self._lock is None:
+                more = False  # a vacuum that fails is not tried for ever
+                try:
+                    more = _vacuum_step(conn)
+                finally:
+                    self.vacuuming = more
+            if not self._connector.on_disk:
                 return
             if os.path.getsize(self._wal) - self._wal_mark > WAL_LIMIT_BYTES:
                 self.checkpoint(conn, wait_s=0.05)
@@ -60,18 +62,18 @@ class Maintenance:
         Returns:
             Whether nothing is left in the WAL.
         """
-        if self._lock is None:
+        if not self._connector.on_disk:
             return True
         emptied = False
         try:
-            with self._lock.acquire(timeout=wait_s):
+            with self._connector.file_lock.acquire(timeout=wait_s):
                 conn.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
                 ((busy, _, _),) = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
                 emptied = not busy
         except Timeout:
             pass  # the next commit tries again
         finally:
-            conn.execute(f"PRAGMA busy_timeout = {int(self._timeout_s * 1000)}")
+            conn.execute(f"PRAGMA busy_timeout = {int(self._connector.timeout_s * 1000)}")
         self._wal_mark = os.path.getsize(self._wal) if os.path.exists(self._wal) else 0
         return emptied
 
@@ -89,7 +91,7 @@ class Maintenance:
         if not rows:
             return True
         conn.execute("VACUUM")
-        emptied = self.checkpoint(conn, min(SCRUB_WAIT_S, self._timeout_s))
+        emptied = self.checkpoint(conn, min(SCRUB_WAIT_S, self._connector.timeout_s))
         if emptied:  # unless another asked meanwhile
             conn.execute("DELETE FROM settings WHERE name = ? AND value = ?", (SCRUB, *rows[0]))
         return emptied

@@ -108,7 +108,9 @@ class AsyncReaders:
         turns = self._turns.setdefault(loop, asyncio.Semaphore(_AT_ONCE))
         with mapped(self._connector.path):
             async with turns:
-                conn = self._idle.pop() if self._idle else await self._connected()
+                while not self._idle:
+                    await asyncio.shield(self._add())  # its thread answers to this event loop
+                conn = self._idle.pop()
                 clean = False
                 try:
                     if snapshot:
@@ -119,10 +121,10 @@ class AsyncReaders:
                 finally:
                     await asyncio.shield(self._take_back(conn, clean=clean))
 
-    async def _connected(self) -> aiosqlite.Connection:
-        return await (
-            await self._in_thread(lambda: aiosqlite.Connection(self._connector.reader, _CHUNK))
-        )
+    async def _add(self) -> None:
+        """Open one more connection."""
+        made = self._in_thread(lambda: aiosqlite.Connection(self._connector.reader, _CHUNK))
+        self._idle.append(await (await made))
 
     async def _take_back(self, conn: aiosqlite.Connection, *, clean: bool) -> None:
         """Also wait for a statement that was cancelled: its thread answers to this event loop."""

@@ -1,0 +1,322 @@
+"""Plain data classes: pydantic models, dataclasses, enums and named tuples.
+
+An instance is taken apart into its attributes and put together again without any code of its
+class: no `__new__`, `__init__`, `__post_init__`, `__setattr__`, property, validator or `_missing_`
+runs. Only a default that the class declares is computed, for a field that the stored data lacks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from types import GetSetDescriptorType, MemberDescriptorType, ModuleType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+Kind = Literal["model", "dataclass", "enum", "namedtuple"]
+
+_HEAP_TYPE: Final = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by a class statement
+_module_dict: Final[Callable[[Any], dict[str, Any]]] = vars(ModuleType)["__dict__"].__get__
+_class_dict: Final[Callable[[Any], dict[str, Any]]] = vars(type)["__dict__"].__get__
+_set_fields = BaseModel.__dict__["__dict__"].__set__
+_set_extra = BaseModel.__dict__["__pydantic_extra__"].__set__
+_set_private = BaseModel.__dict__["__pydantic_private__"].__set__
+_set_fields_set = BaseModel.__dict__["__pydantic_fields_set__"].__set__
+_INSTANCE_HOOKS: Final = ("__setattr__", "__getattr__", "__getattribute__", "__del__")
+
+
+class Misfit(ValueError):
+    """The stored attributes are not those of the class as it is now."""
+
+
+@functools.lru_cache(maxsize=1024)
+def kind_of(cls: type) -> Kind | None:
+    """Which kind of plain data class it is, if it is one."""
+    bases = cls.__mro__
+    if enum.Enum in bases:
+        return "enum"
+    if BaseModel in bases:
+        return "model"
+    own = [base for base in bases if base is not object]
+    if tuple in bases and any("_fields" in _class_dict(base) for base in own):
+        return "namedtuple"
+    if all(base.__flags__ & _HEAP_TYPE for base in own) and any(
+        "__dataclass_fields__" in _class_dict(base) for base in own
+    ):
+        return "dataclass"
+    return None
+
+
+def name_of(cls: type) -> tuple[str, str]:
+    """The module and the name by which `find_class` finds a class."""
+    name = cls.__qualname__
+    if "[" in name and BaseModel in cls.__mro__:  # pydantic names no outer class before `Box[int]`
+        origin = cls.__pydantic_generic_metadata__["origin"]  # type: ignore[attr-defined]
+        if origin is not None:
+            name = origin.__qualname__ + name[name.index("[") :]
+    return cls.__module__, name
+
+
+def find_class(module: str, name: str, *, load: bool) -> type | None:
+    """A class by its module and qualified name, or None.
+
+    Neither a module's `__getattr__` nor a lazy module is asked: only what is there is found.
+
+    Args:
+        module: The full name of its module.
+        name: Its `__qualname__`. A parametrised pydantic model, `Box[int]`, is found if the
+            process has made it.
+        load: Whether the module may be imported, if it is not yet.
+    """
+    if load and module not in sys.modules:
+        try:
+            importlib.import_module(module)
+        except Exception:  # whatever its code raises
+            return None
+    found = sys.modules.get(module)
+    if not issubclass(type(found), ModuleType):
+        return None
+    generic, bracket, parameters = name.partition("[")
+    names = _module_dict(found)
+    part: Any = None
+    for step in generic.split("."):
+        part = names.get(step)
+        if not issubclass(type(part), type):
+            return None
+        names = _class_dict(part)
+    if bracket:
+        wanted = part.__name__ + bracket + parameters
+        made = [cls for cls in type.__subclasses__(part) if cls.__name__ == wanted]
+        part = made[0] if len(made) == 1 else None
+    return cast("type | None", part)
+
+
+# -- taking apart
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """The attributes that an instance holds: fields in the order of the class, then the others.
+
+    Values of `functools.cached_property` are left out: they are computed again when asked for. So
+    is what `typing` notes on an instance of a generic class.
+    """
+    cls: Any = type(value)
+    kind = kind_of(cls)
+    if kind == "namedtuple":
+        return dict(zip(cls._fields, value, strict=True))
+    if kind == "enum":
+        return {"value": value._value_}
+    if kind == "model":
+        held = {n: v for n, v in value.__dict__.items() if n in cls.__pydantic_fields__}
+        return _ordered(held, cls.__pydantic_fields__) | _ordered(
+            value.__pydantic_extra__ or {}, ()
+        )
+    held = {}
+    for name, slot in _slots(cls).items():
+        try:
+            held[name] = slot.__get__(value)
+        except AttributeError:  # not set
+            continue
+    own = _instance_dict(cls)
+    for name, part in (own.__get__(value) if own else {}).items():
+        if name != "__orig_class__" and not isinstance(
+            inspect.getattr_static(cls, name, None), functools.cached_property
+        ):
+            held[name] = part
+    return _ordered(held, [field.name for field in dataclasses.fields(cls)])
+
+
+def private_of(model: BaseModel) -> dict[str, Any]:
+    """The private attributes of a pydantic model that are set."""
+    private = _ordered(model.__pydantic_private__ or {}, ())
+    return {name: part for name, part in private.items() if part is not PydanticUndefined}
+
+
+def _ordered(held: Mapping[str, Any], first: Any) -> dict[str, Any]:
+    """In the same order for equal contents, so that equal values give equal bytes."""
+    known = {name: held[name] for name in first if name in held}
+    return known | {name: held[name] for name in sorted(held.keys() - known.keys())}
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots(cls: type) -> dict[str, MemberDescriptorType]:
+    return {
+        name: slot
+        for base in reversed(cls.__mro__)
+        for name, slot in _class_dict(base).items()
+        if type(slot) is MemberDescriptorType
+    }
+
+
+@functools.lru_cache(maxsize=1024)
+def _instance_dict(cls: type) -> GetSetDescriptorType | None:
+    for base in cls.__mro__:
+        found = _class_dict(base).get("__dict__")
+        if type(found) is GetSetDescriptorType:
+            return found
+    return None
+
+
+# -- putting together
+
+
+def rebuilt(
+    cls: type,
+    payload: Any,
+    private: Mapping[str, Any] | None = None,
+    fields_set: list[str] | None = None,
+    *,
+    dumped: bool = False,
+) -> Any:
+    """An instance of a plain data class.
+
+    Args:
+        cls: The class.
+        payload: Its attributes by name; of an enum the member's value.
+        private: The private attributes of a pydantic model.
+        fields_set: Its `model_fields_set`; None: all fields in the payload.
+        dumped: Whether the payload is what `model_dump()` gave, in which the models and
+            dataclasses within a model are dicts.
+
+    Raises:
+        Misfit: The class takes no such attributes.
+    """
+    kind = kind_of(cls)
+    if kind == "enum":
+        return _member(cls, payload)
+    if type(payload) is not dict or not all(type(name) is str for name in payload):
+        raise Misfit(f"its attributes are a {type(payload).__name__}; expected a dict by name")
+    if kind == "model":
+        return _model(cls, payload, private or {}, fields_set, dumped)
+    if kind == "namedtuple":
+        return tuple.__new__(cls, _in_order(cls, payload))
+    return _dataclass(cls, payload)
+
+
+def _member(cls: Any, value: Any) -> Any:
+    for wanted in (value, tuple(value)) if type(value) is list else (value,):
+        for member in cls.__members__.values():
+            known = object.__getattribute__(member, "_value_")
+            if type(known) is type(wanted) and known == wanted:
+                return member
+    if enum.Flag in cls.__mro__ and type(value) is int and _combines(cls):
+        # what Flag itself does for a combination of members, even where a class overrides it
+        return enum.Flag.__dict__["_missing_"].__func__(cls, value)
+    raise Misfit(f"it has no member with the value {value!r}")
+
+
+def _combines(cls: Any) -> bool:
+    """Whether `enum` makes a combination of a flag's members without code of the class."""
+    own = [base for base in cls.__mro__ if base.__module__ not in ("enum", "builtins")]
+    return cls._member_type_ in (object, int) and not any(
+        hook in _class_dict(base) for base in own for hook in _INSTANCE_HOOKS
+    )
+
+
+def _model(
+    cls: Any,
+    payload: dict[str, Any],
+    private: Mapping[str, Any],
+    fields_set: list[str] | None,
+    dumped: bool,
+) -> Any:
+    fields: dict[str, Any] = {}
+    rest = dict(payload)
+    for name in cls.model_computed_fields if dumped else ():
+        rest.pop(name, None)
+    given = set()
+    for name, info in cls.__pydantic_fields__.items():
+        key = name if name in payload or not dumped else info.serialization_alias or info.alias
+        if key in payload:
+            part = rest.pop(key)
+            fields[name] = _undumped(info.annotation, part) if dumped else part
+            given.add(name)
+        elif not info.is_required():
+            fields[name] = info.get_default(call_default_factory=True, validated_data=fields)
+    extra = rest if cls.model_config.get("extra") == "allow" else None
+    hidden = {
+        name: private[name] if name in private else attribute.get_default()
+        for name, attribute in cls.__private_attributes__.items()
+    }
+    hidden = {name: part for name, part in hidden.items() if part is not PydanticUndefined}
+    made = object.__new__(cls)
+    _set_fields(made, fields)
+    _set_extra(made, extra)
+    _set_fields_set(made, given | (extra or {}).keys() if fields_set is None else set(fields_set))
+    _set_private(made, hidden if cls.__private_attributes__ else None)
+    return made
+
+
+def _in_order(cls: Any, payload: dict[str, Any]) -> list[Any]:
+    known = {**cls._field_defaults, **payload}
+    if not known.keys() >= set(cls._fields):
+        raise Misfit(f"it lacks {sorted(set(cls._fields) - known.keys())}")
+    return [known[name] for name in cls._fields]
+
+
+def _dataclass(cls: Any, payload: dict[str, Any]) -> Any:
+    slots, own = _slots(cls), _instance_dict(cls)
+    held = dict(payload)
+    for field in dataclasses.fields(cls):
+        if field.name in held:
+            continue
+        if field.default_factory is not dataclasses.MISSING:
+            held[field.name] = field.default_factory()
+        elif field.default is not dataclasses.MISSING:
+            if field.name in slots:  # elsewhere the class has it
+                held[field.name] = field.default
+        elif field.init:
+            raise Misfit(f"it lacks {field.name!r}")
+    made = object.__new__(cls)
+    names = own.__get__(made) if own else {}
+    for name, part in held.items():
+        if name in slots:
+            slots[name].__set__(made, part)
+        else:
+            names[name] = part
+    return made
+
+
+# -- what `model_dump()` took apart
+
+
+def _undumped(annotation: Any, value: Any) -> Any:
+    """A field's value, with models and dataclasses put together as its annotation says."""
+    if type(value) not in (dict, list):
+        return value
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _undumped(args[0], value)
+    if origin in (Union, UnionType):
+        tried = (_undumped(arg, value) for arg in args)
+        return next((made for made in tried if made is not value), value)
+    if type(value) is dict:
+        return _undumped_dict(annotation, args, value)
+    item = args[0] if args else Any
+    made = [_undumped(item, part) for part in value]
+    if origin is tuple or annotation is tuple:
+        kinds = args if len(args) == len(value) and args[-1] is not ... else [item] * len(value)
+        return tuple(map(_undumped, kinds, value))
+    return made if any(a is not b for a, b in zip(made, value, strict=True)) else value
+
+
+def _undumped_dict(annotation: Any, args: tuple[Any, ...], value: dict[Any, Any]) -> Any:
+    if isinstance(annotation, type) and kind_of(annotation) == "model":
+        if value.keys() == annotation.__pydantic_fields__.keys():  # type: ignore[attr-defined]
+            return rebuilt(annotation, value, dumped=True)
+    elif isinstance(annotation, type) and kind_of(annotation) == "dataclass":
+        hints = get_type_hints(annotation)
+        names = [field.name for field in dataclasses.fields(annotation)]
+        if value.keys() == set(names):
+            return rebuilt(annotation, {n: _undumped(hints.get(n), value[n]) for n in names})
+    elif len(args) == 2:
+        made = {key: _undumped(args[1], part) for key, part in value.items()}
+        return made if any(made[key] is not value[key] for key in value) else value
+    return value

@@ -1,0 +1,144 @@
+"""Run langgraph's own tests on perdure's classes and on langgraph's, and say where they differ.
+
+    python tests/outside/run.py CHECKOUT                # both suites
+    python tests/outside/run.py CHECKOUT --suite sqlite # libs/checkpoint-sqlite alone
+    python tests/outside/run.py CHECKOUT -k time_travel
+
+CHECKOUT is a clone of https://github.com/langchain-ai/langgraph; CONTRIBUTING.md has the packages.
+The tests are copied to a temporary folder first, so that they meet the installed langgraph and
+not the clone's. The exit code is 1 if a test passes with langgraph's classes and not with
+perdure's, but for those in `REFUSED`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).parent
+
+
+class Suite(NamedTuple):
+    """One of langgraph's packages: its folder, and whether only SQLite's cases are wanted."""
+
+    folder: str
+    only_sqlite: bool
+
+
+SUITES = {
+    "langgraph": Suite("libs/langgraph", True),
+    "sqlite": Suite("libs/checkpoint-sqlite", False),
+}
+
+
+REFUSED = {  # tests of what langgraph's classes are made of, or cannot do
+    "test_async_store::test_no_running_loop": "blocking methods raise on an event loop",
+    "test_sqlite.TestSqliteSaver::test_informative_async_errors": "`a` methods raise",
+    "test_store::test_nonnull_migrations": "SqliteStore.MIGRATIONS",
+    "test_store::test_vector_store_initialization": "store.conn, and the names of tables",
+}
+
+
+class Outcome(NamedTuple):
+    """The result of one test; `why` is empty if it passed."""
+
+    skipped: bool
+    why: str
+
+
+def outcomes(report: Path) -> dict[str, Outcome]:
+    """Read pytest's JUnit report."""
+    found = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"{case.get('classname', '').removeprefix('tests.')}::{case.get('name')}"
+        parts = [part for tag in ("failure", "error") if (part := case.find(tag)) is not None]
+        why = "; ".join(re.sub(r"\s+", " ", part.get("message", "")) for part in parts)
+        found[name] = Outcome(case.find("skipped") is not None, why)
+    return found
+
+
+def run(checkout: Path, suite: Suite, classes: str, chosen: str) -> dict[str, Outcome]:
+    """Run a suite in a process of its own.
+
+    Args:
+        checkout: A clone of langgraph's repository.
+        suite: Which of its packages.
+        classes: `perdure` or `langgraph`.
+        chosen: An expression for pytest's `-k`; empty: all.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(checkout / suite.folder / "tests", folder / "tests")
+        shutil.copy(checkout / suite.folder / "pyproject.toml", folder)
+        # the published conformance kit is older than the tests that use it
+        paths = [HERE, checkout / "libs/checkpoint-conformance", os.environ.get("PYTHONPATH", "")]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(str(path) for path in paths if path),
+            "OUTSIDE_CLASSES": classes,
+            "OUTSIDE_ONLY_SQLITE": "1" if suite.only_sqlite else "",
+            "NO_DOCKER": "true",
+            "LANGSMITH_TRACING": "false",
+        }
+        report = folder / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-p", "plugin", "-p", "no:cacheprovider", "-q"]
+        output = subprocess.run(
+            [*command, "--tb=short", f"--junitxml={report}", "-k", chosen],
+            cwd=folder,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ).stdout
+        found = outcomes(report) if report.exists() else {}
+        if not found:
+            sys.exit(f"pytest ran no test of {suite.folder}:\n{output}")
+        return found
+
+
+def summary(classes: str, found: dict[str, Outcome]) -> str:
+    """How many passed, were skipped and failed."""
+    skipped = sum(outcome.skipped for outcome in found.values())
+    failed = sum(bool(outcome.why) for outcome in found.values())
+    passed = len(found) - skipped - failed
+    return f"{classes:9} {passed:4} of {len(found)} passed, {failed} failed, {skipped} skipped"
+
+
+def compared(checkout: Path, name: str, chosen: str) -> bool:
+    """Run a suite on both, print what differs, and tell whether perdure fails nothing of it."""
+    theirs = run(checkout, SUITES[name], "langgraph", chosen)
+    ours = run(checkout, SUITES[name], "perdure", chosen)
+    print(f"{SUITES[name].folder}/tests")
+    print(f"  {summary('langgraph', theirs)}\n  {summary('perdure', ours)}")
+    failures = {test: outcome.why for test, outcome in ours.items() if outcome.why}
+    refused = {test for test in failures if test.partition("[")[0] in REFUSED}
+    worse = {test for test in failures.keys() - refused if not theirs[test].why}
+    both = failures.keys() - refused - worse
+    for title, group in (("only with perdure", worse), ("by design", refused), ("with both", both)):
+        for test in sorted(group):
+            print(f"  fails {title}: {test}\n      {failures[test]:.200}")
+    return not worse
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("checkout", type=Path, help="a clone of langgraph's repository")
+    parser.add_argument("--suite", choices=SUITES, action="append", help="by default both")
+    parser.add_argument("-k", default="", metavar="EXPRESSION", help="pytest's choice of tests")
+    given = parser.parse_args()
+    checkout: Path = given.checkout.resolve()
+    results = [compared(checkout, name, given.k) for name in given.suite or SUITES]
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

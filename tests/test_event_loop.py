@@ -1,0 +1,151 @@
+"""No awaited method blocks the event loop: langgraph's server forbids it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pytest
+from blockbuster import BlockingError, blockbuster_ctx
+from langgraph.graph import START, StateGraph
+from langgraph.runtime import Runtime
+from langgraph.store.base import GetOp, Op, PutOp, SearchOp
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.errors import ConfigurationError, NotADatabase, StorageUnavailable
+from perdure.storage.flow import rows_of
+from perdure.stores import SQLiteStore
+
+T: Any = {"configurable": {"thread_id": "t"}}
+FACTS = ("facts",)
+
+
+class State(TypedDict, total=False):
+    said: list[str]
+
+
+@pytest.fixture(autouse=True)
+def watch() -> Iterator[None]:
+    """Blocking calls in a running event loop raise BlockingError."""
+    with blockbuster_ctx():
+        yield
+
+
+async def remember(state: State, runtime: Runtime[None]) -> State:
+    store = runtime.store
+    assert store is not None
+    await store.aput(FACTS, str(len(state["said"])), {"text": state["said"][-1]})
+    found = await store.asearch(FACTS, query="tea", limit=3)
+    item = await store.aget(FACTS, found[0].key)
+    assert item is not None
+    return {"said": [*state["said"], item.value["text"]]}
+
+
+def graph_of(saver: SQLiteCheckpointer, store: SQLiteStore) -> Any:
+    graph = StateGraph(State).add_node("remember", remember).add_edge(START, "remember")
+    return graph.compile(checkpointer=saver, store=store)
+
+
+def test_the_watch_sees_what_blocks(tmp_path: Path) -> None:
+    """A blocking method in a coroutine is told of, so the other tests can fail."""
+
+    async def course() -> None:
+        async with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+            with pytest.raises(BlockingError):
+                saver.get_tuple(T)
+
+    asyncio.run(course())
+
+
+@pytest.mark.parametrize("key", [None, "00" * 32])
+def test_a_graph_with_a_store_and_a_checkpointer(key: str | None, tmp_path: Path) -> None:
+    """Opening, runs, history, search, deletion and closing."""
+
+    async def course() -> tuple[Any, ...]:
+        path = tmp_path / "x.db"
+        async with (
+            SQLiteCheckpointer.open(path, key=key) as saver,
+            SQLiteStore.open(path, key=key) as store,
+        ):
+            graph = graph_of(saver, store)
+            await graph.ainvoke({"said": ["I like tea"]}, T)
+            await graph.ainvoke({"said": ["long " * 100_000]}, T)
+            states = [state async for state in graph.aget_state_history(T)]
+            saved = [found async for found in saver.alist(T)]
+            async with saver.database.lock("t", timeout_s=5):
+                head = await saver.aget_tuple(T)
+            await saver.adelete_thread("t")
+            ops: list[Op] = [
+                PutOp(FACTS, "k", {"n": 1}),
+                GetOp(FACTS, "1"),
+                SearchOp(FACTS, limit=100),
+            ]
+            batch = await store.abatch(ops)
+            spaces = await store.alist_namespaces()
+            versions = await store.ahistory(FACTS, "k")
+            await store.adelete(FACTS, "k")
+            await store.astats()
+        return len(states), len(saved), head is not None, len(batch), spaces, len(versions)
+
+    assert asyncio.run(course()) == (6, 6, True, 3, [FACTS], 1)
+
+
+def test_opened_without_with(tmp_path: Path) -> None:
+    """In an event loop nothing is opened until the first call is awaited; outside it is at once."""
+    path = tmp_path / "x.db"
+
+    async def course() -> tuple[bool, bool, Any, Any]:
+        saver, store = SQLiteCheckpointer.open(path), SQLiteStore.open(path)
+        before = await asyncio.to_thread(path.exists)
+        await asyncio.gather(*(store.aput(FACTS, str(n), {"n": n}) for n in range(20)))
+        after = await asyncio.to_thread(path.exists)
+        found = await saver.aget_tuple(T)
+        items = await store.asearch(FACTS, limit=100)
+        await store.aclose()
+        await saver.aclose()
+        with pytest.raises(StorageUnavailable, match="is closed"):
+            await store.aget(FACTS, "1")
+        return before, after, found, len(items)
+
+    assert asyncio.run(course()) == (False, True, None, 20)
+    SQLiteStore.open(tmp_path / "y.db").close()
+    assert (tmp_path / "y.db").exists()
+
+
+def test_what_cannot_be_opened_is_told_when_it_is(tmp_path: Path) -> None:
+    """Wrong arguments are refused by `open`; a wrong file by the first call that may block."""
+    (tmp_path / "notes.txt").write_text("no database at all " * 100)
+
+    async def course() -> None:
+        with pytest.raises(ConfigurationError, match="expected 'full' or 'normal'"):
+            SQLiteCheckpointer.open(tmp_path / "x.db", synchronous="off")
+        with pytest.raises(ConfigurationError, match="without NUL"):
+            SQLiteCheckpointer.open("x\0.db")
+        with pytest.raises(ConfigurationError, match="does not exist; create it"):
+            await SQLiteCheckpointer.open(tmp_path / "absent" / "x.db").aget_tuple(T)
+        with pytest.raises(NotADatabase):
+            async with SQLiteStore.open(tmp_path / "notes.txt"):
+                pass
+
+    asyncio.run(course())
+    with pytest.raises(ConfigurationError, match="does not exist; create it"):
+        SQLiteCheckpointer.open(tmp_path / "absent" / "x.db")
+
+
+def test_pages_of_rows_are_awaited(tmp_path: Path) -> None:
+    """A flow read with aread sees what is written, from many tasks and loop after loop."""
+
+    async def course(start: int) -> list[int]:
+        async with SQLiteStore.open(tmp_path / "x.db", index=None) as store:
+            await store.aput(FACTS, str(start), {"n": start})
+            pages = await asyncio.gather(
+                *(
+                    store.database.aread(rows_of("SELECT count(*) FROM store_items"))
+                    for _ in range(20)
+                )
+            )
+        return [count for ((count,),) in pages]
+
+    assert [asyncio.run(course(0)), asyncio.run(course(1))] == [[1] * 20, [2] * 20]
