@@ -137,7 +137,7 @@ def fill_more(saver: SQLiteCheckpointer) -> None:
 def described(value: Any) -> Any:
     """A value as JSON that does not depend on the version of langchain."""
     if isinstance(value, BaseMessage):
-        known = {"type": value.type, "id": value.id, "content": value.content}
+        known: dict[str, Any] = {"type": value.type, "id": value.id, "content": value.content}
         if isinstance(value, AIMessage):
             known["tool_calls"] = value.tool_calls
         return {**known, "tool_call_id": getattr(value, "tool_call_id", None)}

@@ -133,7 +133,7 @@ class ThreadMessages:
             return now
 
     def _lock(self) -> Any:
-        """The lock of the thread, for `with` and `async with`; of langgraph's savers there is none."""
+        """The lock of the thread, for `with` and `async with`; langgraph's savers have none."""
         lock = getattr(self.checkpointer, "lock", None)  # theirs, if any, is a lock itself
         return lock(self.thread_id) if callable(lock) else nullcontext()
 

@@ -67,7 +67,9 @@ class Line:
 
     def listed(self) -> list[str]:
         """The head, then the others, the last put first."""
-        return sorted(reversed(self.puts), key=lambda uid: uid != self.head)
+        return [uid for uid in self.puts if uid == self.head] + [
+            uid for uid in reversed(self.puts) if uid != self.head
+        ]
 
 
 @dataclass
@@ -93,7 +95,10 @@ class Talk:
         *,
         on_purpose: bool,
     ) -> None:
-        """A checkpoint, perhaps upon one that was read by its id; put once more, it keeps its place."""
+        """A checkpoint; put once more, it keeps its place.
+
+        With `on_purpose`, its parent was read by its id while it was not the head.
+        """
         line = self.lines.setdefault(ns, Line())
         uid = checkpoint["id"]
         former = line.puts.get(uid)

@@ -10,7 +10,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, UnknownThread
-from tests.contracts.puts import at, listed, put, uid_of
+from tests.contracts.puts import at, listed, put, uid_of, values_at
 
 VALUES: list[Any] = [
     "text",
@@ -101,6 +101,47 @@ def test_one_namespace_all_namespaces_all_threads(saver: SQLiteCheckpointer) -> 
     assert {"1", "2", "3", "4"} == set(listed(saver, None))
     assert len(listed(saver, None, limit=2)) == 2
     assert listed(saver, at("nobody")) == []
+
+
+def test_the_head_leads(saver: SQLiteCheckpointer) -> None:
+    """A head that is not the last put comes first and only once, if it is asked for at all."""
+    for i in range(4):
+        put(saver, {}, metadata={"even": i % 2 == 0}, uid=f"{i}")
+    saver.rewind("t", "1")
+    every: Any = {"configurable": {"thread_id": "t"}}
+    put(saver, {}, ns="sub", uid="below")
+
+    assert listed(saver, at()) == ["1", "3", "2", "0"]
+    assert listed(saver, at(), limit=2) == ["1", "3"]
+    assert listed(saver, at(), filter={"even": True}) == ["2", "0"]
+    assert listed(saver, at(), filter={"even": False}) == ["1", "3"]
+    assert listed(saver, at(), before=at(uid="1")) == ["0"]
+    assert listed(saver, at(), before=at(uid="3")) == ["1", "2", "0"]
+    assert listed(saver, every) == ["1", "below", "3", "2", "0"]
+
+
+def test_before_an_id_of_another_namespace(saver: SQLiteCheckpointer) -> None:
+    """Ids are compared then, as langgraph's savers do; put order counts within a namespace."""
+    for uid in ("5", "1", "3"):
+        put(saver, {}, ns="sub", uid=uid)
+    put(saver, {}, uid="4")
+
+    assert listed(saver, at(ns="sub"), before=at(uid="4")) == ["3", "1"]
+    assert listed(saver, at(ns="sub"), before=at(uid="3")) == ["1", "5"]
+    assert listed(saver, at(ns="sub"), before=at(uid="0")) == []
+
+
+def test_a_filter_with_dots_names_a_value_within_a_dict(saver: SQLiteCheckpointer) -> None:
+    """`a.b` is the key of that name, or else `b` within `a`; alone, and beside an indexed one."""
+    put(saver, {}, metadata={"user": {"level": 1, "at": {"home": "x"}}, "k": 1}, uid="deep")
+    put(saver, {}, metadata={"user.level": 1, "user": {"level": 2}, "k": 1}, uid="flat")
+    put(saver, {}, metadata={"user": "level", "k": 2}, uid="text")
+
+    assert listed(saver, at(), filter={"user.level": 1}) == ["flat", "deep"]
+    assert listed(saver, at(), filter={"user.level": 2}) == []
+    assert listed(saver, at(), filter={"user.at.home": "x", "k": 1}) == ["deep"]
+    assert listed(saver, at(), filter={"user.at.home": "x", "k": 2}) == []
+    assert listed(saver, None, filter={"user.level": 1}) == ["flat", "deep"]
 
 
 def test_many_checkpoints_come_in_pages(saver: SQLiteCheckpointer) -> None:
@@ -195,6 +236,18 @@ def test_what_a_thread_is_said_to_hold(saver: SQLiteCheckpointer) -> None:
     assert 500 < before.size_bytes < info.size_bytes < 2 * before.size_bytes
     assert before.created_at == info.created_at <= info.updated_at
     assert info.created_at.tzinfo is not None
+
+
+def test_equal_elements_are_one_item(saver: SQLiteCheckpointer) -> None:
+    """A list that says the same often stores it once, and reads as it was put."""
+    notes = ["x" * 50, "y" * 50] * 40
+    first = put(saver, {"notes": notes})
+    put(saver, {"notes": [*notes, "x" * 50]}, first)
+
+    assert saver.thread("t").items == 2
+    assert values_at(saver, first) == {"notes": notes}
+    assert values_at(saver, at()) == {"notes": [*notes, "x" * 50]}
+    assert [i.value[0] for i in saver.history("t", channel="notes")] == ["x", "y"]
 
 
 def test_what_threads_refuses(saver: SQLiteCheckpointer) -> None:

@@ -171,7 +171,7 @@ class Program:
         return self.puts[ns][-1]
 
     def bring_back(self, which: int, ns: str, n: int) -> None:
-        """What a channel held once, in whichever branch or namespace, is put among what it holds."""
+        """What was held once, in whichever branch or namespace, is put among what is held."""
         every = [branch for branches in self.puts.values() for branch in branches]
         old, now = every[n % len(every)], self.puts[ns][-1]
 

@@ -102,7 +102,7 @@ EVERY = {f"m{number}" for number in range(RUNS)}
 
 @pytest.mark.parametrize("run", [in_threads, in_tasks])
 def test_runs_under_the_lock(run: Callable[..., None], tmp_path: Path) -> None:
-    """Eight runs at once on one thread, one after the other: all messages stay, nothing branches."""
+    """Eight runs at once on one thread, one after the other: all stays, nothing branches."""
     with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
         run(saver, locked=True)
         final, branches = kept(saver), [c for c in saver.checkpoints("t") if c.is_branch]
