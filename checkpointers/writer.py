@@ -74,11 +74,8 @@ class Written:
     def take_over(self, cache: Cache) -> None:
         """Keep what was written, and say if it is a branch nobody asked for."""
         thread = cache.thread(self.thread_id, self.key, self.generation)
-        thread.states[self.ns] = (
-            (self.key, self.seq, self.generation, self.updated_at, self.namespace, self.pinned)
-            + self.head
-            + (None,)
-        )
+        state = self.key, self.seq, self.generation, self.updated_at, self.namespace, self.pinned
+        thread.states[self.ns] = (*state, *self.head, None)
         if self.appender is not None:
             self.appender.take_over(thread, self.seq)
         if self.snapshot is not None:
@@ -87,7 +84,7 @@ class Written:
             thread.remember_writes(self.ns, uid, task, path, writes, body)
         if self.branch_of is not None:
             _log.info(
-                "thread %r: a run went on after a later one had begun; its checkpoint %s is a branch",
+                "thread %r: a run went on after a later one began; its checkpoint %s is a branch",
                 self.thread_id,
                 self.branch_of,
             )
@@ -114,9 +111,10 @@ class Writer:
     def job(self, plan: PlannedPut | PlannedWrites) -> Callable[[], Flow[Written]]:
         """Makes the flow that stores what was planned.
 
-        What is known of the thread is taken for what its first statement will answer, and the flow is
-        run so far here, in the caller's thread: then the thread that commits has next to nothing to
-        do in Python but to see that the answer is that one. If it is not, the flow begins anew.
+        What is known of the thread is taken for what the first statement will answer, and the
+        flow is run so far here, in the caller's thread: then the thread that commits has next to
+        nothing to do in Python but to see that the answer is that one. If it is not, the flow
+        begins anew.
         """
 
         def make() -> Flow[Written]:
@@ -170,6 +168,25 @@ class Writer:
             self.sql, self.seal, self.items, plan.thread_id, out.key, out.seq, out.known
         )
         yield from appender.prepare(plan.nodes)
+        self._fill(snapshot, plan, parent, appender)
+        statements = appender.statements()
+        if out.existing is None:
+            statements += self._added(out, plan, snapshot, parent, now)
+        else:
+            statements += yield from self._replaced(out, plan, snapshot, now)
+        tags = [(number, snapshot.key) for number in tags_of(self.seal, plan.metadata)]
+        if tags:
+            statements.append(Statement(self.sql["add_tag"], tags, many=True))
+        if out.known is not None and plan.parent is not None:
+            statements += self._refer_writes(out, plan.parent, snapshot)
+        yield statements
+        out.snapshot = snapshot
+        return out
+
+    def _fill(
+        self, snapshot: Snapshot, plan: PlannedPut, parent: Snapshot | None, appender: Appender
+    ) -> None:
+        """Give a checkpoint its channels: what was planned, and what is as in the parent."""
         if parent is not None:
             snapshot.said.update(parent.said)
         for channel, node in plan.nodes.items():
@@ -184,19 +201,6 @@ class Writer:
                 # a graph that does not know a channel carries its version on, not its value
                 if channel not in snapshot.refs and parent.holds(channel, version):
                     snapshot.take(channel, parent)
-        statements = appender.statements()
-        if out.existing is None:
-            statements += self._added(out, plan, snapshot, parent, now)
-        else:
-            statements += yield from self._replaced(out, plan, snapshot, now)
-        tags = [(number, snapshot.key) for number in tags_of(self.seal, plan.metadata)]
-        if tags:
-            statements.append(Statement(self.sql["add_tag"], tags, many=True))
-        if out.known is not None and plan.parent is not None:
-            statements += self._refer_writes(out, plan.parent, snapshot)
-        yield statements
-        out.snapshot = snapshot
-        return out
 
     def _begin(self, thread_id: str, ns: str, uid: str | None) -> Flow[Written]:
         """The thread and namespace as they are; new ones if need be."""
@@ -259,7 +263,7 @@ class Writer:
         return statements + self._touched(out, now)
 
     def _touched(self, out: Written, now: float) -> list[Statement]:
-        """The thread's last activity, which is kept only so exactly: its index is written seldom."""
+        """The thread's last activity, to a tenth of a second: its index is written seldom."""
         if now - out.updated_at <= ACTIVITY_S:
             return []
         out.updated_at = now
@@ -349,7 +353,8 @@ class Writer:
 
     def _refer_writes(self, out: Written, uid: str, snapshot: Snapshot) -> list[Statement]:
         """Let the writes that led to a checkpoint point into the log where it holds them."""
-        assert out.known is not None and out.appender is not None
+        assert out.known is not None
+        assert out.appender is not None
         statements = []
         for task, (path, writes, body) in out.known.pending.get((out.ns, uid), {}).items():
             referring = [self._referring(out.appender, snapshot, write) for write in writes]
