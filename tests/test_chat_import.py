@@ -33,7 +33,8 @@ TALK: list[dict[str, Any]] = [
 
 def said(db: Path, thread: str) -> list[str]:
     with SQLiteCheckpointer.open(db) as saver:
-        return [f"{item.value.type}: {item.value.text}" for item in saver.history(thread)]
+        items = [item for item in saver.history(thread) if not item.branch]
+        return [f"{item.value.type}: {item.value.text}" for item in items]
 
 
 def contents(db: Path) -> Any:
@@ -42,7 +43,7 @@ def contents(db: Path) -> Any:
         threads = sorted(t.thread_id for t in saver.threads(limit=1000))
         return {
             t: (
-                [(i.value, i.seen) for i in saver.history(t)],
+                [(i.value, i.seen) for i in saver.history(t) if not i.branch],
                 [(i.metadata["imported"], i.is_head, i.counts) for i in saver.checkpoints(t)],
             )
             for t in threads
@@ -190,10 +191,13 @@ def test_any_tree_is_imported_with_every_branch(
                 ]
                 for info in infos
             }
-            head = [item.value.id for item in saver.history("c")] if infos else []
+            items = saver.history("c") if infos else []
+            head = [item.value.id for item in items if not item.branch]
+            branches = {item.value.id for item in items if item.branch}
 
     assert {key: way(key) for key in parents if key not in empty} == found
     assert way(current) == (head if way(current) else [])
+    assert branches == {uid for told in found.values() for uid in told} - set(head)
 
 
 # -- JSONL

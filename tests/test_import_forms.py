@@ -26,7 +26,7 @@ USER = {"role": "user", "content": "hello"}
 
 def values(db: Path, thread: str) -> list[Any]:
     with SQLiteCheckpointer.open(db) as saver:
-        return [item.value for item in saver.history(thread)]
+        return [item.value for item in saver.history(thread) if not item.branch]
 
 
 def titles(db: Path) -> dict[str, str | None]:

@@ -31,7 +31,8 @@ def stored(saver: SQLiteCheckpointer, *shape: Any, advance: Any = lambda count: 
 
 
 def said(saver: SQLiteCheckpointer, checkpoint_id: str | None = None) -> list[str]:
-    return [item.value.id for item in saver.history("c", checkpoint_id=checkpoint_id)]
+    items = saver.history("c", checkpoint_id=checkpoint_id)
+    return [item.value.id for item in items if not item.branch]
 
 
 def tips(saver: SQLiteCheckpointer) -> list[list[str]]:

@@ -1,8 +1,8 @@
 """A checkpointer as it was at one moment, so that an update rests on the state that was read.
 
-`update_state` reads the head by itself. Between a reading and an update another process may have
-written; the update would then rest on messages that nobody looked at. A graph compiled with this is
-given the checkpoint that was read, and perdure's compare-and-swap refuses what comes too late.
+`update_state` reads the head by itself. Between a reading and an update a run may have written; the
+update would then rest on messages that nobody looked at. A graph compiled with this is given the
+checkpoint that was read.
 """
 
 from __future__ import annotations
@@ -114,27 +114,3 @@ class Pinned(BaseCheckpointSaver[Any]):
     def get_next_version(self, current: Any, channel: None) -> Any:
         """The checkpointer's own."""
         return self._saver.get_next_version(current, channel)
-
-    def is_followed_by(self, put: RunnableConfig) -> bool:
-        """Whether a checkpoint put upon what was read is on the way to the head, and no branch."""
-        found = self._saver.get_tuple(self._config)
-        while found is not None and not _is(found, put):
-            if self._head is not None and _is(found, self._head.config):
-                return False
-            parent = found.parent_config
-            found = self._saver.get_tuple(parent) if parent else None
-        return found is not None
-
-    async def ais_followed_by(self, put: RunnableConfig) -> bool:
-        """See `is_followed_by`."""
-        found = await self._saver.aget_tuple(self._config)
-        while found is not None and not _is(found, put):
-            if self._head is not None and _is(found, self._head.config):
-                return False
-            parent = found.parent_config
-            found = await self._saver.aget_tuple(parent) if parent else None
-        return found is not None
-
-
-def _is(found: CheckpointTuple, config: RunnableConfig) -> bool:
-    return bool(found.checkpoint["id"] == config["configurable"]["checkpoint_id"])

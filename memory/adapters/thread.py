@@ -8,6 +8,7 @@ the update takes out of the state stays in perdure's `history()`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, ExitStack, nullcontext, suppress
 from typing import Any, Final
 from uuid import uuid4
 
@@ -19,23 +20,23 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.graph.state import CompiledStateGraph
 
 from perdure.checkpointers.address import check_thread_id
-from perdure.errors import ConcurrentUpdate, ConfigurationError, InvalidMessages
+from perdure.errors import AlreadyLocked, ConfigurationError, InvalidMessages
 from perdure.memory.adapters.pinned import Pinned
 from perdure.memory.nodes import checked
 from perdure.memory.reducers import ChatState
 
 Change = Callable[[list[BaseMessage]], Sequence[BaseMessage]]
 
-_TRIES: Final = 100  # each lost one means that another's succeeded
 _WRITER: Final = "messages_from_outside"
 
 
 class ThreadMessages:
     """The messages of one thread, in the channel `messages` of its root graph.
 
-    A write is lost to none that comes at the same moment, in this process or another, if the
-    checkpointer is perdure's: it is made again upon what the other wrote. With langgraph's own
-    checkpointers the last write wins.
+    Writes that come at the same moment, in this process or another, are made one after the other
+    if the checkpointer is perdure's: each takes the lock of the thread. With langgraph's own
+    checkpointers the last write wins. A run of a graph that is at work meanwhile, and has not taken
+    the lock, goes on as a branch.
 
     Args:
         checkpointer: Any langgraph checkpointer.
@@ -69,7 +70,6 @@ class ThreadMessages:
 
         Raises:
             InvalidMessages: They are not messages; nothing was written.
-            ConcurrentUpdate: Others kept writing to the thread.
         """
         new = checked_new(messages)
         self.change(lambda found: [*found, *new])
@@ -101,7 +101,7 @@ class ThreadMessages:
         """Write what a function makes of the messages, in one piece with the reading of them.
 
         Args:
-            change: Gives the new messages; it is called again if another wrote meanwhile. If it
+            change: Gives the new messages; others that write to the thread wait for it. If it
                 raises, nothing is written.
 
         Returns:
@@ -109,39 +109,33 @@ class ThreadMessages:
 
         Raises:
             InvalidMessages: It gives no messages; nothing was written.
-            ConcurrentUpdate: Others kept writing to the thread.
         """
-        for _ in range(_TRIES):
-            head = Pinned.read(self.checkpointer, self._config)
-            graph, found = self._at(head)
+        with ExitStack() as held:
+            with suppress(AlreadyLocked):  # by this run, which may write
+                held.enter_context(self._lock())
+            graph, found = self._at(Pinned.read(self.checkpointer, self._config))
             now = _told_apart(checked_new(change(list(found))))
             update = _update(found, now)
-            if not update:
-                return now
-            try:
-                put = graph.update_state(self._config, {"messages": update}, as_node=_WRITER)
-            except ConcurrentUpdate:
-                continue
-            if head.is_followed_by(put):
-                return now
-        raise self._lost()
+            if update:
+                graph.update_state(self._config, {"messages": update}, as_node=_WRITER)
+            return now
 
     async def achange(self, change: Change) -> list[BaseMessage]:
         """See `change`."""
-        for _ in range(_TRIES):
-            head = await Pinned.aread(self.checkpointer, self._config)
-            graph, found = await self._aat(head)
+        async with AsyncExitStack() as held:
+            with suppress(AlreadyLocked):  # by this run, which may write
+                await held.enter_async_context(self._lock())
+            graph, found = await self._aat(await Pinned.aread(self.checkpointer, self._config))
             now = _told_apart(checked_new(change(list(found))))
             update = _update(found, now)
-            if not update:
-                return now
-            try:
-                put = await graph.aupdate_state(self._config, {"messages": update}, as_node=_WRITER)
-            except ConcurrentUpdate:
-                continue
-            if await head.ais_followed_by(put):
-                return now
-        raise self._lost()
+            if update:
+                await graph.aupdate_state(self._config, {"messages": update}, as_node=_WRITER)
+            return now
+
+    def _lock(self) -> Any:
+        """The lock of the thread, for `with` and `async with`; of langgraph's savers there is none."""
+        lock = getattr(self.checkpointer, "lock", None)  # theirs, if any, is a lock itself
+        return lock(self.thread_id) if callable(lock) else nullcontext()
 
     def _at(self, head: Pinned) -> tuple[CompiledStateGraph[Any, Any, Any, Any], list[BaseMessage]]:
         graph = _BUILDER.compile(checkpointer=head)
@@ -156,12 +150,6 @@ class ThreadMessages:
     def _found(self, values: Any) -> list[BaseMessage]:
         what = f"the channel 'messages' of thread {self.thread_id!r}"
         return list(checked(values.get("messages") or [], what))
-
-    def _lost(self) -> ConcurrentUpdate:
-        return ConcurrentUpdate(
-            f"others wrote to thread {self.thread_id!r} each of the {_TRIES} times this was tried; "
-            "try again when they are done"
-        )
 
 
 def checked_new(messages: Sequence[BaseMessage]) -> list[BaseMessage]:

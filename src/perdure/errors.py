@@ -21,7 +21,6 @@
     ├─ UnknownCheckpoint (LookupError)     no checkpoint by that id in the thread
     ├─ UnknownMemory (LookupError)         no memory by that id in the namespace
     ├─ AlreadyLocked (RuntimeError)        a run takes a lock that it has already
-    ├─ ConcurrentUpdate                    another run moved the thread's head (on_conflict="error")
     ├─ InvalidNamespace (ValueError)       a namespace or key that no store can hold
     ├─ InvalidFilter (ValueError)          an unknown operator, or one with a value of a wrong type
     ├─ VersionConflict                     an item is not at the version that `if_version` names
@@ -126,10 +125,6 @@ class UnknownMemory(PerdureError, LookupError):
 
 class AlreadyLocked(PerdureError, RuntimeError):
     """A run takes a lock that it has already. It would wait for itself."""
-
-
-class ConcurrentUpdate(PerdureError):
-    """Another run moved the head of the thread while this one was at work."""
 
 
 class InvalidNamespace(PerdureError, ValueError):

@@ -27,7 +27,7 @@ from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.manifest import count, limit
 from tests.backends import KEY
-from tests.contracts.puts import at, put, shape, uid_of
+from tests.contracts.puts import at, put, shape
 
 Values = dict[str, Any]
 CHANNELS = ("messages", "facts")
@@ -274,3 +274,46 @@ def assert_counted(saver: SQLiteCheckpointer, running: Program) -> None:
         for item in branch.said[channel]
     }
     assert len(kept) == saver.thread("t").items
+
+
+ELSEWHERE = """
+import sys
+from langchain_core.messages import HumanMessage
+from perdure.checkpointers import SQLiteCheckpointer
+from tests.contracts.puts import at, put
+
+with SQLiteCheckpointer.open(sys.argv[1]) as saver:
+    found = saver.get_tuple(at())
+    talk = found.checkpoint["channel_values"]["messages"]
+    talk = [*talk[1::3], *talk[::3], *talk[2::3], HumanMessage("there", id="there")]
+    put(saver, {"messages": talk}, found.config, uid="there")
+"""
+
+
+def test_another_process_takes_turns(tmp_path: Path) -> None:
+    """Aliases that another process wrote are read, and go on being told by their first place."""
+    everything = [message(f"{n}") for n in range(200)]
+    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+        first = put(saver, {"messages": everything})
+        second = put(saver, {"messages": everything[::2]}, first)
+        put(saver, {"messages": everything[::-1]}, second, uid="here")
+        here = saver.history("t")
+        there = Path(__file__).parents[2]
+        argv = [sys.executable, "-c", ELSEWHERE, str(tmp_path / "x.db")]
+        subprocess.run(argv, check=True, cwd=there)
+        found = saver.get_tuple(at())
+        assert found is not None
+        talk = found.checkpoint["channel_values"]["messages"]
+        put(saver, {"messages": [*talk[::-1], message("back")]}, found.config, uid="back")
+        back = saver.history("t")
+        for uid in ("here", "there", "back"):
+            few_ranges(saver, "", uid)
+
+    backwards = everything[::-1]
+    assert [m.id for m in talk] == [
+        *(m.id for n in (1, 0, 2) for m in backwards[n::3]),
+        "there",
+    ]
+    assert [item.position for item in here] == list(range(200))
+    assert [item.position for item in back] == list(range(202))
+    assert [item.value.id for item in back[200:]] == ["there", "id back"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,15 +106,14 @@ def test_the_other_channels_of_a_thread_stay(langgraphs: bool, tmp_path: Path) -
     assert texts(out["messages"]) == ["one", "fine", "two", "and three", "fine"]
 
 
-@pytest.mark.parametrize("on_conflict", ["fork", "wait", "error"])
-def test_nothing_is_lost_when_many_write_at_once(on_conflict: Any, tmp_path: Path) -> None:
+def test_nothing_is_lost_when_many_write_at_once(tmp_path: Path) -> None:
     """Appends and changes of several connections are all there, each writer's in its order."""
     path = tmp_path / "x.db"
     with SQLiteCheckpointer.open(path):
         pass  # made once
 
     def write(writer: int) -> None:
-        with SQLiteCheckpointer.open(path, on_conflict=on_conflict) as saver:
+        with SQLiteCheckpointer.open(path) as saver:
             thread = ThreadMessages(saver, "t")
             for n in range(4):
                 thread.append([HumanMessage(f"{writer}-{n}")])
@@ -130,23 +129,42 @@ def test_nothing_is_lost_when_many_write_at_once(on_conflict: Any, tmp_path: Pat
     assert said == found
 
 
-def test_a_change_sees_what_another_wrote_meanwhile(file_saver: SQLiteCheckpointer) -> None:
-    """It is made again upon that, so neither write is lost."""
+def test_who_writes_waits_for_a_change(file_saver: SQLiteCheckpointer) -> None:
+    """What another writes while a change is made comes after it, so neither is lost.
+
+    The first version made the change again upon what the other wrote; now writers take turns.
+    """
     thread = ThreadMessages(file_saver, "t")
     thread.append([HumanMessage("one")])
-    seen = []
+    with ThreadPoolExecutor(1) as pool:
+        others = []
 
-    def change(found: list[Any]) -> list[Any]:
-        seen.append(texts(found))
-        if len(seen) == 1:
-            with ThreadPoolExecutor(1) as pool:  # a context of its own, as another process has
-                pool.submit(thread.append, [HumanMessage("two")]).result()
-        return [AIMessage(f"after {len(found)}")]
+        def change(found: list[Any]) -> list[Any]:
+            others.append(pool.submit(thread.append, [HumanMessage("two")]))
+            wait(others, timeout=0.2)
+            return [AIMessage(f"after {len(found)}")]
 
-    now = thread.change(change)
+        now = thread.change(change)
+        others[0].result()
 
-    assert seen == [["one"], ["one", "two"]]
-    assert texts(now) == texts(thread.read()) == ["after 2"]
+    assert texts(now) == ["after 1"]
+    assert texts(thread.read()) == ["after 1", "two"]
+    assert not any(item.branch for item in file_saver.history("t"))
+
+
+def test_who_has_the_lock_may_write(file_saver: SQLiteCheckpointer) -> None:
+    """Under the lock of the thread an append does not wait for itself, in either form."""
+    thread = ThreadMessages(file_saver, "t")
+
+    async def aappend() -> None:
+        async with file_saver.lock("t"):
+            await thread.aappend([HumanMessage("two")])
+
+    with file_saver.lock("t"):
+        thread.append([HumanMessage("one")])
+    asyncio.run(aappend())
+
+    assert texts(thread.read()) == ["one", "two"]
 
 
 def test_the_asynchronous_form_does_the_same(saver: SQLiteCheckpointer) -> None:

@@ -128,7 +128,7 @@ def _resume(talk: _Talk, saver: Any, thread: str) -> None:
     if not state.created_at:
         notes.print(f"thread {thread!r} is new", style="dim", markup=False)
         return
-    said = saver.history(thread)
+    said = [item for item in saver.history(thread) if not item.branch]
     seen = sum(item.seen for item in said)
     notes.print(
         f"thread {thread!r}: {counted(len(said), 'message')} said, the model sees {seen}, "

@@ -62,7 +62,7 @@ def history(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Show everything said on a thread: ● is what the model sees, ○ is only history."""
+    """Show what was said on a thread: ● the model sees, ○ is only history, ◌ is on a branch."""
     with open_saver(db, create=False, reads=True) as saver:
         chosen = full_id(saver, thread, checkpoint) if checkpoint else None
         said = saver.history(thread, channel=channel, checkpoint_id=chosen)
@@ -70,14 +70,20 @@ def history(
             _check_channel(saver, thread, channel)
         title = _title(saver, thread)
     if json:
-        as_json([{"seen": i.seen, "position": i.position, **_plain(i.value)} for i in said])
+        as_json(
+            [
+                {"seen": i.seen, "branch": i.branch, "position": i.position, **_plain(i.value)}
+                for i in said
+            ]
+        )
         return
     if title:
         console.print(Text(line(title), style="bold"))
     for item in said:
         text = line(spoken(item.value), 200 if console.is_terminal else 10_000)
         said_by = f"{item.value.type}: " if _is_message(item.value) else ""
-        console.print(f"{'●' if item.seen else '○'} {said_by}{text}", markup=False)
+        mark = "●" if item.seen else "◌" if item.branch else "○"
+        console.print(f"{mark} {said_by}{text}", markup=False)
 
 
 def _check_channel(saver: Any, thread: str, channel: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -144,16 +144,15 @@ def is_sqlite(file: Path) -> bool:
 
 
 def _take_over(file: Path, into: Import, json: bool) -> None:
-    from perdure.checkpointers.codec import Codec
-    from perdure.checkpointers.importing import Source
+    from perdure.storage.flow import rows_of
+    from perdure.storage.sqlite_source import SQLiteSource
 
     with into.opened() as saver:
         done = saver.import_from(file)
-        with (
-            Source(file, Codec(saver.serde)) as source,
-            progress_bar("forming memories", "thread") as show,
-        ):
-            for number, thread_id in enumerate(source.thread_ids(), 1):
+        with closing(SQLiteSource(file)) as source:
+            rows = source.read(rows_of("SELECT DISTINCT thread_id FROM checkpoints"))
+        with progress_bar("forming memories", "thread") as show:
+            for number, (thread_id,) in enumerate(rows, 1):
                 into.remember(thread_id)
                 show(number / done.threads, number)
     if json:
@@ -216,7 +215,7 @@ def _all(saver: SQLiteCheckpointer) -> list[str]:
 def _exported(saver: SQLiteCheckpointer, thread_id: str) -> dict[str, Any]:
     from langchain_core.messages import convert_to_openai_messages
 
-    said = [item.value for item in saver.history(thread_id)]
+    said = [item.value for item in saver.history(thread_id) if not item.branch]
     messages: Any = convert_to_openai_messages(said, include_id=True)
     for message, value in zip(messages, said, strict=True):
         if "create_time" in value.response_metadata:
