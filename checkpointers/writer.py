@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import Cache, Snapshot, Thread, Write
+from perdure.checkpointers.cache import Cache, Pending, Snapshot, Thread, Write
 from perdure.checkpointers.items import Items
 from perdure.checkpointers.log import Appender
 from perdure.checkpointers.manifest import (
@@ -21,6 +21,7 @@ from perdure.checkpointers.manifest import (
     flat,
     joined,
 )
+from perdure.checkpointers.messages import CLASSES
 from perdure.checkpointers.planner import PlannedPut, PlannedWrites
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
@@ -69,19 +70,20 @@ class Written:
     snapshot: Snapshot | None = None
     branch_of: str | None = None
     appender: Appender | None = None
-    writes: list[tuple[str, str, str, list[Write] | None, bytes]] = field(default_factory=list)
+    writes: tuple[str, str, Pending] | None = None  # of a task, by its checkpoint and id
 
     def take_over(self, cache: Cache) -> None:
         """Keep what was written, and say if it is a branch nobody asked for."""
         thread = cache.thread(self.thread_id, self.key, self.generation)
         state = self.key, self.seq, self.generation, self.updated_at, self.namespace, self.pinned
-        thread.states[self.ns] = (*state, *self.head, None)
+        thread.remember_state(self.ns, (*state, *self.head, None))
         if self.appender is not None:
             self.appender.take_over(thread, self.seq)
         if self.snapshot is not None:
             thread.remember(self.ns, self.snapshot)
-        for uid, task, path, writes, body in self.writes:
-            thread.remember_writes(self.ns, uid, task, path, writes, body)
+            thread.pending.pop((self.ns, self.snapshot.parent or ""), None)
+        if self.writes is not None:
+            thread.remember_writes(self.ns, *self.writes)
         if self.branch_of is not None:
             _log.info(
                 "thread %r: a run went on after a later one began; its checkpoint %s is a branch",
@@ -337,7 +339,8 @@ class Writer:
             *self._touched(out, now),
         ]
         if added:
-            out.writes.append((plan.uid, plan.task, plan.path, plan.writes, body))
+            if any(map(_may_be_in_a_log, plan.writes)):
+                out.writes = plan.uid, plan.task, (plan.path, plan.writes, body)
             return out
         ((path, stored),) = yield Statement(self.sql["find_writes"], at)
         had = unpack_writes(self.seal.open(stored, writes_place(*row, path)))
@@ -348,7 +351,7 @@ class Writer:
         writes = [merged[i] for i in sorted(merged)]
         sealed = self.seal.seal(pack_writes(writes), bound)
         yield Statement(self.sql["put_writes"], (*at, plan.path, sealed))
-        out.writes.append((plan.uid, plan.task, plan.path, writes, sealed))
+        out.writes = plan.uid, plan.task, (plan.path, writes, sealed)
         return out
 
     def _refer_writes(self, out: Written, uid: str, snapshot: Snapshot) -> list[Statement]:
@@ -364,7 +367,6 @@ class Writer:
             sealed = self.seal.seal(pack_writes(referring), bound)
             params = (sealed, out.namespace, pack_id(uid), pack_id(task), body)
             statements.append(Statement(self.sql["refer_writes"], params))
-            out.writes.append((uid, task, path, None, b""))
         return statements
 
     def _referring(self, appender: Appender, snapshot: Snapshot, write: Write) -> Write:
@@ -382,4 +384,11 @@ class Writer:
         return [index, channel, [_HERE[ref[0]], held[0], flat(ranges)]]
 
 
+def _may_be_in_a_log(write: Write) -> bool:
+    """Whether the next checkpoint may hold items of a write."""
+    ref = write[2]
+    return ref[:1] in _MESSAGES if isinstance(ref, bytes) else ref[0] in _HERE
+
+
+_MESSAGES: Final = {bytes((code,)) for code in CLASSES}
 _HERE: Final = {LIST_HERE: LIST, DICT_HERE: DICT}
