@@ -132,7 +132,7 @@ class Thread:
         self.named: dict[str, ChannelLog] = {}
         self.recent: OrderedDict[tuple[str, str], Snapshot] = OrderedDict()
         self.pending: OrderedDict[tuple[str, str], dict[str, Pending]] = OrderedDict()
-        self.states: dict[str, Row] = {}  # by namespace, what the statement `state` would answer
+        self.states: OrderedDict[str, Row] = OrderedDict()
         self.size = _THREAD_OVERHEAD
 
     def log(self, key: int, name: str) -> ChannelLog:
@@ -160,16 +160,13 @@ class Thread:
         """Keep a checkpoint at hand for the puts that follow it."""
         _keep(self.recent, (ns, snapshot.uid), snapshot)
 
-    def remember_writes(
-        self, ns: str, uid: str, task: str, path: str, writes: list[Write] | None, body: bytes
-    ) -> None:
-        """Keep what a task wrote until the next checkpoint has it; None: it has."""
-        tasks = self.pending.get((ns, uid), {})
-        if writes is None:
-            tasks.pop(task, None)
-        else:
-            tasks[task] = (path, writes, body)
-        _keep(self.pending, (ns, uid), tasks)
+    def remember_state(self, ns: str, state: Row) -> None:
+        """Keep what the statement `state` would answer."""
+        _keep(self.states, ns, state)
+
+    def remember_writes(self, ns: str, uid: str, task: str, pending: Pending) -> None:
+        """Keep what a task wrote until the next checkpoint is put."""
+        _keep(self.pending, (ns, uid), {**self.pending.get((ns, uid), {}), task: pending})
 
 
 def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:

@@ -1,9 +1,9 @@
 """The checkpointer: langgraph's `BaseCheckpointSaver` over perdure's log, sync and async.
 
-This file is its whole surface. The work is done by parts that know no driver: `planner` decides what
-to store, `writer` and `reader` are flows, `listing` and `threads` find and show, `maintenance` and
-`erasure` delete. A blocking method runs its flow in the calling thread (reads) or hands it to the
-database's writer; its `a` form awaits the same.
+This file is its whole surface. The work is done by parts that know no driver: `planner` decides
+what to store, `writer` and `reader` are flows, `listing` and `threads` find and show, `maintenance`
+and `erasure` delete. A blocking method runs its flow in the calling thread (reads) or hands it to
+the database's writer; its `a` form awaits the same.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     def lock(self, thread_id: str, *, timeout_s: float | None = None) -> Lock:
         """One turn at a time: a lock on a thread, for `with` and `async with`.
 
-        It holds across threads, event loops and processes on this machine, first come first served
-        within a process, and is released when its holder dies. Runs that do not take it are not kept
-        out; a run that meets another becomes a branch or has the head, see `Checkpointer.put`.
+        It holds across threads, event loops and processes on this machine, first come first
+        served within a process, and is released when its holder dies. Runs that do not take it are
+        not kept out; a run that meets another becomes a branch or has the head, see `put`.
 
             async with saver.lock("thread-1", timeout_s=30):
                 await graph.ainvoke(question, config)
@@ -174,11 +174,11 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         nothing of the run that is at work on it.
         """
         found = yield from self._reader.get(at)
-        if found is not None and at.checkpoint_id is not None:
-            if not (yield from self._reader.is_head(at)):
-                while len(self._read_by_id) >= _READ_BY_ID:
-                    self._read_by_id.pop(next(iter(self._read_by_id)), None)
-                self._read_by_id[at.thread_id, at.checkpoint_ns, at.checkpoint_id] = None
+        if found is None or at.checkpoint_id is None or (yield from self._reader.is_head(at)):
+            return found
+        while len(self._read_by_id) >= _READ_BY_ID:
+            self._read_by_id.pop(next(iter(self._read_by_id)), None)
+        self._read_by_id[at.thread_id, at.checkpoint_ns, at.checkpoint_id] = None
         return found
 
     def list(
@@ -723,7 +723,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             return
 
     def _planners(self, thread_id: str) -> Iterator[Planner]:
-        """One that rests on what is kept; where that is stale on nothing but the parent; on nothing."""
+        """One that rests on what is kept; if that is stale, on the parent only; then on nothing."""
         yield Planner(self._items, self._cache.peek(thread_id))
         yield Planner(self._items, None)
         yield Planner(self._items, None, alone=True)

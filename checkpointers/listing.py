@@ -16,7 +16,7 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.checkpointers.address import Address, address
 from perdure.checkpointers.reader import Reader
-from perdure.checkpointers.records import pack_id, span, tag, unpack_id
+from perdure.checkpointers.records import pack_id, place, span, tag, unpack_id
 from perdure.storage.flow import Flow, Row, rows_of
 
 _PAGE: Final = 256  # rows read at once
@@ -159,26 +159,26 @@ class Listing:
         before: RunnableConfig | None,
         only: str | None,
     ) -> Pages:
-        found = yield rows_of(self.sql["find_thread"], thread_id)
-        if not found:
-            return
-        uid = before["configurable"].get("checkpoint_id") if before else None
-        listed: list[_Namespace] = []
-        stop = found[0][1] + 1  # what is put from here on is left out
-        for key, name, head in (yield rows_of(self.sql["thread_namespaces"], found[0][0])):
-            if ns is None or name == ns:
-                listed.append(_Namespace(key, name, head, stop))
-                if uid is not None:
-                    yield from self._limit(listed[-1], uid)
+        listed = yield from self._namespaces(thread_id, ns, before)
         if only is not None:
             yield from self._one(thread_id, listed, where, only)
             return
         # the head first: of the namespace asked for, of several that of the root graph
         first = next((each for each in listed if each.name == (ns or "")), None)
         if first is not None and 0 < first.head < first.stop:
-            for row in (yield rows_of(self.sql["checkpoint_at"], first.key << 32 | first.head)):
+            for row in (yield rows_of(self.sql["checkpoint_at"], place(first.key, first.head))):
                 if self._wanted(thread_id, first, row, where):
                     yield Address(thread_id, first.name, unpack_id(row[1]) or "")
+        yield from self._newest_first(thread_id, listed, where, first)
+
+    def _newest_first(
+        self,
+        thread_id: str,
+        listed: list[_Namespace],
+        where: Mapping[str, Any],
+        first: _Namespace | None,
+    ) -> Pages:
+        """All of them, the last put first, but for the head of `first`."""
         while True:
             for each in listed:
                 yield from self._fill(thread_id, each, where)
@@ -190,11 +190,28 @@ class Listing:
             if newest is not first or row[0] & _LOW != first.head:
                 yield Address(thread_id, newest.name, unpack_id(row[1]) or "")
 
+    def _namespaces(
+        self, thread_id: str, ns: str | None, before: RunnableConfig | None
+    ) -> Generator[Any, Any, list[_Namespace]]:
+        """The namespaces to be listed, each from where its listing begins."""
+        found = yield rows_of(self.sql["find_thread"], thread_id)
+        if not found:
+            return []
+        uid = before["configurable"].get("checkpoint_id") if before else None
+        listed = []
+        stop = found[0][1] + 1  # what is put from here on is left out
+        for key, name, head in (yield rows_of(self.sql["thread_namespaces"], found[0][0])):
+            if ns is None or name == ns:
+                listed.append(_Namespace(key, name, head, stop))
+                if uid is not None:
+                    yield from self._limit(listed[-1], uid)
+        return listed
+
     def _limit(self, listed: _Namespace, uid: str) -> Pages:
         """Leave out what is not before a checkpoint.
 
-        Of the same namespace: what was put before it. An id of another one, with which langgraph asks
-        for a subgraph's state as of its parent, is compared with the ids, as langgraph's savers do.
+        Of the same namespace: what was put before it. An id of another one, with which langgraph
+        asks for a subgraph's state as of its parent, is compared with the ids, as its savers do.
         """
         rows = yield rows_of(self.sql["find_checkpoint"], listed.key, pack_id(uid))
         if rows:

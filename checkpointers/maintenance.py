@@ -170,7 +170,7 @@ class Maintenance:
     # -- some checkpoints of a thread
 
     def pruned(self, thread_id: str, keep: Keep, *, history: bool, limit: int) -> Flow[PruneReport]:
-        """Delete the checkpoints of each namespace that `keep` does not name, then what nothing needs.
+        """Delete the checkpoints that `keep` does not name, then the items that nothing needs.
 
         Args:
             thread_id: Whose.

@@ -11,8 +11,8 @@ A reference is what a checkpoint, or a pending write, stores in a value's place:
     [6, [bytes, ...]]         a dict whose `[key, value]` pairs stand here
 
 Ranges are half open and written flat as `[start, length, start, length, ...]`. A value of n items
-has at most `limit(n)` of them: where it would have more, its scattered parts are appended to the log
-anew, as aliases of what they repeat (`regrouped`). Positions from `ALIASES` on are those of aliases.
+has at most `limit(n)` of them: where it would have more, its scattered parts are appended to the
+log anew, as aliases of what they repeat (`regrouped`). Positions from `ALIASES` on are of aliases.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def limit(n: int) -> int:
 def regrouped(ranges: Ranges) -> list[Ranges]:
     """Which neighbours to append anew as one piece, so that half as many ranges are left.
 
-    The longest quarter of what is allowed stays, each alone in its group; what stands between two of
-    them is a group. So a range is written again only when many short ones have gathered around it, as
-    the runs of a log-structured merge tree are (O'Neil et al., 1996).
+    The longest quarter of what is allowed stays, each alone in its group; what stands between two
+    of them is a group. So a range is written again only when many short ones have gathered around
+    it, as the runs of a log-structured merge tree are (O'Neil et al., 1996).
 
-    >>> regrouped([(0, 90), (95, 96), (93, 94), (100, 180)])
-    [[(0, 90)], [(95, 96), (93, 94)], [(100, 180)]]
+    >>> regrouped([(0, 3), (4, 5), (6, 7), (12, 13), (8, 11)])
+    [[(0, 3)], [(4, 5)], [(6, 7), (12, 13)], [(8, 11)]]
     """
     keep = limit(count(ranges)) // 4
     longest = set(sorted(range(len(ranges)), key=lambda i: ranges[i][0] - ranges[i][1])[:keep])

@@ -121,7 +121,7 @@ def tags_of(seal: Seal, metadata: Mapping[str, Any]) -> Iterator[int]:
 
 
 def pack_snapshot(snapshot: Snapshot) -> bytes:
-    """A checkpoint's row body. What was said stands in it where a channel does not hold all of it."""
+    """A checkpoint's row body, with what was said where a channel does not hold all of it."""
     said = {
         channel: [log, flat(ranges)]
         for channel, (log, ranges) in snapshot.said.items()

@@ -1,7 +1,7 @@
 """The tables of the checkpointers, as numbered steps; a step that has shipped is never edited.
 
-Keys of `checkpoints` and `items` are composed: `namespace << 32 | seq` and `log << 32 | position`, so
-a thread's rows lie together and a range of them is a range of keys.
+Keys of `checkpoints` and `items` are composed: `namespace << 32 | seq` and `log << 32 | position`.
+So a thread's rows lie together, and a range of them is a range of keys.
 """
 
 from __future__ import annotations

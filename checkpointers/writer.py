@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import Cache, Snapshot, Thread, Write
+from perdure.checkpointers.cache import Cache, Pending, Snapshot, Thread, Write
 from perdure.checkpointers.items import Items
 from perdure.checkpointers.log import Appender
 from perdure.checkpointers.manifest import (
@@ -21,6 +21,7 @@ from perdure.checkpointers.manifest import (
     flat,
     joined,
 )
+from perdure.checkpointers.messages import CLASSES
 from perdure.checkpointers.planner import PlannedPut, PlannedWrites
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
@@ -69,25 +70,23 @@ class Written:
     snapshot: Snapshot | None = None
     branch_of: str | None = None
     appender: Appender | None = None
-    writes: list[tuple[str, str, str, list[Write] | None, bytes]] = field(default_factory=list)
+    writes: tuple[str, str, Pending] | None = None  # of a task, by its checkpoint and id
 
     def take_over(self, cache: Cache) -> None:
         """Keep what was written, and say if it is a branch nobody asked for."""
         thread = cache.thread(self.thread_id, self.key, self.generation)
-        thread.states[self.ns] = (
-            (self.key, self.seq, self.generation, self.updated_at, self.namespace, self.pinned)
-            + self.head
-            + (None,)
-        )
+        state = self.key, self.seq, self.generation, self.updated_at, self.namespace, self.pinned
+        thread.remember_state(self.ns, (*state, *self.head, None))
         if self.appender is not None:
             self.appender.take_over(thread, self.seq)
         if self.snapshot is not None:
             thread.remember(self.ns, self.snapshot)
-        for uid, task, path, writes, body in self.writes:
-            thread.remember_writes(self.ns, uid, task, path, writes, body)
+            thread.pending.pop((self.ns, self.snapshot.parent or ""), None)
+        if self.writes is not None:
+            thread.remember_writes(self.ns, *self.writes)
         if self.branch_of is not None:
             _log.info(
-                "thread %r: a run went on after a later one had begun; its checkpoint %s is a branch",
+                "thread %r: a run went on after a later one began; its checkpoint %s is a branch",
                 self.thread_id,
                 self.branch_of,
             )
@@ -114,9 +113,10 @@ class Writer:
     def job(self, plan: PlannedPut | PlannedWrites) -> Callable[[], Flow[Written]]:
         """Makes the flow that stores what was planned.
 
-        What is known of the thread is taken for what its first statement will answer, and the flow is
-        run so far here, in the caller's thread: then the thread that commits has next to nothing to
-        do in Python but to see that the answer is that one. If it is not, the flow begins anew.
+        What is known of the thread is taken for what the first statement will answer, and the
+        flow is run so far here, in the caller's thread: then the thread that commits has next to
+        nothing to do in Python but to see that the answer is that one. If it is not, the flow
+        begins anew.
         """
 
         def make() -> Flow[Written]:
@@ -170,6 +170,25 @@ class Writer:
             self.sql, self.seal, self.items, plan.thread_id, out.key, out.seq, out.known
         )
         yield from appender.prepare(plan.nodes)
+        self._fill(snapshot, plan, parent, appender)
+        statements = appender.statements()
+        if out.existing is None:
+            statements += self._added(out, plan, snapshot, parent, now)
+        else:
+            statements += yield from self._replaced(out, plan, snapshot, now)
+        tags = [(number, snapshot.key) for number in tags_of(self.seal, plan.metadata)]
+        if tags:
+            statements.append(Statement(self.sql["add_tag"], tags, many=True))
+        if out.known is not None and plan.parent is not None:
+            statements += self._refer_writes(out, plan.parent, snapshot)
+        yield statements
+        out.snapshot = snapshot
+        return out
+
+    def _fill(
+        self, snapshot: Snapshot, plan: PlannedPut, parent: Snapshot | None, appender: Appender
+    ) -> None:
+        """Give a checkpoint its channels: what was planned, and what is as in the parent."""
         if parent is not None:
             snapshot.said.update(parent.said)
         for channel, node in plan.nodes.items():
@@ -184,19 +203,6 @@ class Writer:
                 # a graph that does not know a channel carries its version on, not its value
                 if channel not in snapshot.refs and parent.holds(channel, version):
                     snapshot.take(channel, parent)
-        statements = appender.statements()
-        if out.existing is None:
-            statements += self._added(out, plan, snapshot, parent, now)
-        else:
-            statements += yield from self._replaced(out, plan, snapshot, now)
-        tags = [(number, snapshot.key) for number in tags_of(self.seal, plan.metadata)]
-        if tags:
-            statements.append(Statement(self.sql["add_tag"], tags, many=True))
-        if out.known is not None and plan.parent is not None:
-            statements += self._refer_writes(out, plan.parent, snapshot)
-        yield statements
-        out.snapshot = snapshot
-        return out
 
     def _begin(self, thread_id: str, ns: str, uid: str | None) -> Flow[Written]:
         """The thread and namespace as they are; new ones if need be."""
@@ -259,7 +265,7 @@ class Writer:
         return statements + self._touched(out, now)
 
     def _touched(self, out: Written, now: float) -> list[Statement]:
-        """The thread's last activity, which is kept only so exactly: its index is written seldom."""
+        """The thread's last activity, to a tenth of a second: its index is written seldom."""
         if now - out.updated_at <= ACTIVITY_S:
             return []
         out.updated_at = now
@@ -333,7 +339,8 @@ class Writer:
             *self._touched(out, now),
         ]
         if added:
-            out.writes.append((plan.uid, plan.task, plan.path, plan.writes, body))
+            if any(map(_may_be_in_a_log, plan.writes)):
+                out.writes = plan.uid, plan.task, (plan.path, plan.writes, body)
             return out
         ((path, stored),) = yield Statement(self.sql["find_writes"], at)
         had = unpack_writes(self.seal.open(stored, writes_place(*row, path)))
@@ -344,12 +351,13 @@ class Writer:
         writes = [merged[i] for i in sorted(merged)]
         sealed = self.seal.seal(pack_writes(writes), bound)
         yield Statement(self.sql["put_writes"], (*at, plan.path, sealed))
-        out.writes.append((plan.uid, plan.task, plan.path, writes, sealed))
+        out.writes = plan.uid, plan.task, (plan.path, writes, sealed)
         return out
 
     def _refer_writes(self, out: Written, uid: str, snapshot: Snapshot) -> list[Statement]:
         """Let the writes that led to a checkpoint point into the log where it holds them."""
-        assert out.known is not None and out.appender is not None
+        assert out.known is not None
+        assert out.appender is not None
         statements = []
         for task, (path, writes, body) in out.known.pending.get((out.ns, uid), {}).items():
             referring = [self._referring(out.appender, snapshot, write) for write in writes]
@@ -359,7 +367,6 @@ class Writer:
             sealed = self.seal.seal(pack_writes(referring), bound)
             params = (sealed, out.namespace, pack_id(uid), pack_id(task), body)
             statements.append(Statement(self.sql["refer_writes"], params))
-            out.writes.append((uid, task, path, None, b""))
         return statements
 
     def _referring(self, appender: Appender, snapshot: Snapshot, write: Write) -> Write:
@@ -377,4 +384,11 @@ class Writer:
         return [index, channel, [_HERE[ref[0]], held[0], flat(ranges)]]
 
 
+def _may_be_in_a_log(write: Write) -> bool:
+    """Whether the next checkpoint may hold items of a write."""
+    ref = write[2]
+    return ref[:1] in _MESSAGES if isinstance(ref, bytes) else ref[0] in _HERE
+
+
+_MESSAGES: Final = {bytes((code,)) for code in CLASSES}
 _HERE: Final = {LIST_HERE: LIST, DICT_HERE: DICT}

@@ -131,12 +131,9 @@ def test_changing(
 
 
 def test_no_twin_is_forgotten() -> None:
-    """Every public method that works on the database has an `a` form with the same signature.
-
-    `lock` is for `with` and `async with` alike; `aget_iter` is `alist` by a name of langgraph's.
-    """
+    """Every public method that works on the database has an `a` form with the same signature."""
     alone = {"open", "from_conn_string", "setup", "get_next_version", "with_allowlist", "lock"}
-    alone.add("aget_iter")
+    alone.add("aget_iter")  # langgraph's server asks for it by this name; it is `alist`
     names = {
         name
         for name, member in inspect.getmembers(Saver, inspect.isroutine)
