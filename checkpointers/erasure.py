@@ -37,7 +37,7 @@ from perdure.checkpointers.records import (
 from perdure.checkpointers.removal import GONE, Remover, Where
 from perdure.checkpointers.reports import ErasureReport
 from perdure.checkpointers.rewriting import BLOCKS, PAGE, Rewriter
-from perdure.errors import ConfigurationError, CorruptRecord, ForbiddenType
+from perdure.errors import CorruptRecord, ForbiddenType
 from perdure.storage.database import scrub_wanted
 from perdure.storage.flow import Flow, Row, Statement
 
@@ -263,16 +263,3 @@ def _task(ns: str, node: str, task_id: str = "") -> str:
     """A task as langgraph names it in a namespace."""
     name = f"{node}:{task_id}" if task_id else node
     return f"{ns}|{name}" if ns else name
-
-
-def check_ids(message_ids: Collection[str]) -> frozenset[str]:
-    """Message ids as they are to be given.
-
-    Raises:
-        ConfigurationError: They are not a collection of texts.
-    """
-    if isinstance(message_ids, str) or not all(isinstance(uid, str) for uid in message_ids):
-        raise ConfigurationError(
-            f"message_ids is {message_ids!r:.200}; expected a list of message ids, like ['id-1']"
-        )
-    return frozenset(message_ids)

@@ -161,8 +161,8 @@ DELETE FROM threads WHERE thread = ?;
 
 -- list_threads: a page, newest activity first
 SELECT thread, thread_id, created_at, updated_at FROM threads
-WHERE (updated_at, thread) < (?, ?) AND substr(thread_id, 1, length(?)) = ?
-ORDER BY updated_at DESC, thread DESC LIMIT ?;
+WHERE (updated_at, thread) < (?1, ?2) AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3
+ORDER BY updated_at DESC, thread DESC LIMIT ?4;
 
 -- one_thread: the same, for one
 SELECT thread, thread_id, created_at, updated_at FROM threads WHERE thread_id = ?;

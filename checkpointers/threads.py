@@ -145,7 +145,7 @@ class Threads:
             if not rows:
                 raise no_thread(after)
             last = (rows[0][3], rows[0][0])
-        rows = yield Statement(self.sql["list_threads"], (*last, prefix, prefix, limit))
+        rows = yield Statement(self.sql["list_threads"], (*last, prefix.encode(), limit))
         out = []
         for row in rows:
             out.append((yield from self._info(row)))
