@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.messages import HumanMessage
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
-from perdure.errors import InvalidConfig
+from perdure.errors import ConfigurationError, InvalidConfig, StorageError
 
 LONE = "lone \ud800 surrogate"
 ODD = [
@@ -141,3 +143,23 @@ def test_prefixes_with_odd_characters(saver: SQLiteCheckpointer) -> None:
     for prefix in [*ODD, "a", "a\0", "\0", "A", "", "ä"]:
         expected = {name for name in names if name.startswith(prefix)}
         assert expected == {info.thread_id for info in saver.threads(prefix=prefix)}
+
+
+@pytest.mark.parametrize("path", [5, None, "\0", "x\0.db", "\ud800.db"])
+def test_paths_that_are_none(path: Any) -> None:
+    """A path of another type, with a NUL or a lone surrogate, is refused by all that take one."""
+    with SQLiteCheckpointer.open(":memory:") as saver:
+        for take in (SQLiteCheckpointer.open, saver.import_from):
+            with pytest.raises(ConfigurationError, match="expected a file name"):
+                take(path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
+    """A loop of links, a folder that is one, and a name that is too long are typed errors."""
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    for path in (tmp_path / "a", tmp_path / "a" / "x.db", tmp_path / ("n" * 300)):
+        for read_only in (False, True):
+            with pytest.raises((ConfigurationError, StorageError)):
+                SQLiteCheckpointer.open(path, read_only=read_only)
