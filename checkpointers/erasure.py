@@ -17,7 +17,7 @@ from typing import Any, Final
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.types import INTERRUPT, RESUME, TASKS
 
-from perdure.checkpointers.cache import Snapshot, Thread
+from perdure.checkpointers.cache import Thread
 from perdure.checkpointers.log import Appender
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.reader import Reader
@@ -187,13 +187,10 @@ class Eraser:
         yield from self._retag(row[0], snapshot.fields[1], fields[1])
         snapshot.fields = fields
         snapshot.refs = {channel: ref for channel, ref in refs.items() if ref is not GONE}
-        body = self._sealed(to, ns, snapshot, said)
+        bound = checkpoint_place(to.appender.thread_id, ns, row)
+        body = self.reader.seal.seal(pack_row(snapshot, said), bound)
         yield Statement(self.sql["rewrite_checkpoint"], (body, row[0]))
         done.checkpoints += 1
-
-    def _sealed(self, to: Rewriter, ns: str, snapshot: Snapshot, said: dict[str, Any]) -> bytes:
-        at = to.appender.thread_id, ns, snapshot.uid, snapshot.parent, snapshot.key
-        return self.reader.seal.seal(pack_row(snapshot, said), checkpoint_place(*at))
 
     def _retag(self, key: int, before: bytes, now: bytes) -> Flow[None]:
         """Let a checkpoint be found no more by what its metadata does not hold any more."""
