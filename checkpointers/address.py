@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from uuid import UUID
 
@@ -41,17 +41,23 @@ def address(config: RunnableConfig) -> Address:
             f"the config {config!r} has no 'configurable' mapping; "
             "pass {'configurable': {'thread_id': 'some-id'}}"
         )
-    thread_id = check_thread_id(configurable.get("thread_id"))
-    ns = configurable.get("checkpoint_ns", "")
-    if not isinstance(ns, str):
-        raise InvalidConfig(f"checkpoint_ns is {ns!r}; expected a string ('' is the root graph)")
-    checkpoint_id = configurable.get("checkpoint_id")
-    if checkpoint_id is not None and not isinstance(checkpoint_id, str):
-        raise InvalidConfig(f"checkpoint_id is {checkpoint_id!r}; expected a string or nothing")
+    return named(
+        configurable.get("thread_id"),
+        configurable.get("checkpoint_ns", ""),
+        configurable.get("checkpoint_id"),
+    )
+
+
+def named(thread_id: object, checkpoint_ns: object, checkpoint_id: object) -> Address:
+    """An address of these parts; no checkpoint_id, or an empty one, is the head's.
+
+    Raises:
+        InvalidConfig: `thread_id` is missing or empty, or one of the three is not text.
+    """
     return Address(
-        thread_id,
-        _text("checkpoint_ns", ns),
-        _text("checkpoint_id", checkpoint_id) if checkpoint_id else None,
+        check_thread_id(thread_id),
+        check_text("checkpoint_ns", checkpoint_ns),
+        optional_text("checkpoint_id", checkpoint_id) or None,
     )
 
 
@@ -66,15 +72,53 @@ def check_thread_id(thread_id: object) -> str:
             f"thread_id is {thread_id!r}; a checkpointer needs text to know which conversation "
             "this is: pass {'configurable': {'thread_id': 'some-id'}}"
         )
-    text = _text("thread_id", str(thread_id))
+    text = check_text("thread_id", str(thread_id))
     if not text:
         raise InvalidConfig("thread_id is empty; pass a non-empty string")
     return text
 
 
-def _text(name: str, value: str) -> str:
+def check_thread_ids(thread_ids: object) -> list[str]:
+    """Thread ids, each as `check_thread_id` takes it.
+
+    Raises:
+        InvalidConfig: They are not several, or one is not a thread id.
+    """
+    return [check_thread_id(each) for each in _several("thread_ids", thread_ids)]
+
+
+def check_texts(name: str, values: object) -> list[str]:
+    """Several ids of what `name` says.
+
+    Raises:
+        InvalidConfig: They are not several, or one is not text.
+    """
+    return [check_text(name, each) for each in _several(name, values)]
+
+
+def _several(name: str, values: object) -> Iterable[object]:
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise InvalidConfig(f"{name} is {values!r:.80}; expected a list of ids, like ['id-1']")
+    return values
+
+
+def optional_text(name: str, value: object) -> str | None:
+    """Text, or None; see `check_text`."""
+    return None if value is None else check_text(name, value)
+
+
+def check_text(name: str, value: object) -> str:
+    """Text that a database can hold.
+
+    Raises:
+        InvalidConfig: It is of another type, or has a lone surrogate.
+    """
+    if not isinstance(value, str):
+        raise InvalidConfig(f"{name} is {value!r:.80}; expected text")
     try:
         value.encode()
     except UnicodeEncodeError as exc:
-        raise InvalidConfig(f"{name} is {value!r}, which is no Unicode text: {exc.reason}") from exc
+        raise InvalidConfig(
+            f"{name} is {value!r:.80}; expected text without lone surrogates ({exc.reason})"
+        ) from exc
     return value

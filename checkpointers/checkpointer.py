@@ -38,11 +38,20 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from perdure.checkpointers.address import Address, address, check_thread_id
+from perdure.checkpointers.address import (
+    Address,
+    address,
+    check_text,
+    check_texts,
+    check_thread_id,
+    check_thread_ids,
+    named,
+    optional_text,
+)
 from perdure.checkpointers.cache import Cache
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.collector import collector_paused
-from perdure.checkpointers.erasure import Eraser, check_ids
+from perdure.checkpointers.erasure import Eraser
 from perdure.checkpointers.import_langgraph import Asked, Importer, Planned, Steps
 from perdure.checkpointers.items import Items
 from perdure.checkpointers.listing import Listing, apaged, paged
@@ -271,7 +280,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             The address of the checkpoint.
 
         Raises:
-            InvalidConfig: The config has no usable thread_id.
+            InvalidConfig: The config has no usable thread_id, or the checkpoint no usable id.
             Unstorable: A value cannot be stored; the message names the path to it.
         """
         at, plan = self._put_plan(config, checkpoint, metadata, new_versions)
@@ -298,6 +307,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> tuple[Address, Callable[[Planner], PlannedPut]]:
         at = address(config)
+        check_text("the id of the checkpoint", checkpoint["id"])
         known: dict[str, Any] = dict(get_checkpoint_metadata(config, metadata))
         read = (at.thread_id, at.checkpoint_ns, at.checkpoint_id or "") in self._read_by_id
         if read:
@@ -321,10 +331,11 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         and the like, which are replaced.
 
         Raises:
-            InvalidConfig: The config has no thread_id or no checkpoint_id.
+            InvalidConfig: The config has no thread_id or no checkpoint_id, or the task no text as
+                its id or path.
             Unstorable: A value cannot be stored; the message names the path to it.
         """
-        at = _of_checkpoint(config)
+        at = _of_task(config, task_id, task_path)
         self._write(lambda planner: planner.writes(at, writes, task_id, task_path), at.thread_id)
 
     async def aput_writes(
@@ -335,7 +346,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         task_path: str = "",
     ) -> None:
         """See `put_writes`."""
-        at = _of_checkpoint(config)
+        at = _of_task(config, task_id, task_path)
         await self._awrite(
             lambda planner: planner.writes(at, writes, task_id, task_path),
             at.thread_id,
@@ -377,7 +388,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             UnknownThread: There is no such thread or namespace.
             UnknownCheckpoint: It has no such checkpoint.
         """
-        at = _named(thread_id, checkpoint_ns, checkpoint_id)
+        at = named(thread_id, checkpoint_ns, checkpoint_id)
+        channel = check_text("channel", channel)
         pages = paged(self._threads.history(at, channel, ends), self._read)
         return [item for page in pages for item in page()]
 
@@ -391,7 +403,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         ends: tuple[int, int] | None = None,
     ) -> _List[HistoryItem]:
         """See `history`."""
-        at = _named(thread_id, checkpoint_ns, checkpoint_id)
+        at = named(thread_id, checkpoint_ns, checkpoint_id)
+        channel = check_text("channel", channel)
         out: _List[HistoryItem] = []
         async for page in apaged(self._threads.history(at, channel, ends), self.database.aread):
             out += await self.database.in_thread(page)
@@ -408,16 +421,22 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             prefix: Only threads whose id begins with it.
 
         Raises:
-            ConfigurationError: The limit is not positive.
+            ConfigurationError: The limit is not positive, or `after` or `prefix` not text.
             UnknownThread: `after` names no thread.
         """
-        return self.database.read(self._threads.page(limit, after, prefix))
+        return self.database.read(self._page_of_threads(limit, after, prefix))
 
     async def athreads(
         self, *, limit: int = 50, after: str | None = None, prefix: str = ""
     ) -> _List[ThreadInfo]:
         """See `threads`."""
-        return await self.database.aread(self._threads.page(limit, after, prefix))
+        return await self.database.aread(self._page_of_threads(limit, after, prefix))
+
+    def _page_of_threads(
+        self, limit: int, after: str | None, prefix: str
+    ) -> Flow[_List[ThreadInfo]]:
+        after = None if after is None else check_thread_id(after)
+        return self._threads.page(limit, after, check_text("prefix", prefix))
 
     def thread(self, thread_id: str) -> ThreadInfo:
         """One thread.
@@ -444,15 +463,19 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Raises:
             UnknownThread: There is none by that id.
         """
-        thread_id = check_thread_id(thread_id)
-        return self.database.read(self._threads.checkpoints(thread_id, checkpoint_ns, limit))
+        return self.database.read(self._checkpoints(thread_id, checkpoint_ns, limit))
 
     async def acheckpoints(
         self, thread_id: str, *, checkpoint_ns: str | None = None, limit: int | None = None
     ) -> _List[CheckpointInfo]:
         """See `checkpoints`."""
-        thread_id = check_thread_id(thread_id)
-        return await self.database.aread(self._threads.checkpoints(thread_id, checkpoint_ns, limit))
+        return await self.database.aread(self._checkpoints(thread_id, checkpoint_ns, limit))
+
+    def _checkpoints(
+        self, thread_id: str, checkpoint_ns: str | None, limit: int | None
+    ) -> Flow[_List[CheckpointInfo]]:
+        ns = optional_text("checkpoint_ns", checkpoint_ns)
+        return self._threads.checkpoints(check_thread_id(thread_id), ns, limit)
 
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes, counts, and the driver that is in use."""
@@ -481,7 +504,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         of a run's config; one at the top level of the config reaches no checkpoint.
         """
         doomed: dict[str, set[int]] = {}
-        for run_id in run_ids:
+        for run_id in check_texts("run_ids", run_ids):
             for thread_id, key in paged(self._listing.owners("run_id", run_id), self.database.read):
                 doomed.setdefault(thread_id, set()).add(key)
         self._maintenance.delete_checkpoints(doomed)
@@ -510,14 +533,14 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             message_ids: Which messages; unknown ones are no error. None: the whole thread.
 
         Raises:
-            ConfigurationError: `message_ids` is not a collection of texts.
+            InvalidConfig: `message_ids` is not a collection of texts.
             CorruptRecord: A row cannot be read. Nothing was erased.
         """
         thread_id = check_thread_id(thread_id)
         if message_ids is None:
             done = self._change(thread_id, lambda: self._eraser.erase_thread(thread_id))
         else:
-            ids = check_ids(message_ids)
+            ids = check_texts("message_ids", message_ids)
             done = self._change(thread_id, lambda: self._eraser.erase(thread_id, ids))
         return replace(done, scrubbed=self.database.scrub())
 
@@ -540,10 +563,10 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Raises:
             UnknownThread: There is no source.
             UnknownCheckpoint: The source has no such checkpoint.
-            InvalidConfig: The target exists.
+            InvalidConfig: The target exists, or one of the ids is none.
         """
         source, target = check_thread_id(source_thread_id), check_thread_id(target_thread_id)
-        self._maintenance.copy_thread(source, target, checkpoint_id)
+        self._maintenance.copy_thread(source, target, optional_text("checkpoint_id", checkpoint_id))
 
     async def acopy_thread(
         self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
@@ -566,7 +589,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Raises:
             ConfigurationError: The strategy is another.
         """
-        self._maintenance.prune([check_thread_id(t) for t in thread_ids], strategy)
+        self._maintenance.prune(check_thread_ids(thread_ids), strategy)
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """See `prune`."""
@@ -582,7 +605,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Raises:
             ConfigurationError: The rule keeps nothing in particular, or has a negative number.
         """
-        ids = None if thread_ids is None else [check_thread_id(t) for t in thread_ids]
+        ids = None if thread_ids is None else check_thread_ids(thread_ids)
         return self._maintenance.retain(rule, ids)
 
     async def aretain(
@@ -597,7 +620,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Raises:
             UnknownCheckpoint: The thread has no such checkpoint.
         """
-        at = _named(thread_id, checkpoint_ns, checkpoint_id)
+        at = named(thread_id, checkpoint_ns, checkpoint_id)
         if not self.database.write(lambda: self._writer.rewind(at)):
             raise UnknownCheckpoint(
                 f"thread {thread_id!r} has no checkpoint {checkpoint_id!r} in namespace "
@@ -733,12 +756,10 @@ def _items_in(values: Iterable[Any]) -> int:
     return sum([len(value) for value in values if type(value) is _List or type(value) is dict])
 
 
-def _named(thread_id: str, checkpoint_ns: str, checkpoint_id: str | None) -> Address:
-    return Address(check_thread_id(thread_id), checkpoint_ns, checkpoint_id)
-
-
-def _of_checkpoint(config: RunnableConfig) -> Address:
+def _of_task(config: RunnableConfig, task_id: object, task_path: object) -> Address:
     at = address(config)
+    check_text("task_id", task_id)
+    check_text("task_path", task_path)
     if at.checkpoint_id is None:
         raise InvalidConfig(
             f"writes for thread {at.thread_id!r} name no checkpoint_id; pass the config that "

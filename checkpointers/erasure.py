@@ -17,7 +17,7 @@ from typing import Any, Final
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.types import INTERRUPT, RESUME, TASKS
 
-from perdure.checkpointers.cache import Snapshot, Thread
+from perdure.checkpointers.cache import Thread
 from perdure.checkpointers.log import Appender
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.reader import Reader
@@ -37,7 +37,7 @@ from perdure.checkpointers.records import (
 from perdure.checkpointers.removal import GONE, Remover, Where
 from perdure.checkpointers.reports import ErasureReport
 from perdure.checkpointers.rewriting import BLOCKS, PAGE, Rewriter
-from perdure.errors import ConfigurationError, CorruptRecord, ForbiddenType
+from perdure.errors import CorruptRecord, ForbiddenType
 from perdure.storage.database import scrub_wanted
 from perdure.storage.flow import Flow, Row, Statement
 
@@ -187,13 +187,10 @@ class Eraser:
         yield from self._retag(row[0], snapshot.fields[1], fields[1])
         snapshot.fields = fields
         snapshot.refs = {channel: ref for channel, ref in refs.items() if ref is not GONE}
-        body = self._sealed(to, ns, snapshot, said)
+        bound = checkpoint_place(to.appender.thread_id, ns, row)
+        body = self.reader.seal.seal(pack_row(snapshot, said), bound)
         yield Statement(self.sql["rewrite_checkpoint"], (body, row[0]))
         done.checkpoints += 1
-
-    def _sealed(self, to: Rewriter, ns: str, snapshot: Snapshot, said: dict[str, Any]) -> bytes:
-        at = to.appender.thread_id, ns, snapshot.uid, snapshot.parent, snapshot.key
-        return self.reader.seal.seal(pack_row(snapshot, said), checkpoint_place(*at))
 
     def _retag(self, key: int, before: bytes, now: bytes) -> Flow[None]:
         """Let a checkpoint be found no more by what its metadata does not hold any more."""
@@ -263,16 +260,3 @@ def _task(ns: str, node: str, task_id: str = "") -> str:
     """A task as langgraph names it in a namespace."""
     name = f"{node}:{task_id}" if task_id else node
     return f"{ns}|{name}" if ns else name
-
-
-def check_ids(message_ids: Collection[str]) -> frozenset[str]:
-    """Message ids as they are to be given.
-
-    Raises:
-        ConfigurationError: They are not a collection of texts.
-    """
-    if isinstance(message_ids, str) or not all(isinstance(uid, str) for uid in message_ids):
-        raise ConfigurationError(
-            f"message_ids is {message_ids!r:.200}; expected a list of message ids, like ['id-1']"
-        )
-    return frozenset(message_ids)

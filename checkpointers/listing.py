@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.checkpointers.address import Address, address
+from perdure.checkpointers.address import Address, address, optional_text
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import pack_id, place, span, tag, unpack_id
 from perdure.storage.flow import Flow, Row, rows_of
@@ -197,7 +197,7 @@ class Listing:
         found = yield rows_of(self.sql["find_thread"], thread_id)
         if not found:
             return []
-        uid = before["configurable"].get("checkpoint_id") if before else None
+        uid = _before(before)
         listed = []
         stop = found[0][1] + 1  # what is put from here on is left out
         for key, name, head in (yield rows_of(self.sql["thread_namespaces"], found[0][0])):
@@ -253,6 +253,12 @@ class Listing:
 
     def _matches(self, thread_id: str, ns: str, row: Row, where: Mapping[str, Any]) -> bool:
         return matches(self.reader.metadata(self.reader.open_row(thread_id, ns, row)), where)
+
+
+def _before(config: RunnableConfig | None) -> str | None:
+    """The checkpoint_id of a config that needs no thread_id."""
+    named = config.get("configurable") if config else None
+    return optional_text("checkpoint_id", named.get("checkpoint_id")) if named else None
 
 
 def results(pages: Pages) -> Generator[Any, Any, list[Any]]:

@@ -200,17 +200,16 @@ class Maintenance:
         return PruneReport(dropped, items)
 
     def _checkpoints(self, thread_id: str, ns: str, namespace: int, head: int) -> Flow[list[Kept]]:
-        keys = yield Statement(self.sql["checkpoint_keys"], span(namespace))
-        by_uid = {uid: key for key, uid, _, _ in keys}
-        put_at = {key: at for key, _, _, at in keys}
+        rows = yield Statement(self.sql["checkpoint_bodies"], span(namespace))
+        by_uid = {row[1]: row[0] for row in rows}
         out = []
-        for row in (yield Statement(self.sql["checkpoint_bodies"], span(namespace))):
+        for row in rows:
             snapshot = self.reader.open_row(thread_id, ns, row)
             out.append(
                 Kept(
                     row[0],
                     by_uid.get(row[2]),
-                    put_at[row[0]],
+                    row[4],
                     self.reader.metadata(snapshot),
                     frozenset(snapshot.refs),
                     row[0] == place(namespace, head),
@@ -230,7 +229,7 @@ class Maintenance:
         for row in (yield Statement(self.sql["checkpoint_bodies"], span(namespace))):
             snapshot = self.reader.open_row(thread_id, ns, row)
             if snapshot.said:
-                bound = checkpoint_place(thread_id, ns, snapshot.uid, snapshot.parent, row[0])
+                bound = checkpoint_place(thread_id, ns, row)
                 body = self.reader.seal.seal(pack_row(snapshot, {}), bound)
                 yield Statement(self.sql["rewrite_checkpoint"], (body, row[0]))
 

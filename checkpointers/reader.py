@@ -124,15 +124,14 @@ class Reader:
         return snapshot
 
     def open_row(self, thread_id: str, ns: str, row: Row) -> Snapshot:
-        """A row `(id, uid, parent, began, body)`, decrypted and unpacked, its ranges as written.
+        """A row `(id, uid, parent, began, put_at, body)`, decrypted and unpacked, its ranges as written.
 
         Raises:
             CorruptRecord: It was damaged or tampered with.
         """
-        key, uid, parent, began, body = row
-        uid, parent = unpack_id(uid) or "", unpack_id(parent)
-        bound = checkpoint_place(thread_id, ns, uid, parent, key)
-        return unpack_snapshot(uid, key, parent, began, self.seal.open(body, bound))
+        key, uid, parent, began, _, body = row
+        opened = self.seal.open(body, checkpoint_place(thread_id, ns, row))
+        return unpack_snapshot(unpack_id(uid) or "", key, unpack_id(parent), began, opened)
 
     def metadata(self, snapshot: Snapshot) -> dict[str, Any]:
         """A checkpoint's metadata, new at each call."""

@@ -13,6 +13,7 @@ from perdure.checkpointers.manifest import ALIASES, DICT, LIST, flat
 from perdure.checkpointers.packing import pack, unpack
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Place, Seal
+from perdure.storage.flow import Row
 
 _TAG_LIMIT: Final = 256  # characters; a longer metadata value is found by reading, not by index
 # not worth an index: different at every checkpoint, or one of three values
@@ -68,9 +69,14 @@ def item_place(thread_id: str, channel: str, position: int) -> Place:
     return ("item", thread_id, channel, position)
 
 
-def checkpoint_place(thread_id: str, ns: str, uid: str, parent: str | None, key: int) -> Place:
-    """What binds a checkpoint to its row."""
-    return ("checkpoint", thread_id, ns, uid, parent, key)
+def checkpoint_place(thread_id: str, ns: str, row: Row) -> Place:
+    """What binds a checkpoint to its row `(id, uid, parent, began, put_at, ...)`.
+
+    Rows of the first version of the schema have no `began`, and are not bound to `put_at`.
+    """
+    key, uid, parent, began, put_at = row[:5]
+    bound = ("checkpoint", thread_id, ns, unpack_id(uid) or "", unpack_id(parent), key)
+    return (*bound, began, repr(put_at)) if began else bound
 
 
 def writes_place(thread_id: str, ns: str, uid: str, task: str, path: str) -> Place:

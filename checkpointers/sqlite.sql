@@ -64,20 +64,20 @@ SELECT count(*) FROM items WHERE id >= ? AND id < ?;
 DELETE FROM items WHERE id >= ? AND id < ?;
 
 -- find_checkpoint: one checkpoint by its id
-SELECT id, uid, parent, began, body FROM checkpoints WHERE namespace = ? AND uid = ?;
+SELECT id, uid, parent, began, put_at, body FROM checkpoints WHERE namespace = ? AND uid = ?;
 
 -- checkpoint_at: one checkpoint by its place
-SELECT id, uid, parent, began, body FROM checkpoints WHERE id = ?;
+SELECT id, uid, parent, began, put_at, body FROM checkpoints WHERE id = ?;
 
 -- head_of: the checkpoint a run starts from, and the keys that lead to it
-SELECT t.thread, t.generation, n.namespace, c.id, c.uid, c.parent, c.began, c.body
+SELECT t.thread, t.generation, n.namespace, c.id, c.uid, c.parent, c.began, c.put_at, c.body
 FROM threads t JOIN namespaces n ON n.thread = t.thread JOIN checkpoints c
 ON c.id = CASE n.pinned WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
 ELSE (n.namespace << 32) + n.pinned END
 WHERE t.thread_id = ? AND n.ns = ?;
 
 -- checkpoint_of: one checkpoint by its id, and the keys that lead to it
-SELECT t.thread, t.generation, n.namespace, c.id, c.uid, c.parent, c.began, c.body
+SELECT t.thread, t.generation, n.namespace, c.id, c.uid, c.parent, c.began, c.put_at, c.body
 FROM threads t JOIN namespaces n ON n.thread = t.thread JOIN checkpoints c ON c.namespace = n.namespace AND c.uid = ?
 WHERE t.thread_id = ? AND n.ns = ?;
 
@@ -88,16 +88,16 @@ INSERT INTO checkpoints (id, namespace, uid, parent, began, put_at, body) VALUES
 UPDATE checkpoints SET parent = ?, put_at = ?, body = ? WHERE id = ?;
 
 -- checkpoints_page: a page of a namespace, newest first
-SELECT id, uid, parent, began, body FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC LIMIT ?;
+SELECT id, uid, parent, began, put_at, body FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC LIMIT ?;
 
 -- checkpoint_bodies: all of a namespace, newest first
-SELECT id, uid, parent, began, body FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC;
+SELECT id, uid, parent, began, put_at, body FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC;
 
 -- rewrite_checkpoint: a checkpoint whose references changed
 UPDATE checkpoints SET body = ? WHERE id = ?;
 
 -- checkpoint_keys: the places of a namespace's checkpoints, newest first
-SELECT id, uid, parent, put_at FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC;
+SELECT id, uid, parent FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC;
 
 -- drop_checkpoint: one checkpoint
 DELETE FROM checkpoints WHERE id = ?;
@@ -135,7 +135,7 @@ DELETE FROM tags WHERE tag = ? AND checkpoint = ?;
 SELECT checkpoint FROM tags WHERE tag = ? ORDER BY checkpoint;
 
 -- tagged_page: a page of those of one namespace, newest first
-SELECT c.id, c.uid, c.parent, c.began, c.body FROM tags g JOIN checkpoints c ON c.id = g.checkpoint
+SELECT c.id, c.uid, c.parent, c.began, c.put_at, c.body FROM tags g JOIN checkpoints c ON c.id = g.checkpoint
 WHERE g.tag = ? AND g.checkpoint >= ? AND g.checkpoint < ? ORDER BY g.checkpoint DESC LIMIT ?;
 
 -- owner: who a namespace belongs to
@@ -161,8 +161,8 @@ DELETE FROM threads WHERE thread = ?;
 
 -- list_threads: a page, newest activity first
 SELECT thread, thread_id, created_at, updated_at FROM threads
-WHERE (updated_at, thread) < (?, ?) AND substr(thread_id, 1, length(?)) = ?
-ORDER BY updated_at DESC, thread DESC LIMIT ?;
+WHERE (updated_at, thread) < (?1, ?2) AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3
+ORDER BY updated_at DESC, thread DESC LIMIT ?4;
 
 -- one_thread: the same, for one
 SELECT thread, thread_id, created_at, updated_at FROM threads WHERE thread_id = ?;

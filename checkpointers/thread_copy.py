@@ -111,12 +111,8 @@ class _Copier:
             return
         namespace = (yield Statement(self.sql["new_namespace"], (thread, to.ns)))[0][0]
         yield Statement(self.sql["pin"], (head, namespace))
-        put_at = {
-            k: at
-            for k, _, _, at in (yield Statement(self.sql["checkpoint_keys"], span(to.namespace)))
-        }
         for row in rows:
-            yield from self._copy_checkpoint(to, namespace, row, put_at[row[0]])
+            yield from self._copy_checkpoint(to, namespace, row)
         uids = {row[1] for row in rows}
         for uid, task, path, body in (
             yield Statement(self.sql["namespace_writes"], (to.namespace,))
@@ -126,7 +122,7 @@ class _Copier:
                 body = self._copied_writes(to, (*ids, path), body)
                 yield Statement(self.sql["put_writes"], (namespace, uid, task, path, body))
 
-    def _copy_checkpoint(self, to: _Copied, namespace: int, row: Row, put_at: float) -> Flow[None]:
+    def _copy_checkpoint(self, to: _Copied, namespace: int, row: Row) -> Flow[None]:
         snapshot = self.reader.open_row(to.source, to.ns, row)
         snapshot.refs = {c: _moved(ref, to.logs) for c, ref in snapshot.refs.items()}
         said = {
@@ -134,11 +130,9 @@ class _Copier:
             for c, (log, numbers) in snapshot.said.items()
         }
         key = place(namespace, row[0] & 0xFFFFFFFF)
-        bound = checkpoint_place(to.target, to.ns, snapshot.uid, snapshot.parent, key)
+        bound = checkpoint_place(to.target, to.ns, (key, *row[1:]))
         body = self.reader.seal.seal(pack_row(snapshot, said), bound)
-        yield Statement(
-            self.sql["add_checkpoint"], (key, namespace, row[1], row[2], row[3], put_at, body)
-        )
+        yield Statement(self.sql["add_checkpoint"], (key, namespace, *row[1:5], body))
         for number in tags_of(self.reader.seal, self.reader.metadata(snapshot)):
             yield Statement(self.sql["add_tag"], (number, key))
 

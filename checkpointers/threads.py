@@ -21,7 +21,7 @@ from perdure.checkpointers.manifest import (
     positions,
 )
 from perdure.checkpointers.reader import Reader
-from perdure.checkpointers.records import place, span, unpack_id
+from perdure.checkpointers.records import place, span
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem, ThreadInfo
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
 from perdure.storage.flow import Flow, Row, Statement
@@ -99,13 +99,13 @@ class Threads:
     ) -> Flow[Ranges]:
         """What was said only on branches: on the way to no checkpoint that leads to the head."""
         rows = yield Statement(self.sql["checkpoint_keys"], span(namespace))
-        parents = {uid: parent for _, uid, parent, _ in rows}
-        trunk, uid = set(), next((uid for key, uid, _, _ in rows if key == head.key), None)
+        parents = {uid: parent for _, uid, parent in rows}
+        trunk, uid = set(), next((uid for key, uid, _ in rows if key == head.key), None)
         while uid is not None and uid not in trunk:
             trunk.add(uid)
             uid = parents.get(uid)
         inner = set(parents.values())
-        tips = [uid for _, uid, _, _ in rows if uid not in trunk and uid not in inner]
+        tips = [key for key, uid, _ in rows if uid not in trunk and uid not in inner]
         if not tips:
             return []
         key, said = head.said.get(channel, (0, []))
@@ -115,11 +115,10 @@ class Threads:
         if said:
             log = yield from self.reader.load(at.thread_id, thread, key, said)
             have.update(map(log.origin, positions(said)))
-        for uid in reversed(tips):
-            tip = yield from self.reader.snapshot(
-                at.thread_id, at.checkpoint_ns, namespace, unpack_id(uid) or ""
-            )
-            if tip is None or channel not in tip.said:
+        for tip_key in reversed(tips):
+            (row,) = yield Statement(self.sql["checkpoint_at"], (tip_key,))
+            tip = yield from self.reader.info(at.thread_id, at.checkpoint_ns, row)
+            if channel not in tip.said:
                 continue
             key, ranges = tip.said[channel]
             log = yield from self.reader.load(at.thread_id, thread, key, ranges)
@@ -145,7 +144,7 @@ class Threads:
             if not rows:
                 raise no_thread(after)
             last = (rows[0][3], rows[0][0])
-        rows = yield Statement(self.sql["list_threads"], (*last, prefix, prefix, limit))
+        rows = yield Statement(self.sql["list_threads"], (*last, prefix.encode(), limit))
         out = []
         for row in rows:
             out.append((yield from self._info(row)))
@@ -237,8 +236,8 @@ class _Page:
 
 def _trunk(keys: list[Row], head: int) -> set[int]:
     """The keys of the checkpoints that lead to the head, and of itself."""
-    by_uid = {uid: (key, parent) for key, uid, parent, _ in keys}
-    uid = next((uid for key, uid, _, _ in keys if key == head), None)
+    by_uid = {uid: (key, parent) for key, uid, parent in keys}
+    uid = next((uid for key, uid, _ in keys if key == head), None)
     out: set[int] = set()
     while uid in by_uid and by_uid[uid][0] not in out:
         key, uid = by_uid[uid]

@@ -247,10 +247,10 @@ class Writer:
         snapshot.began = (
             out.seq if self._begins(out, plan, parent) or parent is None else parent.began
         )
-        body = self._sealed(plan, snapshot)
-        uid, parent_uid = pack_id(plan.uid), pack_id(plan.parent)
-        row = (snapshot.key, out.namespace, uid, parent_uid, snapshot.began, now, body)
-        statements = [Statement(self.sql["add_checkpoint"], row)]
+        key, *at = row = self._row(plan, snapshot, now)
+        body, uid = self._sealed(plan, snapshot, row), row[1]
+        params = (key, out.namespace, *at, body)
+        statements = [Statement(self.sql["add_checkpoint"], params)]
         if self._takes_head(out, snapshot):
             out.head = snapshot.key, snapshot.began, uid
             if out.pinned:
@@ -301,8 +301,8 @@ class Writer:
         row = (yield Statement(self.sql["checkpoint_at"], (out.existing,)))[0]
         before = self.reader.open_row(plan.thread_id, plan.ns, row)
         snapshot.key, snapshot.began = before.key, before.began
-        body = self._sealed(plan, snapshot)
-        params = (pack_id(plan.parent), now, body, snapshot.key)
+        replaced = self._row(plan, snapshot, now)
+        params = (replaced[2], now, self._sealed(plan, snapshot, replaced), snapshot.key)
         statements = [
             Statement(self.sql["drop_tag"], (number, snapshot.key))
             for number in tags_of(self.seal, self.reader.metadata(before))
@@ -312,8 +312,11 @@ class Writer:
         out.generation += 1
         return statements + self._touched(out, now)
 
-    def _sealed(self, plan: PlannedPut, snapshot: Snapshot) -> bytes:
-        bound = checkpoint_place(plan.thread_id, plan.ns, plan.uid, plan.parent, snapshot.key)
+    def _row(self, plan: PlannedPut, snapshot: Snapshot, now: float) -> Row:
+        return snapshot.key, pack_id(plan.uid), pack_id(plan.parent), snapshot.began, now
+
+    def _sealed(self, plan: PlannedPut, snapshot: Snapshot, row: Row) -> bytes:
+        bound = checkpoint_place(plan.thread_id, plan.ns, row)
         return self.seal.seal(pack_snapshot(snapshot), bound)
 
     def rewind(self, at: Address) -> Flow[bool]:

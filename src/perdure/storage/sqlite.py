@@ -169,10 +169,7 @@ class SQLiteDatabase:
     ) -> None:
         if synchronous not in get_args(Synchronous):
             raise ConfigurationError(f"synchronous is {synchronous!r}; expected 'full' or 'normal'")
-        if not isinstance(path, str | bytes | os.PathLike):
-            raise ConfigurationError(f"the database path is {path!r}; expected a file name")
-        text = os.fsdecode(path)
-        check_name(text, read_only)
+        text = check_name(path, read_only)
         self._connector = Connector(text, synchronous, read_only, timeout_s, factory)
         self._migration = migration
         self._begin = begin

@@ -205,12 +205,16 @@ def perform(conn: sqlite3.Connection, flow: Flow[T], *, snapshot: bool) -> T:
     return result
 
 
-def check_name(path: str, read_only: bool) -> None:
-    """Refuse a path that no file can have, without a look at the disk.
+def check_name(path: object, read_only: bool) -> str:
+    """A path as text, unless no file can have it; the disk is not looked at.
 
     Raises:
-        ConfigurationError: It is empty, has a NUL or a character that no file name has.
+        ConfigurationError: It is of another type, empty, has a NUL or a character that no file
+            name has.
     """
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise ConfigurationError(f"the database path is {path!r}; expected a file name")
+    path = os.fsdecode(path)
     if not path:
         raise ConfigurationError("the database path is empty; give a file name, or ':memory:'")
     if path == MEMORY and read_only:
@@ -223,6 +227,7 @@ def check_name(path: str, read_only: bool) -> None:
         raise ConfigurationError(
             f"the database path is {path!r}; expected a file name without NUL and lone surrogates"
         )
+    return path
 
 
 def check_path(path: str, read_only: bool) -> None:

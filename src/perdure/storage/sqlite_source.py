@@ -7,7 +7,7 @@ import os
 import sqlite3
 
 from perdure.storage.flow import Flow, T
-from perdure.storage.sqlite_connection import Connector, check_path, mapped
+from perdure.storage.sqlite_connection import Connector, check_name, check_path, mapped
 from perdure.storage.sqlite_readers import AsyncReaders, Readers
 
 _TIMEOUT_S = 30.0
@@ -20,12 +20,12 @@ class SQLiteSource:
         path: The file.
 
     Raises:
-        ConfigurationError: There is no such file.
+        ConfigurationError: There is no such file, or the path is none.
         NotADatabase: It is a folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fsdecode(path)
+        self.path = check_name(path, read_only=True)
         check_path(self.path, read_only=True)
         connector = Connector(self.path, "full", True, _TIMEOUT_S, sqlite3.Connection)
         self._readers = Readers(connector)
