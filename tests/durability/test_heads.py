@@ -178,7 +178,7 @@ def test_a_run_that_goes_on_is_a_branch(
     assert head(saver) == "b"
     assert branches == ["w", "x"]
     assert [record.message for record in caplog.records] == [
-        "thread 't': a run went on after a later one had begun; its checkpoint x is a branch"
+        "thread 't': a run went on after a later one began; its checkpoint x is a branch"
     ]
 
 
