@@ -16,7 +16,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
-    Generator,
     Iterable,
     Iterator,
     Mapping,
@@ -82,14 +81,6 @@ OFF_LOOP_ITEMS: Final = 512  # longer lists are compared in a thread, not on the
 _READ_BY_ID: Final = 1024  # checkpoints remembered as read by their id, and not put upon yet
 
 
-class _Done:
-    """What `setup` returns: it is done already, and may be awaited or not."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        return
-        yield
-
-
 class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     """A checkpointer over a database. Users open one with `SQLiteCheckpointer`.
 
@@ -126,11 +117,6 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._threads = Threads(self._sql, self._reader)
         self._maintenance = Maintenance(self._sql, self._reader, self.database, self._cache)
         self._eraser = Eraser(self._sql, self._reader, self._maintenance)
-
-    def setup(self) -> Awaitable[None]:
-        """Open the database now; it is opened by the first use otherwise. May be awaited or not."""
-        self.database.connect()
-        return _Done()
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Checkpointer:
         """The same checkpointer, which may also rebuild these types; closing one closes both."""
@@ -198,9 +184,10 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Checkpoints: the head, then the others, the last put first, each read as it is asked for.
+        """Checkpoints, the last put first, each read as it is asked for.
 
-        Of all threads they come thread by thread. No lock and no connection is held in between.
+        Of a namespace, its head comes before the others. Of all threads they come thread by thread.
+        No lock and no connection is held in between.
 
         Args:
             config: Whose; without a `checkpoint_ns`, of all namespaces; None: of all threads.
@@ -229,18 +216,6 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             found = await self._aread(self._reader.get(at))
             if found is not None:
                 yield found
-
-    async def aget_iter(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[CheckpointTuple]:
-        """The same as `alist`, by the name that langgraph's server asks for."""
-        async for found in self.alist(config, filter=filter, before=before, limit=limit):
-            yield found
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -584,7 +559,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
         Args:
             thread_ids: Which; unknown ones are no error.
-            strategy: `"keep_latest"` keeps the head of each namespace, `"delete"` nothing.
+            strategy: `"keep_latest"` keeps the head of each namespace, `"delete"` (langgraph's
+                server also says `"delete_all"`) nothing.
 
         Raises:
             ConfigurationError: The strategy is another.

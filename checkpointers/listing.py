@@ -78,9 +78,10 @@ class _Namespace:
 
     key: int
     name: str
-    head: int
+    head: int  # listed before the others, 0 once that is done
     stop: int
     before: str | None = None  # only ids that sort before it
+    listed: int = 0  # the head, if it was listed before its turn
     rows: list[Row] = field(default_factory=list)  # read already, the next one last
 
 
@@ -163,22 +164,6 @@ class Listing:
         if only is not None:
             yield from self._one(thread_id, listed, where, only)
             return
-        # the head first: of the namespace asked for, of several that of the root graph
-        first = next((each for each in listed if each.name == (ns or "")), None)
-        if first is not None and 0 < first.head < first.stop:
-            for row in (yield rows_of(self.sql["checkpoint_at"], place(first.key, first.head))):
-                if self._wanted(thread_id, first, row, where):
-                    yield Address(thread_id, first.name, unpack_id(row[1]) or "")
-        yield from self._newest_first(thread_id, listed, where, first)
-
-    def _newest_first(
-        self,
-        thread_id: str,
-        listed: list[_Namespace],
-        where: Mapping[str, Any],
-        first: _Namespace | None,
-    ) -> Pages:
-        """All of them, the last put first, but for the head of `first`."""
         while True:
             for each in listed:
                 yield from self._fill(thread_id, each, where)
@@ -186,8 +171,8 @@ class Listing:
             if not filled:
                 return
             newest = max(filled, key=lambda each: each.rows[-1][0] & _LOW)
-            row = newest.rows.pop()
-            if newest is not first or row[0] & _LOW != first.head:
+            row = yield from self._next(thread_id, newest, where)
+            if row is not None:
                 yield Address(thread_id, newest.name, unpack_id(row[1]) or "")
 
     def _namespaces(
@@ -203,19 +188,35 @@ class Listing:
         for key, name, head in (yield rows_of(self.sql["thread_namespaces"], found[0][0])):
             if ns is None or name == ns:
                 listed.append(_Namespace(key, name, head, stop))
-                if uid is not None:
-                    yield from self._limit(listed[-1], uid)
+                yield from self._limit(listed[-1], uid)
         return listed
 
-    def _limit(self, listed: _Namespace, uid: str) -> Pages:
+    def _next(
+        self, thread_id: str, listed: _Namespace, where: Mapping[str, Any]
+    ) -> Generator[Any, Any, Row | None]:
+        """The next row of a namespace that has some: its head first, whenever it was put."""
+        head, listed.head = listed.head, 0
+        if head and head != listed.rows[-1][0] & _LOW:
+            for row in (yield rows_of(self.sql["checkpoint_at"], place(listed.key, head))):
+                if self._wanted(thread_id, listed, row, where):
+                    listed.listed = head
+                    return row  # type: ignore[no-any-return]
+        row = listed.rows.pop()
+        return None if row[0] & _LOW == listed.listed else row
+
+    def _limit(self, listed: _Namespace, uid: str | None) -> Pages:
         """Leave out what is not before a checkpoint.
 
         Of the same namespace: what was put before it. An id of another one, with which langgraph
-        asks for a subgraph's state as of its parent, is compared with the ids, as its savers do.
+        asks for a subgraph's state as of its parent, is compared with the ids, as langgraph's
+        savers do.
         """
+        if uid is None:
+            return
         rows = yield rows_of(self.sql["find_checkpoint"], listed.key, pack_id(uid))
         if rows:
             listed.stop = rows[0][0] & _LOW
+            listed.head = listed.head if listed.head < listed.stop else 0
         else:
             listed.before = uid
 

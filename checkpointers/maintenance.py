@@ -97,13 +97,13 @@ class Maintenance:
 
     def prune(self, thread_ids: Sequence[str], strategy: str) -> None:
         """See `Checkpointer.prune`."""
-        if strategy not in ("keep_latest", "delete"):
+        if strategy in ("delete", "delete_all"):
+            self.delete_threads(thread_ids)
+            return
+        if strategy != "keep_latest":
             raise ConfigurationError(
                 f"strategy is {strategy!r}; expected 'keep_latest' or 'delete'"
             )
-        if strategy == "delete":
-            self.delete_threads(thread_ids)
-            return
         for thread_id in thread_ids:
             self._prune(thread_id, _keep_heads, history=True)
         if thread_ids:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sqlite3
 from collections.abc import Sequence
@@ -112,10 +111,7 @@ class SQLiteCheckpointer(Checkpointer):
             StorageError: The file cannot be opened.
         """
         saver = cls(path, **options)
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            saver.database.connect()
+        saver.setup()
         return saver
 
     @classmethod

@@ -1,11 +1,12 @@
 """The graphs of whoever runs a server: the model and the database are those that `PERDURE_*` names.
 
 `langgraph.json` lists them with the checkpointer and the store of that database, so that what is
-said there is what the command line sees.
+said there is what the command line sees: `langgraph dev --config graphs/langgraph.json`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +20,7 @@ from perdure import settings
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.graphs.chat import chat_graph
-from perdure.graphs.memory_agent import memory_agent
+from perdure.graphs.memory_agent import MEMORIES, memory_agent
 from perdure.graphs.reflection import reflection_graph
 from perdure.graphs.remembering import Notes, formation_graph
 from perdure.memory import Gate, Instructions, recalling, summarize, trim, update_instructions
@@ -28,7 +29,7 @@ from perdure.memory.forming.tails import Tails
 from perdure.stores import SQLiteStore
 
 _GATE = Gate()  # one for all: loaders make a graph for each run, and it counts what comes
-_OPEN: dict[settings.Settings, _Forms] = {}
+_OPEN: dict[tuple[settings.Settings, tuple[str, ...]], _Forms] = {}
 _OPENING = threading.Lock()
 TOKENS = 8_000
 """What the model is shown of a thread at most; what is old is summarised from 6,000 tokens on."""
@@ -58,7 +59,7 @@ def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, An
 @asynccontextmanager
 async def checkpointer() -> AsyncIterator[SQLiteCheckpointer]:
     """The checkpointer of the database that the settings name, for a server's lifetime."""
-    chosen = settings.load()
+    chosen = await asyncio.to_thread(settings.load)
     async with SQLiteCheckpointer.open(chosen.db, key=chosen.key) as saver:
         yield saver
 
@@ -66,31 +67,35 @@ async def checkpointer() -> AsyncIterator[SQLiteCheckpointer]:
 @asynccontextmanager
 async def store() -> AsyncIterator[SQLiteStore]:
     """The store of that database."""
-    chosen = settings.load()
+    chosen = await asyncio.to_thread(settings.load)
     async with SQLiteStore.open(chosen.db, key=chosen.key) as opened:
         yield opened
 
 
 def agent(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
-    """The memory agent: `{"configurable": {"user_id": …}}` of a run says whose memories."""
+    """The memory agent: `{"configurable": {"user_id": …}}` of a run says whose memories.
+
+    Those of a run that names no user, as Studio's first, are the settings' user's.
+    """
     model, window = configured_model(_chosen()), trim(tokens=TOKENS)
-    return memory_agent(model, gate=_GATE, window=window)
+    return memory_agent(model, namespace=_namespace(config), gate=_GATE, window=window)
 
 
 def remembering_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
     """A chat that recalls, and notes its threads for `formation`, or `perdure worker`."""
-    forms = _forms()
+    namespace = _namespace(config)
+    forms = _forms(namespace)
     return chat_graph(
         configured_model(_chosen()),
         window=trim(tokens=TOKENS),
-        recall=recalling(tails=forms.tails),
+        recall=recalling(namespaces=[namespace], tails=forms.tails),
         background=Notes(forms.formation),
     )
 
 
 def formation(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
     """Forms memories of a thread of the database: of its turns, without a model."""
-    return formation_graph(_forms().formation)
+    return formation_graph(_forms(_namespace(config)).formation)
 
 
 def reflection(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
@@ -109,6 +114,13 @@ def _chosen() -> settings.Settings:
     return settings.load(db=":memory:")  # a name, so that none is looked for: none is opened
 
 
+def _namespace(config: RunnableConfig) -> tuple[str, ...]:
+    """Where the memories of a run's user are; without one, those of the settings' user."""
+    if config.get("configurable", {}).get("user_id"):  # langgraph's server says "" for nobody
+        return MEMORIES
+    return (MEMORIES[0], _chosen().user)
+
+
 class _Forms(NamedTuple):
     """What forms memories, and knows what is not yet formed: it remembers what it has read."""
 
@@ -116,16 +128,16 @@ class _Forms(NamedTuple):
     tails: Tails
 
 
-def _forms() -> _Forms:
+def _forms(namespace: tuple[str, ...]) -> _Forms:
     """What forms in the database of the settings, which stays open as long as the process."""
     chosen = settings.load()
     with _OPENING:
-        if chosen not in _OPEN:
+        if (chosen, namespace) not in _OPEN:
             saver = SQLiteCheckpointer.open(chosen.db, key=chosen.key)
             store = SQLiteStore.open(chosen.db, key=chosen.key)
-            made = Formation(saver, store, gate=_GATE)
-            _OPEN[chosen] = _Forms(made, Tails(made))
-        return _OPEN[chosen]
+            made = Formation(saver, store, namespace=namespace, gate=_GATE)
+            _OPEN[chosen, namespace] = _Forms(made, Tails(made))
+        return _OPEN[chosen, namespace]
 
 
 def configured_model(chosen: settings.Settings) -> BaseChatModel | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol, TypedDict, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langgraph.graph import START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
+from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
 from perdure.errors import InvalidConfig, StorageError
 from perdure.memory.forming.formation import Formation

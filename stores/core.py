@@ -102,6 +102,12 @@ class Core(BaseStore):
 
     # -- arguments
 
+    def _refreshes(self, refresh_ttl: bool | None) -> bool:
+        """What a call says, else the configuration; without one, as in langgraph's stores, no."""
+        if refresh_ttl is None:
+            return (self.ttl_config or {}).get("refresh_on_read", False)
+        return refresh_ttl
+
     def _path(self, namespace: Any) -> bytes:
         return self._root + check_prefix(namespace)
 

@@ -45,7 +45,8 @@ class Doors(Forgetting):
 
         Reads answer what was there before the batch; of several puts of one key the last counts.
         A `PutItem` is a put with all that `put` takes, langgraph's `PutOp` one without provenance
-        and conditions.
+        and conditions. A read refreshes times to live if its `refresh_ttl` is true, which is
+        langgraph's default, and the configuration says so.
 
         Raises:
             PerdureError: See `put`, `get`, `search` and `list_namespaces`.
@@ -74,7 +75,8 @@ class Doors(Forgetting):
             key: Unique within the namespace.
             value: A JSON object.
             index: Paths whose text is searched; None: the store's; False: it is not searched.
-            ttl: Minutes after which it expires, counted from the last put or read.
+            ttl: Minutes after which it expires, counted from the last put, or the last read that
+                refreshes it.
             if_version: Only if the key is at this version; 0: only if it is not there.
             provenance: Where it comes from.
 
@@ -367,11 +369,6 @@ class Doors(Forgetting):
         if value is None:  # in langgraph's own form of a put that is a delete; here it is a slip
             raise InvalidValue("the value is None; expected a dict: to remove an item, delete it")
         return self._limited(namespace, key, value, index, ttl, if_version, provenance)
-
-    def _refreshes(self, refresh_ttl: bool | None) -> bool:
-        if refresh_ttl is None:
-            return (self.ttl_config or {}).get("refresh_on_read", True)
-        return refresh_ttl
 
 
 def _listing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -55,10 +56,12 @@ def sorted_operands(operands: Iterable[Any]) -> Operands:
 
 
 def bounds_of(number: int | float) -> tuple[float, float] | None:
-    """Between which reals SQLite reads the number; None when it may read an infinity."""
+    """Between which reals SQLite reads the number; None if it may read an infinity, and for NaN."""
     try:
         value = float(number)
     except OverflowError:
+        return None
+    if not math.isfinite(value):
         return None
     slack = abs(value) * 1e-12 + 1e-300  # 15 digits are promised; the smallest reals have fewer
     return value - slack, value + slack

@@ -15,7 +15,7 @@ The rules, wherever a filter is used:
 - `{"a": None}` holds for a null that is there; nothing equals what is missing (`$exists`).
 - `$ne`, `$nin` and `$not` say no to `$eq`, `$in` and their operand: they hold for missing values.
 - `$gt $gte $lt $lte` hold only for a value of the operand's kind, numbers by size, strings by code
-  point: ISO dates of one form compare as dates.
+  point: ISO dates of one form compare as dates. Infinities compare with numbers; NaN never holds.
 - `$contains`: an array has an equal element, or a string has the operand within it.
 - `$eq`, `$ne`, `$in`, `$nin` and `$contains` compare whole objects; a plain mapping asks for some
   of their entries. A plain list has to be matched element by element, each as a condition.
@@ -26,7 +26,6 @@ The rules, wherever a filter is used:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -235,9 +234,9 @@ class _Parser:
             return str.__str__(value)
         if isinstance(value, int):
             return int(value)
-        if isinstance(value, float) and math.isfinite(value):
+        if isinstance(value, float):
             return float(value)
-        raise self.error(where, "JSON (finite numbers; dates as ISO strings)", value)
+        raise self.error(where, "JSON (dates as ISO strings)", value)
 
     def _descend(self, value: Collection[Any], where: _Where) -> None:
         if len(where) > MAX_DEPTH:

@@ -54,12 +54,12 @@ class Operations(Lacking):
     def _read_op(self, op: Op) -> Steps[Any]:
         match op:
             case GetOp():
-                return self._get(op.namespace, op.key, refresh=op.refresh_ttl)
+                return self._get(op.namespace, op.key, refresh=self._op_refreshes(op))
             case SearchOp():
                 wanted = self._wanted(op.namespace_prefix, op.filter)
                 query = self._query(op.query, "hybrid", True, False)
                 page = self._page(op.limit, op.offset)
-                return self._search(wanted, query, *page, refresh=op.refresh_ttl)
+                return self._search(wanted, query, *page, refresh=self._op_refreshes(op))
             case ListNamespacesOp():
                 return self._list(op, None)
             case _:
@@ -67,6 +67,10 @@ class Operations(Lacking):
                     f"a store has no operation {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
                     "ListNamespacesOp"
                 )
+
+    def _op_refreshes(self, op: GetOp | SearchOp) -> bool:
+        # true is also what an operation says by default
+        return op.refresh_ttl and self._refreshes(None)
 
     # -- one operation
 

@@ -16,10 +16,11 @@ from perdure.storage.encryption import Clear, agree_on_key, seal_for
 from perdure.storage.flow import Flow
 from perdure.storage.sql import load
 from perdure.storage.sqlite import SQLiteDatabase
+from perdure.storage.sqlite_connection import Synchronous
 from perdure.stores.core import Parts, forget_filters, system_clock
 from perdure.stores.embedding import CheckedEmbedder, embedder_from
 from perdure.stores.models import Model
-from perdure.stores.offline import StaticEmbedder
+from perdure.stores.offline import DIMS, StaticEmbedder
 from perdure.stores.options import TextIndex, check_names, check_options
 from perdure.stores.preparing import Preparer
 from perdure.stores.reading import Reader
@@ -43,12 +44,43 @@ _APPROXIMATE_ABOVE: Final = 200_000  # vectors; 384 dimensions of float32 are 30
 class SQLiteStore(Store):
     """A langgraph store in one SQLite file, for asyncio and for threads alike.
 
-    It may share its file with a `SQLiteCheckpointer`, and then shares its writer.
+    It may share its file with a `SQLiteCheckpointer`, and then shares its writer. It is for `with`
+    or `async with`; without either the file is opened by the first use.
+
+    Args:
+        path: A file, or `":memory:"`.
+        index: What search embeds with: `"offline"`, the English table within the package over
+            all text of a value; langgraph's `IndexConfig` (`embed`, `dims`, `fields`); None:
+            nothing, search goes by words. `fields` also says what text search reads; without
+            it, what the file was last opened with.
+        ttl: Langgraph's `TTLConfig`, in minutes.
+        key: Encrypts values, provenance, words and vectors with AES-GCM; namespaces, keys and
+            times are not. 16, 24 or 32 bytes, or as many in hexadecimal; by default the
+            environment's `PERDURE_KEY`, if set.
+        text_index: With a key, whether the words of an item are encrypted too (`"sealed"`), or
+            kept as keyed hashes (`"keyed"`): quicker to load, blind to misspellings, and it
+            shows which items share words.
+        vectors: How the numbers of a vector are stored; `"int8"` takes a quarter.
+        approximate_above: Vectors under a prefix from which a search may miss some of the
+            nearest.
+        max_value_bytes: Of a value's JSON.
+        synchronous: `"full"`: an acknowledged write survives a power cut. `"normal"`: it
+            survives a crash of the process.
+        read_only: Open for reading; nothing is created, and reading refreshes no time to live.
+        timeout_s: How long to wait for another process that is writing.
+        clock: Seconds since 1970.
+        factory: The class of SQLite connections.
+
+    Attributes:
+        index_config: Langgraph's `IndexConfig` as it was given; with `"offline"`, that of the
+            package's embedder; None: nothing is embedded.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
     """
 
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         path: str | os.PathLike[str],
         *,
         index: IndexConfig | Mapping[str, Any] | Offline | None = "offline",
@@ -58,45 +90,12 @@ class SQLiteStore(Store):
         vectors: Kind = "float32",
         approximate_above: int = _APPROXIMATE_ABOVE,
         max_value_bytes: int = MAX_BYTES,
-        synchronous: str = "full",
+        synchronous: Synchronous = "full",
         read_only: bool = False,
         timeout_s: float = 30.0,
         clock: Callable[[], float] = system_clock,
         factory: type[sqlite3.Connection] = sqlite3.Connection,
-    ) -> Self:
-        """Open a database, creating it if need be; the result is for `with` or `async with`.
-
-        Args:
-            path: A file, or `":memory:"`.
-            index: What search embeds with: `"offline"`, the English table within the package over
-                all text of a value; langgraph's `IndexConfig` (`embed`, `dims`, `fields`); None:
-                nothing, search goes by words. `fields` also says what text search reads; without
-                it, what the file was last opened with.
-            ttl: Langgraph's `TTLConfig`, in minutes.
-            key: Encrypts values, provenance, words and vectors with AES-GCM; namespaces, keys and
-                times are not. 16, 24 or 32 bytes, or as many in hexadecimal; by default the
-                environment's `PERDURE_KEY`, if set.
-            text_index: With a key, whether the words of an item are encrypted too (`"sealed"`), or
-                kept as keyed hashes (`"keyed"`): quicker to load, blind to misspellings, and it
-                shows which items share words.
-            vectors: How the numbers of a vector are stored; `"int8"` takes a quarter.
-            approximate_above: Vectors under a prefix from which a search may miss some of the
-                nearest.
-            max_value_bytes: Of a value's JSON.
-            synchronous: `"full"`: an acknowledged write survives a power cut. `"normal"`: it
-                survives a crash of the process.
-            read_only: Open for reading; nothing is created, and reading refreshes no time to live.
-            timeout_s: How long to wait for another process that is writing.
-            clock: Seconds since 1970.
-            factory: The class of SQLite connections.
-
-        Raises:
-            ConfigurationError: An argument is wrong, or the folder does not exist.
-            NotADatabase: The path is a folder or another application's file.
-            SchemaMismatch: A newer perdure wrote the file.
-            WrongKey: The key does not open it, or it needs one.
-            StorageError: The file cannot be opened.
-        """
+    ) -> None:
         check_options(
             path=path,
             ttl=ttl,
@@ -110,7 +109,8 @@ class SQLiteStore(Store):
             clock=clock,
             factory=factory,
         )
-        embedder, model, given, in_process = _embedding(index, vectors)
+        self.index_config: IndexConfig | None = _index_config(index)
+        embedder, model, given, in_process = _embedding(self.index_config, vectors)
         seal = seal_for(key)
         kept = "clear" if isinstance(seal, Clear) else text_index
         fields: list[str] = []
@@ -119,7 +119,7 @@ class SQLiteStore(Store):
             yield from agree_on_key(seal, os.fsdecode(path), read_only=read_only)
             fields[:] = yield from agreed_fields(_SQL, given, kept, read_only=read_only)
 
-        database = SQLiteDatabase.open(
+        database = SQLiteDatabase(
             path,
             SQLITE,
             begin=begin,
@@ -144,8 +144,7 @@ class SQLiteStore(Store):
             erased=lambda: _clear_caches(embedder),
         )
         reader = Reader(_SQL, records)
-        store = cls()
-        store._bind(
+        self._bind(
             Parts(
                 database,
                 _SQL,
@@ -158,6 +157,24 @@ class SQLiteStore(Store):
                 clock,
             )
         )
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], **options: Any) -> Self:
+        """Open a database now, creating it if need be; in a running event loop, at the first use.
+
+        Args:
+            path: See the class.
+            **options: See the class.
+
+        Raises:
+            ConfigurationError: An argument is wrong, or the folder does not exist.
+            NotADatabase: The path is a folder or another application's file.
+            SchemaMismatch: A newer perdure wrote the file.
+            WrongKey: The key does not open it, or it needs one.
+            StorageError: The file cannot be opened.
+        """
+        store = cls(path, **options)
+        store.setup()
         return store
 
     @classmethod
@@ -181,18 +198,23 @@ def _clear_caches(embedder: CheckedEmbedder | None) -> None:
         embedder.clear_cache()
 
 
-def _embedding(
-    index: Any, kind: Kind
-) -> tuple[CheckedEmbedder | None, Model | None, list[str] | None, bool]:
-    """What embeds, what it is recorded as, the paths it reads, and whether it computes here."""
-    if index is None:
-        return None, None, None, False
-    config: Mapping[str, Any] = {"embed": StaticEmbedder()} if index == "offline" else index
-    if not isinstance(config, Mapping) or config.get("embed") is None:
+def _index_config(index: Any) -> Any:
+    if index == "offline":
+        return {"embed": StaticEmbedder(), "dims": DIMS}
+    if index is not None and (not isinstance(index, Mapping) or index.get("embed") is None):
         raise ConfigurationError(
             f"index is {index!r}; expected 'offline', None, or a dict with 'embed', 'dims' and "
             "perhaps 'fields'"
         )
+    return index
+
+
+def _embedding(
+    config: Mapping[str, Any] | None, kind: Kind
+) -> tuple[CheckedEmbedder | None, Model | None, list[str] | None, bool]:
+    """What embeds, what it is recorded as, the paths it reads, and whether it computes here."""
+    if config is None:
+        return None, None, None, False
     check_names("index", config, _INDEX)
     embedder = embedder_from(config["embed"], config.get("dims"), config.get("name"))
     fields = config.get("fields")

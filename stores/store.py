@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from perdure.errors import ConfigurationError, PerdureError
+from perdure.errors import ConfigurationError
+from perdure.storage.awaitables import AwaitableInt
 from perdure.storage.database import DatabaseOwner
 from perdure.storage.flow import Flow, Row, Statement, rows_of
 from perdure.stores.base import Namespace, Progress, QueryPlan, StoreStats, VersionRetention
@@ -21,9 +20,9 @@ from perdure.stores.pending import BATCH
 from perdure.stores.reading import index_name
 from perdure.stores.scoped import ScopedStore, limits_of
 from perdure.stores.steps import EmbedAll, Read, Steps, Write
+from perdure.stores.sweeper import Sweeper, SweeperEnd
 from perdure.stores.transfer import Transfer
 
-_LOG = logging.getLogger("perdure")
 _SWEEP = 500  # items closed, or versions dropped, in one transaction
 _FAR = 1_000_000  # days or versions: enough to keep all
 
@@ -31,8 +30,7 @@ _FAR = 1_000_000  # days or versions: enough to keep all
 class Store(DatabaseOwner, Transfer):
     """A langgraph store whose items keep their versions, and whose search needs no service."""
 
-    _sweeper: threading.Thread | None = None
-    _stop: threading.Event
+    _sweeper: Sweeper | None = None
 
     # -- closing
 
@@ -42,62 +40,55 @@ class Store(DatabaseOwner, Transfer):
         """Stop the sweeper, and close the database once everything handed to it is written."""
         if not self._closed:
             self._closed = True
-            self.stop_ttl_sweeper()
+            if self._sweeper is not None:
+                self._sweeper.stop()
+                self._sweeper.join()
             self.database.close()
-
-    def setup(self) -> None:
-        """Nothing to do: `open` has done it. Here for code that calls it on langgraph's stores."""
 
     # -- time to live
 
-    def sweep_ttl(self) -> int:
-        """Close the items whose time is over; they were invisible already. Returns how many."""
+    def sweep_ttl(self) -> AwaitableInt:
+        """Close the items whose time is over; they were invisible already.
+
+        It blocks; in an event loop, `asweep_ttl` does not.
+
+        Returns:
+            How many. It may be awaited too, as with langgraph's async store.
+        """
         total = 0
         while found := self.database.write(lambda: self._writer.sweep(self._now(), _SWEEP)):
             total += found
-        return total
+        return AwaitableInt(total)
 
     async def asweep_ttl(self) -> int:
         """See `sweep_ttl`."""
         return await asyncio.to_thread(self.sweep_ttl)
 
-    def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> threading.Thread:
+    def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Sweeper:
         """Sweep now and then in a thread, until `stop_ttl_sweeper` or `close`.
 
         Args:
             sweep_interval_minutes: How often; None: as configured, else every five minutes.
+
+        Returns:
+            The thread. It may be awaited too, as with langgraph's async store.
         """
         configured = (self.ttl_config or {}).get("sweep_interval_minutes")
-        minutes = sweep_interval_minutes or configured or 5
-        if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not minutes > 0:
-            raise ConfigurationError(
-                f"the sweep interval is {minutes!r}; expected minutes, more than zero"
-            )
+        sweeper = Sweeper(self.sweep_ttl, sweep_interval_minutes or configured or 5)
         if self._sweeper is None or not self._sweeper.is_alive():
-            self._stop = threading.Event()
-            self._sweeper = threading.Thread(
-                target=self._sweep_loop,
-                args=(minutes * 60, self._stop),
-                name="perdure-sweep",
-                daemon=True,
-            )
-            self._sweeper.start()
+            self._sweeper = sweeper
+            sweeper.start()
         return self._sweeper
 
-    def stop_ttl_sweeper(self, timeout: float | None = None) -> bool:
-        """Stop sweeping. Returns whether the thread has ended within `timeout` seconds."""
-        if self._sweeper is None:
-            return True
-        self._stop.set()
-        self._sweeper.join(timeout)
-        return not self._sweeper.is_alive()
+    def stop_ttl_sweeper(self, timeout: float | None = None) -> SweeperEnd:
+        """Stop sweeping, and wait for the thread: for `timeout` seconds, or as long as it takes.
 
-    def _sweep_loop(self, every_s: float, stop: threading.Event) -> None:
-        while not stop.wait(every_s):
-            try:
-                self.sweep_ttl()
-            except PerdureError:
-                _LOG.exception("expired items could not be swept; the next sweep tries again")
+        Returns:
+            True if the thread has ended. In an event loop only `await` waits for it.
+        """
+        if self._sweeper is not None:
+            self._sweeper.stop()
+        return SweeperEnd(self._sweeper, timeout)
 
     # -- old versions
 

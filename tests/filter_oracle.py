@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from math import isfinite
 from typing import Any
 
 NOTHING = object()
@@ -85,7 +86,8 @@ def _form(value: Any) -> tuple[Any, ...]:
     if isinstance(value, bool):
         return ("truth", value)
     if isinstance(value, int | float):
-        return ("number", Fraction(value))
+        finite = isinstance(value, int) or isfinite(value)
+        return ("number", Fraction(value) if finite else value)
     if isinstance(value, str):
         return ("string", [ord(sign) for sign in value])
     if isinstance(value, list):

@@ -75,12 +75,14 @@ NOTES = Migration("notes", ("CREATE TABLE notes (n INTEGER PRIMARY KEY) STRICT",
 
 def opened_notes(path: Path, seal: Seal, *, read_only: bool = False) -> None:
     """Another component opens a file, and lets go of it."""
-    SQLiteDatabase.open(
+    database = SQLiteDatabase(
         path,
         NOTES,
         begin=lambda: agree_on_key(seal, str(path), read_only=read_only),
         read_only=read_only,
-    ).close()
+    )
+    database.connect()
+    database.close()
 
 
 def test_the_components_of_a_file_have_one_key(sealed: Path) -> None:
@@ -107,7 +109,9 @@ def test_the_first_component_decides(tmp_path: Path) -> None:
 def test_reading_records_no_key(tmp_path: Path) -> None:
     """A file of which nothing is recorded yet is read with any key, and left as it is."""
     path = tmp_path / "notes.db"
-    SQLiteDatabase.open(path, NOTES).close()
+    database = SQLiteDatabase(path, NOTES)
+    database.connect()
+    database.close()
     before = path.read_bytes()
     for seal in (Clear(), AESGCM(KEY)):
         opened_notes(path, seal, read_only=True)

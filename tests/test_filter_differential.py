@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,6 +102,8 @@ def operands(draw: st.DrawFn, name: str, value: Any) -> Any:
     if name in ("$eq", "$ne"):
         return value
     ordered = isinstance(value, int | float | str) and not isinstance(value, bool)
+    if ordered and not isinstance(value, str) and draw(st.booleans()):
+        return draw(st.sampled_from([value, math.inf, -math.inf, math.nan]))
     return value if ordered else draw(st.integers() | st.sampled_from(["", "m"]))
 
 

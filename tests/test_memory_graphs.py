@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from blockbuster import blockbuster_ctx
 from langchain_core.messages import ToolMessage
 
 import perdure.graphs
@@ -190,10 +191,9 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def loaded(where: str) -> Any:
-    """What a loader takes from a file of `graphs/`."""
-    path, variable = where.split(":")
-    module = importlib.import_module(f"perdure.graphs.{Path(path).stem}")
-    return getattr(module, variable)
+    """What a loader takes from a module; of a graph's, the variable stands after a colon."""
+    module, variable = where.replace(":", ".").rsplit(".", 1)
+    return getattr(importlib.import_module(module), variable)
 
 
 def test_a_server_chats_and_forms(served: dict[str, Any]) -> None:
@@ -215,3 +215,51 @@ def test_a_server_chats_and_forms(served: dict[str, Any]) -> None:
     assert "thread monday" in said["messages"][-1].text
     with pytest.raises(ConfigurationError, match="PERDURE_MODEL"):
         served["reflection"]({})
+
+
+@pytest.mark.parametrize("named", [{}, {"user_id": ""}, {"user_id": "ann"}], ids=repr)
+def test_each_served_graph_answers_in_an_event_loop(
+    named: dict[str, str],
+    served: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing that a server awaits blocks its loop; without a user it is the settings' user's."""
+    monkeypatch.delenv("PERDURE_DB")
+    monkeypatch.setattr("platformdirs.user_data_path", lambda name: tmp_path / "data" / name)
+
+    def model(body: dict[str, Any]) -> str:
+        learns = "Sign as Ann" in json.dumps(body["messages"])
+        return "<instructions>\nSign as Ann.\n</instructions>" if learns else "Nutshell!"
+
+    inputs: dict[str, Any] = {
+        **dict.fromkeys(("chat", "memory_chat", "memory_agent", "remembering_chat"), says("hi")),
+        "formation": {"thread_id": "remembering_chat"},
+        "reflection": says("Invite Eva") | {"feedback": "Sign as Ann"},
+    }
+
+    async def course() -> tuple[dict[str, Any], list[Any]]:
+        found = {}
+        async with served["checkpointer"]() as saver, served["store"]() as store:
+            for name, given in inputs.items():
+                config: Any = {"configurable": {"thread_id": name, **named}}
+                made = served[name] if name == "chat" else served[name](config)
+                graph = made.copy({"checkpointer": saver, "store": store})
+                found[name] = await graph.ainvoke(given, config)
+                states = [state async for state in graph.aget_state_history(config)]
+                assert states[0].values.keys() == found[name].keys()
+            return found, await store.alist_namespaces(prefix=("memories",))
+
+    with OpenAIServer(model) as server:
+        monkeypatch.setenv("PERDURE_MODEL", "scripted")
+        monkeypatch.setenv("PERDURE_BASE_URL", server.base_url)
+        with blockbuster_ctx() as watch:
+            for function in ("io.TextIOWrapper.read", "os.stat"):  # langgraph's server lets both be
+                watch.functions[function].can_block_in("perdure/settings.py", "load")
+            found, spaces = asyncio.run(course())
+
+    assert inputs.keys() == served.keys() - {"checkpointer", "store"}
+    assert found["memory_agent"]["messages"][-1].text == "Nutshell!"
+    assert "added" in found["formation"]["report"]
+    assert found["reflection"]["instructions"] == "Sign as Ann."
+    assert spaces == [("memories", named.get("user_id") or "me")]

@@ -35,7 +35,9 @@ NOTES = Migration("notes", ("CREATE TABLE notes (n INTEGER PRIMARY KEY, text TEX
 
 
 def opened(path: Path | str, migration: Migration = NOTES, **options: Any) -> SQLiteDatabase:
-    return SQLiteDatabase.open(path, migration, **options)
+    database = SQLiteDatabase(path, migration, **options)
+    database.connect()
+    return database
 
 
 @pytest.fixture

@@ -76,5 +76,6 @@ def _from_file(names: list[str]) -> dict[str, Any]:
 
 def _default_db() -> str:
     folder = platformdirs.user_data_path("perdure")
-    folder.mkdir(parents=True, exist_ok=True)
+    if not folder.is_dir():  # langgraph's server forbids mkdir in its event loop
+        folder.mkdir(parents=True, exist_ok=True)
     return str(folder / "perdure.db")

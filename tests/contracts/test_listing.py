@@ -98,6 +98,8 @@ def test_one_namespace_all_namespaces_all_threads(saver: SQLiteCheckpointer) -> 
     assert listed(saver, at(ns="sub")) == ["2"]
     assert listed(saver, every) == ["3", "2", "1"]
     assert listed(saver, every, before=at(uid="3")) == ["2", "1"]
+    assert set(listed(saver, None, before=at("other", uid="4"))) == {"1", "2", "3"}
+    assert listed(saver, None, before=at("other", uid="2")) == ["1"]
     assert {"1", "2", "3", "4"} == set(listed(saver, None))
     assert len(listed(saver, None, limit=2)) == 2
     assert listed(saver, at("nobody")) == []
@@ -117,7 +119,7 @@ def test_the_head_leads(saver: SQLiteCheckpointer) -> None:
     assert listed(saver, at(), filter={"even": False}) == ["1", "3"]
     assert listed(saver, at(), before=at(uid="1")) == ["0"]
     assert listed(saver, at(), before=at(uid="3")) == ["1", "2", "0"]
-    assert listed(saver, every) == ["1", "below", "3", "2", "0"]
+    assert listed(saver, every) == ["below", "1", "3", "2", "0"]
 
 
 def test_before_an_id_of_another_namespace(saver: SQLiteCheckpointer) -> None:
@@ -142,6 +144,22 @@ def test_a_filter_with_dots_names_a_value_within_a_dict(saver: SQLiteCheckpointe
     assert listed(saver, at(), filter={"user.at.home": "x", "k": 1}) == ["deep"]
     assert listed(saver, at(), filter={"user.at.home": "x", "k": 2}) == []
     assert listed(saver, None, filter={"user.level": 1}) == ["flat", "deep"]
+
+
+def test_the_head_of_each_namespace_comes_first(saver: SQLiteCheckpointer) -> None:
+    """Namespaces are merged by when they were put; within each, its head comes first."""
+    for uid, ns in (("1", ""), ("2", "sub"), ("3", ""), ("4", "sub"), ("5", "")):
+        put(saver, {}, ns=ns, uid=uid, metadata={"odd": int(uid) % 2})
+    every: Any = {"configurable": {"thread_id": "t"}}
+    straight = listed(saver, every)
+    saver.rewind("t", "1")
+
+    assert straight == ["5", "4", "3", "2", "1"]
+    assert listed(saver, every) == ["1", "5", "4", "3", "2"]
+    assert listed(saver, at()) == ["1", "5", "3"]
+    assert listed(saver, every, before=at(uid="5")) == ["4", "1", "3", "2"]
+    assert listed(saver, every, filter={"odd": 0}) == ["4", "2"]
+    assert listed(saver, every, filter={"odd": 1}, limit=2) == ["1", "5"]
 
 
 def test_many_checkpoints_come_in_pages(saver: SQLiteCheckpointer) -> None:

@@ -53,6 +53,7 @@ CHANGES: list[Callable[[int], tuple[str, tuple[Any, ...], dict[str, Any]]]] = [
     lambda n: ("copy_thread", ("nobody", f"copy{n}"), {}),
     lambda n: ("prune", ([f"t{n}"],), {}),
     lambda n: ("prune", ([f"t{n}"],), {"strategy": "delete"}),
+    lambda n: ("prune", ([f"t{n}"],), {"strategy": "delete_all"}),
     lambda n: ("prune", ([f"t{n}"],), {"strategy": "no such"}),
     lambda n: ("retain", (Retention(last=2),), {"thread_ids": [f"t{n}"]}),
     lambda n: ("retain", (Retention(),), {}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from langgraph.store.base import GetOp, PutOp, SearchOp
 
 from perdure.errors import ConfigurationError
 from perdure.stores import SQLiteStore
-from tests.store_backends import BACKENDS, FEWER, Clock, keys
+from tests.store_backends import BACKENDS, DOORS, FEWER, Awaited, Clock, keys, through
 
 A = ("a",)
 MINUTE = 60.0
@@ -53,19 +54,44 @@ def test_an_expired_item_is_never_seen(store: SQLiteStore, clock: Clock) -> None
 
 
 def test_reading_keeps_alive(store: SQLiteStore, clock: Clock) -> None:
-    """Getting and finding count as reading: the time runs anew; `refresh_ttl=False` does not."""
+    """With `refresh_ttl=True` getting and finding let the time run anew; other reads do not."""
     for key, text in (("got", "milk"), ("found", "tea"), ("left", "water")):
         store.put(A, key, {"text": text}, ttl=1)
     clock.forward(MINUTE / 2)
-    store.get(A, "got")
-    store.search(A, filter={"text": "tea"})
-    store.get(A, "left", refresh_ttl=False)
-    store.search(A, query="water", limit=3, refresh_ttl=False)
+    store.get(A, "got", refresh_ttl=True)
+    store.search(A, filter={"text": "tea"}, refresh_ttl=True)
+    store.get(A, "left")
+    store.search(A, query="water", limit=3)
+    store.batch([GetOp(A, "left"), SearchOp(A)])
     clock.forward(MINUTE / 2)
 
-    assert {"got", "found"} == set(keys(store.search(A, refresh_ttl=False)))
+    assert {"got", "found"} == set(keys(store.search(A)))
     clock.forward(MINUTE / 2)
     assert store.search(A) == []
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_read_keeps_alive_if_configured(door: str, tmp_path: Path, clock: Clock) -> None:
+    """With `refresh_on_read` each read lets the time run anew, but one that says it does not."""
+    ways: dict[str, Any] = {
+        "get": lambda store: store.get(A, "get"),
+        "search": lambda store: store.search(A, filter={"text": "search"}),
+        "query": lambda store: store.search(A, query="query", mode="text"),
+        "batch": lambda store: store.batch([GetOp(A, "batch")]),
+        "told": lambda store: store.get(A, "told", refresh_ttl=False),
+        "told batch": lambda store: store.batch([GetOp(A, "told batch", refresh_ttl=False)]),
+    }
+    with BACKENDS["file"](tmp_path, clock=clock, ttl={"refresh_on_read": True}) as opened:
+        store = through(door, opened)
+        store.batch([PutOp(A, key, {"text": key}, ttl=1) for key in ways])
+        clock.forward(MINUTE / 2)
+        for read in ways.values():
+            read(store)
+        clock.forward(MINUTE / 2)
+
+        assert {"get", "search", "query", "batch"} == set(keys(store.search(A)))
+        if isinstance(store, Awaited):
+            store.end()
 
 
 def test_reading_the_past_keeps_nothing_alive(store: SQLiteStore, clock: Clock) -> None:
@@ -174,6 +200,26 @@ def test_the_sweeper_sweeps(plain: SQLiteStore, clock: Clock) -> None:
     assert thread is again
     assert stopped
     assert not thread.is_alive()
+
+
+def test_sweeping_may_be_awaited(tmp_path: Path, clock: Clock) -> None:
+    """On an event loop, what langgraph's async store awaits may be awaited, and need not be."""
+
+    async def course() -> tuple[Any, ...]:
+        async with BACKENDS["file"](tmp_path, clock=clock) as store:
+            await store.setup()
+            store.setup()
+            await store.aput(A, "k", {}, ttl=1)
+            clock.forward(MINUTE)
+            swept = await store.sweep_ttl()
+            first = await store.start_ttl_sweeper(60)
+            stopped = await store.stop_ttl_sweeper()
+            store.start_ttl_sweeper(60)
+            store.stop_ttl_sweeper()
+            last = store.start_ttl_sweeper(60)
+        return swept, first.is_alive(), stopped, last.is_alive()
+
+    assert asyncio.run(course()) == (1, False, True, False)
 
 
 def test_closing_stops_the_sweeper(tmp_path: Path) -> None:

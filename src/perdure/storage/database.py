@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol, Self, TypeVar
 
+from perdure.storage.awaitables import OnAwait, in_event_loop
 from perdure.storage.flow import Flow, Statement
 
 T = TypeVar("T")
@@ -136,6 +137,15 @@ class DatabaseOwner:
     """What has a `Database` and is closed by hand, or at the end of a `with` or `async with`."""
 
     database: Database
+
+    def setup(self) -> OnAwait[None]:
+        """Open the database, which the first use does otherwise. May be awaited or not.
+
+        In an event loop nothing is done before it is awaited, as opening blocks.
+        """
+        if not in_event_loop():
+            self.database.connect()
+        return OnAwait(self.database.aconnect)
 
     def close(self) -> None:
         """Close the database, once everything handed to it is written."""

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Self, get_args
+from typing import Any, get_args
 from weakref import WeakSet
 
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
@@ -175,21 +175,6 @@ class SQLiteDatabase:
         self._begin = begin
         self._file: SQLiteFile | None = None
         self._closed = False
-
-    @classmethod
-    def open(cls, path: str | os.PathLike[str], migration: Migration, **options: Any) -> Self:
-        """A database, connected at once; in a running event loop, by the first call that awaits.
-
-        Raises:
-            ConfigurationError: An argument is wrong.
-            StorageError: See `connect`.
-        """
-        database = cls(path, migration, **options)
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            database.connect()
-        return database
 
     @property
     def path(self) -> str:
