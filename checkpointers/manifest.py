@@ -7,8 +7,8 @@ A reference is what a checkpoint, or a pending write, stores in a value's place:
     [2, log, ranges]          a list: its elements, in order
     [3, log, ranges]          a dict: its `[key, value]` pairs, in order
     [4, {key: reference}]     a dict whose values are references themselves
-    [5, [bytes, ...]]         a list whose elements stand here
-    [6, [bytes, ...]]         a dict whose `[key, value]` pairs stand here
+    [5, [element, ...]]       a list whose elements stand here: bytes, or [log, start, length]
+    [6, [element, ...]]       a dict whose `[key, value]` pairs stand here, likewise
 
 Ranges are half open and written flat as `[start, length, start, length, ...]`. A value of n items
 has at most `limit(n)` of them: where it would have more, its scattered parts are appended to the
@@ -175,3 +175,7 @@ def references(ref: Any) -> Iterator[tuple[int, Any]]:
             yield from references(inner)
     elif kind in (LIST, DICT):
         yield ref[1], ref[2]
+    else:
+        for element in ref[1]:
+            if not isinstance(element, bytes):
+                yield element[0], element[1:]

@@ -31,6 +31,8 @@ from perdure.checkpointers.manifest import (
 )
 from perdure.errors import Unstorable
 
+START: Final = "__start__"  # langgraph's input channel: a dict of other channels' updates
+_LONG: Final = 8  # elements of an update from which on it is worth a look at the log
 INLINE_BYTES: Final = 128  # up to here a value stands in the checkpoint itself
 _OWN_FIELDS: Final = {"id", "channel_values", "channel_versions", "versions_seen"}
 _NUMBERS: Final = {int, float, bool, NoneType}
@@ -94,7 +96,11 @@ class PlannedPut:
 
 @dataclass(slots=True)
 class PlannedWrites:
-    """Pending writes of one task: `[index, channel, reference]` each."""
+    """Pending writes of one task: `[index, channel, reference]` each.
+
+    Attributes:
+        rests_on: See `PlannedPut`.
+    """
 
     thread_id: str
     ns: str
@@ -102,6 +108,7 @@ class PlannedWrites:
     task: str
     path: str
     writes: list[Write]
+    rests_on: tuple[int, int] | None
 
 
 @dataclass(slots=True)
@@ -168,7 +175,7 @@ class Planner:
             dict(versions),
             {node: dict(seen) for node, seen in checkpoint["versions_seen"].items()},
             nodes,
-            (self.thread.key, self.thread.generation) if self.thread else None,
+            self._rests_on(),
             source in _BEGINNINGS,
             deliberate,
             step if type(step) is int else None,
@@ -191,7 +198,11 @@ class Planner:
             index = WRITES_IDX_MAP.get(channel, i)
             if channel == ERROR and isinstance(value, BaseException):
                 value = repr(value)  # as langgraph's savers store what a task raised
-            planned[index] = [index, channel, self._here(value, f"the write to {channel!r}")]
+            planned[index] = [
+                index,
+                channel,
+                self._here(channel, value, f"the write to {channel!r}"),
+            ]
         return PlannedWrites(
             at.thread_id,
             at.checkpoint_ns,
@@ -199,23 +210,39 @@ class Planner:
             task_id,
             task_path,
             list(planned.values()),
+            self._rests_on(),
         )
+
+    def _rests_on(self) -> tuple[int, int] | None:
+        return (self.thread.key, self.thread.generation) if self.thread is not None else None
 
     # -- values that stand where they are
 
-    def _here(self, value: Any, path: str, *, nested: bool = False) -> Any:
-        """A reference that needs no log."""
+    def _here(self, channel: str, value: Any, path: str, *, nested: bool = False) -> Any:
+        """A reference to a value that no channel holds: its parts stand in it.
+
+        Of a long list, like all the messages that a subgraph is given, or gives back, the parts that
+        the channel's log has are named by their ranges.
+        """
         if type(value) is dict and _splittable(value):
             if not nested and len(value) <= 32 and any(map(_has_parts, value.values())):
-                entries = value.items()
-                return [MAP, {k: self._here(v, f"{path}[{k!r}]", nested=True) for k, v in entries}]
-            return self._parts(DICT_HERE, value, [[*pair] for pair in value.items()], path)
+                entries = {}
+                for key, part in value.items():
+                    name = str(key) if channel == START else channel  # an input is by channel
+                    entries[key] = self._here(name, part, f"{path}[{key!r}]", nested=True)
+                return [MAP, entries]
+            pairs = [[*pair] for pair in value.items()]
+            return self._parts(DICT_HERE, channel, value, pairs, path)
         if type(value) is list and _splittable(value):
-            return self._parts(LIST_HERE, value, value, path)
+            return self._parts(LIST_HERE, channel, value, value, path)
         return self.items.codec.encode(value, lambda: path)
 
-    def _parts(self, kind: int, value: Any, elements: list[Any], path: str) -> Any:
+    def _parts(self, kind: int, channel: str, value: Any, elements: list[Any], path: str) -> Any:
         full = self._full(value, elements, path)
+        log = self.thread.named.get(channel) if self.thread is not None else None
+        if log is not None and len(elements) >= _LONG:
+            found = self._match(kind, log, elements, full, [], path).parts
+            return [kind, [_element(log, part) for part in found]]
         stored = [
             self.items.stored(element, each, lambda: path)
             for element, each in zip(elements, full, strict=True)
@@ -238,7 +265,9 @@ class Planner:
     def _held(self, channel: str, value: Any, parent: Snapshot | None) -> Node:
         path = f"channel_values[{channel!r}]"
         if channel.startswith("__"):
-            here: Node = self._here(value, path)  # tasks and inputs on their way are no history
+            here: Node = self._here(
+                channel, value, path
+            )  # tasks and inputs on their way are no history
             return here
         hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
         log = self.thread.named.get(channel) if self.thread is not None else None
@@ -307,6 +336,11 @@ class Planner:
     def _new(self, value: Any, full: bytes, path: str, i: int) -> New:
         stored = self.items.stored(value, full, lambda: f"{path}[{i}]")
         return New(stored, self.items.expanded([stored])[0])
+
+
+def _element(log: ChannelLog, part: New | Range) -> Any:
+    """A part of a list as it stands in a reference."""
+    return part.stored if isinstance(part, New) else [log.key, part[0], part[1] - part[0]]
 
 
 def _both(values: list[Any], full: list[bytes]) -> Iterator[tuple[int, tuple[Any, bytes]]]:

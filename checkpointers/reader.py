@@ -239,7 +239,15 @@ class Reader:
                 out[key] = yield from self.value(thread_id, thread, inner)
             return out
         if kind in (LIST_HERE, DICT_HERE):
-            parts = self.items.values(self.items.expanded(ref[1]))
+            full: list[bytes] = []
+            for element in ref[1]:
+                if isinstance(element, bytes):
+                    full += self.items.expanded([element])
+                else:
+                    key, ranges = element[0], unflat(element[1:])
+                    log = yield from self.load(thread_id, thread, key, ranges)
+                    full += log.full(ranges)
+            parts = self.items.values(full)
             return dict(parts) if kind == DICT_HERE else parts
         ranges = [(ref[2], ref[2] + 1)] if kind == ITEM else (yield from self.ranges(ref[2]))
         log = yield from self.load(thread_id, thread, ref[1], ranges)

@@ -336,7 +336,7 @@ def _stored(ref: Any) -> Iterator[bytes]:
     if isinstance(ref, bytes):
         yield ref
     elif ref[0] in (LIST_HERE, DICT_HERE):
-        yield from ref[1]
+        yield from (element for element in ref[1] if isinstance(element, bytes))
     elif ref[0] == MAP:
         for inner in ref[1].values():
             yield from _stored(inner)

@@ -161,7 +161,7 @@ def _moved(ref: Any, logs: dict[int, int]) -> Any:
     if ref[0] == MAP:
         return [MAP, {key: _moved(inner, logs) for key, inner in ref[1].items()}]
     if ref[0] in (LIST_HERE, DICT_HERE):
-        return ref
+        return [ref[0], [e if isinstance(e, bytes) else [logs[e[0]], *e[1:]] for e in ref[1]]]
     if ref[0] == ITEM:
         return [ITEM, logs[ref[1]], ref[2]]
     return [ref[0], logs[ref[1]], _moved_ranges(ref[2], logs)]

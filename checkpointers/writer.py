@@ -330,9 +330,15 @@ class Writer:
     # -- pending writes
 
     def put_writes(self, plan: PlannedWrites) -> Flow[Written]:
-        """Store what a task wrote, for its checkpoint, which may not be there yet."""
+        """Store what a task wrote, for its checkpoint, which may not be there yet.
+
+        Raises:
+            Stale: Something the plan rests on was deleted.
+        """
         now = time.time()
         out = yield from self._begin(plan.thread_id, plan.ns, None)
+        if plan.rests_on is not None and plan.rests_on != (out.key, out.generation):
+            raise Stale
         row = (plan.thread_id, plan.ns, plan.uid, plan.task)
         bound = writes_place(*row, plan.path)
         body = self.seal.seal(pack_writes(plan.writes), bound)
@@ -377,14 +383,19 @@ class Writer:
         held = snapshot.ranges.get(channel)
         if held is None:
             return write
-        stored = [ref] if isinstance(ref, bytes) else ref[1] if ref[0] in _HERE else []
-        stands = [appender.placed.get((channel, each)) for each in stored]
-        if not stands or None in stands:
-            return write
         if isinstance(ref, bytes):
-            return [index, channel, [ITEM, held[0], stands[0]]]
-        ranges = joined((p, p + 1) for p in stands if p is not None)
-        return [index, channel, [_HERE[ref[0]], held[0], flat(ranges)]]
+            position = appender.placed.get((channel, ref))
+            return write if position is None else [index, channel, [ITEM, held[0], position]]
+        ranges = []
+        for element in ref[1] if ref[0] in _HERE else [b""]:
+            if not isinstance(element, bytes):
+                ranges.append((element[1], element[1] + element[2]))
+                continue
+            position = appender.placed.get((channel, element))
+            if position is None:
+                return write
+            ranges.append((position, position + 1))
+        return [index, channel, [_HERE[ref[0]], held[0], flat(joined(ranges))]]
 
 
 def _may_be_in_a_log(write: Write) -> bool:
