@@ -1,226 +1,245 @@
-"""What the benchmarks run: an agent without a model, the savers under test, and tables."""
+"""Agents as people write them: langchain's `create_agent` with a model that needs no network.
+
+Nothing is arranged for a saver: the user's message is a dict without an id, the model's message has
+the id that langchain gives it, and tools that run in parallel end in any order.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import random
-import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, RemoveMessage, ToolMessage
-from langgraph.channels import DeltaChannel
-from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
-from langgraph.graph import START, StateGraph, add_messages
-from langgraph.types import Send
+from benchmarks.common import SAVERS, Saver, text
+from langchain.agents import AgentState, create_agent
+from langchain.agents.middleware import SummarizationMiddleware
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, ToolCall
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.address import Address
+from perdure.checkpointers.manifest import count, limit
 
-Saver = BaseCheckpointSaver[Any] | None
-WORDS = ("order", "refund", "budget", "pipeline", "invoice", "renewal", "schema", "agent", "ticket")
-KEEP = 20  # messages that the trimming agent keeps
-
-
-# -- savers
+FILES = 40
+TODOS = 12
 
 
-@asynccontextmanager
-async def perdure(folder: Path) -> AsyncIterator[Saver]:
-    async with SQLiteCheckpointer.open(folder / "perdure.db") as saver:
-        yield saver
+class ScriptedModel(BaseChatModel):
+    """Calls the tool so many times after a user's message; otherwise says 600 characters."""
+
+    calls: int = 0
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def bind_tools(self, tools: Any, **options: Any) -> ScriptedModel:
+        return self
+
+    def _generate(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **options: Any
+    ) -> ChatResult:
+        seed, calls = f"{self.calls} {len(messages)} {messages[-1].text}", 0
+        if messages[-1].type == "human":
+            calls = self.calls
+        message = AIMessage(
+            "" if calls else text(seed, 600),
+            tool_calls=[_call(f"{seed} {i}") for i in range(calls)],
+            usage_metadata={"input_tokens": 950, "output_tokens": 150, "total_tokens": 1100},
+            response_metadata={
+                "finish_reason": "tool_calls" if calls else "stop",
+                "model_name": "scripted-1",
+                "model_provider": "none",
+                "system_fingerprint": None,
+                "logprobs": None,
+            },
+        )
+        return ChatResult(generations=[ChatGeneration(message=message)])
 
 
-@asynccontextmanager
-async def encrypted(folder: Path) -> AsyncIterator[Saver]:
-    async with SQLiteCheckpointer.open(folder / "encrypted.db", key=b"k" * 32) as saver:
-        yield saver
+def _call(seed: str) -> ToolCall:
+    number = random.Random(seed).getrandbits(96)
+    return ToolCall(name="look_up", args={"query": text(seed, 40)}, id=f"call_{number:024x}")
 
 
-@asynccontextmanager
-async def sqlite(folder: Path) -> AsyncIterator[Saver]:
-    async with AsyncSqliteSaver.from_conn_string(str(folder / "sqlite.db")) as saver:
-        yield saver
+@tool
+async def look_up(query: str) -> str:
+    """Look something up."""
+    await asyncio.sleep(random.Random(query).random() * 0.004)
+    return text(query, 400)
 
 
-@asynccontextmanager
-async def delta(folder: Path) -> AsyncIterator[Saver]:
-    async with AsyncSqliteSaver.from_conn_string(str(folder / "delta.db")) as saver:
-        yield saver
+@tool("look_up")
+def ask_first(query: str) -> str:
+    """Look something up once a person has agreed."""
+    return f"{interrupt(query)}: {text(query, 400)}"
 
 
-@asynccontextmanager
-async def memory(folder: Path) -> AsyncIterator[Saver]:
-    yield InMemorySaver()
+# -- shapes: each makes a graph
 
 
-@asynccontextmanager
-async def loop(folder: Path) -> AsyncIterator[Saver]:
-    yield None
+def chat(saver: Saver) -> Any:
+    return create_agent(ScriptedModel(), [], checkpointer=saver)
 
 
-SAVERS: dict[str, Callable[[Path], Any]] = {
-    "sqlite": sqlite,
-    "perdure": perdure,
-    "encrypted": encrypted,
-    "delta": delta,
-    "memory": memory,
-    "loop": loop,
-}
+def tools(saver: Saver) -> Any:
+    return create_agent(ScriptedModel(calls=3), [look_up], checkpointer=saver)
 
 
-# -- what is said
-
-
-def text(rng: random.Random, length: int) -> str:
-    words: list[str] = []
-    size = 0
-    while size < length:
-        words.append(f"{rng.choice(WORDS)}{rng.randrange(10_000)}")
-        size += len(words[-1]) + 1
-    return " ".join(words)[:length]
-
-
-def human(turn: int) -> HumanMessage:
-    rng = random.Random(f"human {turn}")
-    return HumanMessage(text(rng, 120), id=str(uuid.UUID(int=rng.getrandbits(128), version=4)))
-
-
-def reply(turn: int, calls: int = 0) -> AIMessage:
-    rng = random.Random(f"reply {turn} {calls}")
-    tokens = rng.randrange(200, 6000)
-    return AIMessage(
-        text(rng, 600),
-        id=f"run-{uuid.UUID(int=rng.getrandbits(128), version=4)}",
-        tool_calls=[
-            {"name": "lookup", "args": {"q": text(rng, 30)}, "id": f"call_{turn}_{i}"}
-            for i in range(calls)
-        ],
-        response_metadata={"model_name": "none", "finish_reason": "stop", "id": f"resp_{turn}"},
-        usage_metadata={
-            "input_tokens": tokens,
-            "output_tokens": 100,
-            "total_tokens": tokens + 100,
-            "input_token_details": {"cache_read": tokens // 2},
-        },
+def summary(saver: Saver) -> Any:
+    shorter = SummarizationMiddleware(
+        ScriptedModel(), trigger=("messages", 60), keep=("messages", 20)
     )
+    model = ScriptedModel(calls=3)
+    return create_agent(model, [look_up], middleware=[shorter], checkpointer=saver)
 
 
-def result(turn: int, call: int) -> ToolMessage:
-    rng = random.Random(f"result {turn} {call}")
-    return ToolMessage(text(rng, 400), tool_call_id=f"call_{turn}_{call}", id=f"tool-{turn}-{call}")
+def approve(saver: Saver) -> Any:
+    return create_agent(ScriptedModel(calls=1), [ask_first], checkpointer=saver)
 
 
-def said(turns: int, agent: str = "chat") -> list[AnyMessage]:
-    """What an agent and its user said in so many turns."""
-    if agent == "trim":
-        turns = KEEP // 2
-    out: list[AnyMessage] = []
-    for turn in range(turns):
-        out.append(human(turn))
-        if agent == "tools":
-            out += [reply(turn, calls=3), *(result(turn, call) for call in range(3))]
-        out.append(reply(turn))
-    return out
-
-
-# -- agents
-
-
-class State(TypedDict):
-    messages: Annotated[list[AnyMessage], add_messages]
-
-
-def _join(value: list[AnyMessage], updates: Sequence[list[AnyMessage]]) -> list[AnyMessage]:
-    out: Any = value
-    for update in updates:
-        out = add_messages(out, update)
-    return list(out)
-
-
-class DeltaState(TypedDict):
-    messages: Annotated[list[AnyMessage], DeltaChannel(_join, snapshot_frequency=100)]
-
-
-def _turn(state: Any) -> int:
-    return sum(isinstance(m, HumanMessage) for m in state["messages"]) - 1
-
-
-def chat_agent(saver: Saver, schema: Any = State) -> Any:
-    """One node that appends a reply: 3 checkpoints and 2 messages a turn."""
-    graph = StateGraph(schema)
-    graph.add_node("agent", lambda state: {"messages": [reply(len(state["messages"]))]})
-    graph.add_edge(START, "agent")
+def team(saver: Saver) -> Any:
+    searcher = create_agent(ScriptedModel(calls=2), [look_up], checkpointer=True)
+    graph = StateGraph(MessagesState)
+    graph.add_node("searcher", searcher)
+    graph.add_node("writer", create_agent(ScriptedModel(), [], checkpointer=True))
+    graph.add_edge(START, "searcher").add_edge("searcher", "writer")
     return graph.compile(checkpointer=saver)
 
 
-def trim_agent(saver: Saver, schema: Any = State) -> Any:
-    """Chat, then a node that removes all but the last 20 messages: 4 checkpoints a turn."""
+class FilesState(AgentState[Any]):
+    files: Annotated[dict[str, str], lambda old, new: {**old, **new}]
+    todos: list[dict[str, str]]
 
-    def trim(state: Any) -> dict[str, Any]:
-        return {"messages": [RemoveMessage(id=m.id) for m in state["messages"][:-KEEP]]}
 
-    graph = StateGraph(schema)
-    graph.add_node("agent", lambda state: {"messages": [reply(hash(state["messages"][-1].id))]})
-    graph.add_node("trim", trim)
-    graph.add_edge(START, "agent")
-    graph.add_edge("agent", "trim")
+def files(saver: Saver) -> Any:
+    def work(state: FilesState) -> dict[str, Any]:
+        turn = len(state["messages"]) // 2
+        name = f"/notes/{turn % FILES}.md"
+        grown = state.get("files", {}).get(name, "")[-1500:] + text(turn, 500)
+        todos = [
+            {"content": text(i, 60), "status": "done" if i < turn % TODOS else "open"}
+            for i in range(TODOS)
+        ]
+        return {"files": {name: grown}, "todos": todos}
+
+    graph = StateGraph(FilesState)
+    graph.add_node("agent", create_agent(ScriptedModel(), [], state_schema=FilesState))
+    graph.add_node("work", work)
+    graph.add_edge(START, "agent").add_edge("agent", "work")
     return graph.compile(checkpointer=saver)
 
 
-def tool_agent(saver: Saver, schema: Any = State) -> Any:
-    """A reply with 3 tool calls, 3 tools in parallel, a reply: 5 checkpoints, 6 messages a turn."""
-
-    def ask(state: Any) -> dict[str, Any]:
-        return {"messages": [reply(_turn(state), calls=3)]}
-
-    def call(state: Any) -> list[Send]:
-        turn = _turn(state)
-        return [Send("tool", {"turn": turn, "call": i}) for i in range(3)]
-
-    graph = StateGraph(schema)
-    graph.add_node("ask", ask)
-    graph.add_node("tool", lambda given: {"messages": [result(given["turn"], given["call"])]})
-    graph.add_node("answer", lambda state: {"messages": [reply(_turn(state))]})
-    graph.add_edge(START, "ask")
-    graph.add_conditional_edges("ask", call, ["tool"])
-    graph.add_edge("tool", "answer")
-    return graph.compile(checkpointer=saver)
-
-
-AGENTS: dict[str, Callable[..., Any]] = {
-    "chat": chat_agent,
-    "tools": tool_agent,
-    "trim": trim_agent,
+SHAPES: dict[str, Callable[[Saver], Any]] = {
+    "chat": chat,
+    "tools": tools,
+    "stream": tools,
+    "summary": summary,
+    "approve": approve,
+    "team": team,
+    "files": files,
 }
 
 
-def schema_for(name: str) -> Any:
-    return DeltaState if name == "delta" else State
+# -- turns
 
 
-# -- results
+@dataclass
+class Course:
+    """One saver under one shape of agent, as a worker process holds it.
+
+    `open` it, take turns, and `close` it; then another may be opened.
+    """
+
+    name: str
+
+    async def open(self, shape: str, path: Path) -> None:
+        self.shape = shape
+        self._stack = AsyncExitStack()
+        self.saver = await self._stack.enter_async_context(SAVERS[self.name](path))
+        self.graph = SHAPES[shape](self.saver)
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    async def turn(self, thread: str, number: int) -> list[BaseMessage]:
+        """The messages of the state after one more turn."""
+        config: Any = {"configurable": {"thread_id": thread}}
+        asked = {"messages": [{"role": "user", "content": text(f"{thread} {number}", 120)}]}
+        if self.shape == "stream":
+            modes = ["messages", "updates", "values"]
+            async for _, part in self.graph.astream(asked, config, stream_mode=modes):
+                state = part
+        else:
+            state = await self.graph.ainvoke(asked, config)
+        if self.shape == "approve":
+            state = await self.graph.ainvoke(Command(resume="agreed"), config)
+        return list(state["messages"])
+
+    async def turns(self, thread: str, numbers: range) -> tuple[list[float], float]:
+        """Seconds of each turn, and CPU seconds of all of them, of all threads of the process."""
+        took, cpu = [], time.process_time()
+        for number in numbers:
+            started = time.perf_counter()
+            self.said = await self.turn(thread, number)
+            took.append(time.perf_counter() - started)
+        return took, time.process_time() - cpu
+
+    async def crowd(self, threads: range, turns: int, at_once: int) -> tuple[float, float]:
+        """Seconds and CPU seconds of short threads, so many of them at once."""
+        waiting = [f"t{i}" for i in threads]
+
+        async def serve() -> None:
+            while waiting:
+                thread = waiting.pop()
+                for number in range(turns):
+                    await self.turn(thread, number)
+
+        started, cpu = time.perf_counter(), time.process_time()
+        await asyncio.gather(*(serve() for _ in range(at_once)))
+        return time.perf_counter() - started, time.process_time() - cpu
+
+    async def returned(self) -> list[dict[str, Any]]:
+        """The messages that the last turn returned."""
+        return [message.model_dump() for message in self.said]
+
+    async def resume(
+        self, shape: str, path: Path, thread: str
+    ) -> tuple[float, list[dict[str, Any]]]:
+        """Seconds to open a file and read the state of a thread, and its messages.
+
+        Raises:
+            AssertionError: A stored manifest of perdure's has too many ranges.
+        """
+        started = time.perf_counter()
+        await self.open(shape, path)
+        state = await self.graph.aget_state({"configurable": {"thread_id": thread}})
+        took = time.perf_counter() - started
+        if isinstance(self.saver, SQLiteCheckpointer):
+            check_manifests(self.saver, thread)
+        await self.close()
+        return took, [message.model_dump() for message in state.values["messages"]]
 
 
-def disk_bytes(folder: Path, name: str) -> int:
-    """The size of a closed saver's database."""
-    with contextlib.suppress(FileNotFoundError):
-        return (folder / f"{name}.db").stat().st_size
-    return 0
+def check_manifests(saver: SQLiteCheckpointer, thread: str) -> None:
+    """Each manifest of a thread has at most `limit(n)` ranges for its n items.
 
-
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a Markdown table."""
-    lines = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(line[i]) for line in [list(columns), *lines]) for i in range(len(columns))]
-    print(f"\n{title}\n")
-    for line in [list(columns), ["-" * w for w in widths], *lines]:
-        print("| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |")
-
-
-def ratio(value: float, base: float) -> str:
-    """A figure, and how it compares to the first subject's."""
-    return f"{value:.3g} ({value / base:.3g}x)" if base else f"{value:.3g}"
+    Raises:
+        AssertionError: One has more.
+    """
+    for info in saver.checkpoints(thread):
+        at = Address(thread, info.checkpoint_ns, info.checkpoint_id)
+        found = saver.database.read(saver._reader.find(at))
+        assert found is not None
+        for manifests in (found.snapshot.ranges, found.snapshot.said):
+            for channel, (_, ranges) in manifests.items():
+                assert len(ranges) <= limit(count(ranges)), (at, channel, len(ranges))

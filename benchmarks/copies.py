@@ -1,31 +1,44 @@
-"""Ways to hand out fresh copies of messages, and to tell whether any was changed.
+"""Ways to copy messages and to compare them by content, and what the garbage collector adds.
 
-python benchmarks/copies.py --messages 1600
+python -m benchmarks.copies --messages 1600
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import copy
 import gc
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from benchmarks.agents import chat
+from benchmarks.common import ratio, table, text
+from langchain_core.messages import BaseMessage
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-sys.path.insert(0, str(Path(__file__).parent))
-from agents import ratio, said, table
-
 from perdure.checkpointers.codec import Codec
+from perdure.checkpointers.collector import collector_paused
+from perdure.checkpointers.items import Items
 
 ROUNDS = 15
 
 
-def timed(work: Callable[[], Any], cold: bytearray | None) -> float:
+async def said(count: int) -> list[BaseMessage]:
+    """Messages as an agent makes them, in turns of two."""
+    graph, config = chat(InMemorySaver()), {"configurable": {"thread_id": "t"}}
+    out: list[BaseMessage] = []
+    for turn in range(count // 2):
+        asked = {"messages": [{"role": "user", "content": text(turn, 120)}]}
+        config["configurable"]["thread_id"] = str(turn)
+        out += (await graph.ainvoke(asked, config))["messages"]
+    return out
+
+
+def timed(work: Callable[[], Any], cold: bytearray | None = None) -> float:
     """Seconds, the median; `cold` empties the processor's caches before each."""
     took = []
     for _ in range(ROUNDS):
@@ -37,37 +50,48 @@ def timed(work: Callable[[], Any], cold: bytearray | None) -> float:
     return statistics.median(took)
 
 
+def ways(messages: list[BaseMessage]) -> dict[str, Callable[[], Any]]:
+    """What is compared, by name; the first is what the ratios are to."""
+    serde = JsonPlusSerializer(allowed_msgpack_modules=None)
+    dumped = serde.dumps_typed(messages)
+    items = Items(Codec(serde))
+    full = items.full(messages, str)
+    stored = [items.stored(*pair, lambda: "") for pair in zip(messages, full, strict=True)]
+    return {
+        "langgraph's serializer, load": lambda: serde.loads_typed(dumped),
+        "copy.deepcopy": lambda: copy.deepcopy(messages),
+        "model_copy(deep=True)": lambda: [m.model_copy(deep=True) for m in messages],
+        "from the stored form": lambda: items.values(items.expanded(stored)),
+        "from the full form, as perdure does": lambda: items.values(full),
+        "langgraph's serializer, dump": lambda: serde.dumps_typed(messages),
+        "full forms compared, as perdure does": lambda: items.full(messages, str) == full,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=1600)
     args = parser.parse_args()
-    messages = said(args.messages // 2)
-    serde = JsonPlusSerializer(allowed_msgpack_modules=None)
-    codec = Codec(serde)
-    stored = [codec.encode(message, str) for message in messages]
-    read = codec.piece(stored)
-    assert read is not None
-    piece = read[0]
-    dumped = serde.dumps_typed(messages)
-    ways: dict[str, Callable[[], Any]] = {
-        "langgraph's serializer, load": lambda: serde.loads_typed(dumped),
-        "copy.deepcopy": lambda: copy.deepcopy(messages),
-        "model_copy(deep=True)": lambda: [m.model_copy(deep=True) for m in messages],
-        "one by one from the compact form": lambda: [codec.decode(s) for s in stored],
-        "as a piece (what perdure does)": piece.copies,
-        "langgraph's serializer, dump": lambda: serde.dumps_typed(messages),
-        "content check (what perdure does)": lambda: piece.holds(messages),
-    }
-    gc.disable()
-    cold = bytearray(96 << 20)
-    found = {name: (timed(way, None), timed(way, cold)) for name, way in ways.items()}
-    base = found["langgraph's serializer, load"]
-    each = 1e6 / len(messages)
+    messages = asyncio.run(said(args.messages))
+    works, each = ways(messages), 1e6 / args.messages
+    with collector_paused():
+        cold = bytearray(96 << 20)
+        found = {name: (timed(work), timed(work, cold)) for name, work in works.items()}
+    base = next(iter(found.values()))
     rows = [
         [name, *(ratio(t * each, b * each) for t, b in zip(times, base, strict=True))]
         for name, times in found.items()
     ]
-    table(f"{len(messages)} messages", ["way", "µs a message", "with cold caches"], rows)
+    table(f"{args.messages} messages", ["way", "µs a message", "with cold caches"], rows)
+
+    first = works["from the stored form"]
+    gc.collect()
+    left = timed(first)
+    with collector_paused():
+        paused = timed(first)
+    rows = [["left alone", ratio(left * each, left * each)]]
+    rows.append(["paused", ratio(paused * each, left * each)])
+    table("from the stored form", ["the garbage collector", "µs a message"], rows)
 
 
 if __name__ == "__main__":

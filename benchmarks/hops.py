@@ -3,7 +3,7 @@
 `aiosqlite` awaits each statement; `one hop` runs the transaction in a thread with `to_thread`;
 `writer` is perdure's writer thread, where transactions that wait together share a commit.
 
-    python benchmarks/hops.py --callers 1 16
+    python -m benchmarks.hops --callers 1 16
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import sqlite3
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -21,9 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import aiosqlite
-
-sys.path.insert(0, str(Path(__file__).parent))
-from agents import ratio, table
+from benchmarks.common import ratio, table
 
 from perdure.storage.flow import Flow, Statement
 from perdure.storage.migrations import Migration

@@ -1,42 +1,39 @@
 """What is left of the file once 95 % of the threads are deleted and retention has run.
 
-python benchmarks/shrink.py
+python -m benchmarks.shrink
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
+import asyncio
 import tempfile
 from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-from agents import chat_agent, human
+from benchmarks.agents import Course
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 
+THREADS, TURNS = 200, 10
+
+
+async def fill(path: Path) -> None:
+    course = Course("perdure")
+    await course.open("chat", path)
+    await course.crowd(range(THREADS), TURNS, 16)
+    await course.close()
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=200)
-    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "perdure.db"
-        with SQLiteCheckpointer.open(path, synchronous="normal") as saver:
-            graph = chat_agent(saver)
-            for i in range(args.threads):
-                config: Any = {"configurable": {"thread_id": f"t{i}"}}
-                for turn in range(10):
-                    graph.invoke({"messages": [human(turn)]}, config)
+        asyncio.run(fill(path))
         before = path.stat().st_size
-        with SQLiteCheckpointer.open(path) as saver:
-            saver.prune([f"t{i}" for i in range(args.threads * 95 // 100)], strategy="delete")
+        with SQLiteCheckpointer(path) as saver:
+            saver.prune([f"t{i}" for i in range(THREADS * 95 // 100)], strategy="delete")
             saver.retain(Retention(last=1))
         after = path.stat().st_size
-    print(
-        f"{before / 1e6:.2f} MB before, {after / 1e6:.2f} MB after: {1 - after / before:.1%} less"
-    )
+    less = 1 - after / before
+    print(f"{before / 1e6:.2f} MB before, {after / 1e6:.2f} MB after: {less:.1%} less")
 
 
 if __name__ == "__main__":

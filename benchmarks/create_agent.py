@@ -1,0 +1,195 @@
+"""Checkpointers under langchain's `create_agent`: time, CPU and bytes of a turn, by shape of agent.
+
+Each saver works in a process of its own, in blocks of five turns, in rotating order. What a fresh
+process reads at the end is compared with what the last run returned.
+
+    python -m benchmarks.create_agent --turns 200
+    python -m benchmarks.create_agent --turns 60 --shapes chat tools
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from benchmarks.agents import SHAPES, Course
+from benchmarks.common import ON_DISK, SAVERS, Worker, bytes_in, ratio, table
+
+BLOCK = 5
+READERS = 3  # fresh processes that resume each thread
+THREADS, TURNS, AT_ONCE = 128, 4, 16
+PEER, OURS = ON_DISK
+
+
+@dataclass
+class Figures:
+    """What one saver took for one long thread, block by block."""
+
+    wall: list[float] = field(default_factory=list)  # seconds of each turn
+    cpu: list[float] = field(default_factory=list)  # seconds of each block
+    size: list[int] = field(default_factory=list)  # bytes in use: before, and after each block
+    resumes: list[float] = field(default_factory=list)  # seconds, each in a fresh process
+
+    @property
+    def resume_ms(self) -> float:
+        """To open the file and read the state."""
+        return statistics.median(self.resumes) * 1e3
+
+    @property
+    def first_cpu_ms(self) -> float:
+        """CPU of a turn, the blocks from the fifth turn to the twenty-fifth."""
+        return statistics.median(self.cpu[1:5]) / BLOCK * 1e3
+
+    @property
+    def last_cpu_ms(self) -> float:
+        """CPU of a turn, the last four blocks."""
+        return statistics.median(self.cpu[-4:]) / BLOCK * 1e3
+
+    @property
+    def wall_ms(self) -> float:
+        """Time of a turn, the last four blocks."""
+        return statistics.median(self.wall[-4 * BLOCK :]) * 1e3
+
+    @property
+    def kb_a_turn(self) -> tuple[float, float]:
+        """In the first half of the turns, and in the second."""
+        half = len(self.size) // 2
+        early = (self.size[half] - self.size[0]) / half
+        late = (self.size[-1] - self.size[half]) / (len(self.size) - 1 - half)
+        return early / BLOCK / 1e3, late / BLOCK / 1e3
+
+
+def rotating(blocks: int) -> Iterator[tuple[int, str]]:
+    """Each block with each saver, another one first each time."""
+    names = list(SAVERS)
+    for block in range(blocks):
+        first = block % len(names)
+        for name in names[first:] + names[:first]:
+            yield block, name
+
+
+def long_thread(
+    workers: dict[str, Worker], shape: str, turns: int, folder: Path
+) -> dict[str, Figures]:
+    """Turns on one thread, with every saver."""
+    paths = {name: folder / f"{shape} {name}.db" for name in SAVERS}
+    found = {name: Figures() for name in SAVERS}
+    for name, worker in workers.items():
+        worker.call("open", shape, paths[name])
+        worker.call("turns", "warm", range(3))
+        found[name].size.append(bytes_in(paths[name]))
+    for block, name in rotating(turns // BLOCK):
+        numbers = range(block * BLOCK, (block + 1) * BLOCK)
+        wall, cpu = workers[name].call("turns", "long", numbers)
+        found[name].wall += wall
+        found[name].cpu.append(cpu)
+        found[name].size.append(bytes_in(paths[name]))
+    for name in ON_DISK * READERS:
+        reader = Worker(partial(Course, name))
+        seconds, read = reader.call("resume", shape, paths[name], "long")
+        reader.stop()
+        found[name].resumes.append(seconds)
+        if read != workers[name].call("returned"):
+            raise AssertionError(f"{shape}, {name}: what is read is not what was returned")
+    for name, worker in workers.items():
+        worker.call("close")
+        paths[name].unlink(missing_ok=True)
+    return found
+
+
+def show(shape: str, turns: int, found: dict[str, Figures]) -> None:
+    peer = found[PEER]
+    rows = []
+    for name, each in found.items():
+        row = [
+            name,
+            ratio(each.first_cpu_ms, peer.first_cpu_ms),
+            ratio(each.last_cpu_ms, peer.last_cpu_ms),
+            ratio(each.wall_ms, peer.wall_ms),
+        ]
+        if name in ON_DISK:
+            row += [f"{kb:.1f}" for kb in each.kb_a_turn]
+            row += [f"{each.size[-1] / 1e6:.2f}", ratio(each.resume_ms, peer.resume_ms)]
+        rows.append(row + ["-"] * (8 - len(row)))
+    columns = ["", "first CPU ms", "last CPU ms", "ms a turn", "first KB", "last KB", "MB"]
+    table(f"{shape}, {turns} turns", [*columns, "resume ms"], rows)
+
+
+def crowd(workers: dict[str, Worker], folder: Path) -> None:
+    """Short threads, many at once."""
+    wall, cpu = dict.fromkeys(SAVERS, 0.0), dict.fromkeys(SAVERS, 0.0)
+    for name, worker in workers.items():
+        worker.call("open", "chat", folder / f"threads {name}.db")
+        worker.call("crowd", range(THREADS, THREADS + AT_ONCE), 2, AT_ONCE)
+    share = THREADS // 4
+    for block, name in rotating(4):
+        threads = range(block * share, (block + 1) * share)
+        seconds, used = workers[name].call("crowd", threads, TURNS, AT_ONCE)
+        wall[name] += seconds
+        cpu[name] += used
+    for worker in workers.values():
+        worker.call("close")
+    turns = THREADS * TURNS
+    rows = [
+        [
+            name,
+            ratio(turns / wall[name], turns / wall[PEER]),
+            ratio(cpu[name] / turns * 1e3, cpu[PEER] / turns * 1e3),
+        ]
+        for name in SAVERS
+    ]
+    title = f"{THREADS} threads of {TURNS} turns of chat, {AT_ONCE} at once"
+    table(title, ["", "turns a second", "CPU ms a turn"], rows)
+
+
+def summarize(turns: int, found: dict[str, dict[str, Figures]]) -> None:
+    """perdure in parts of the peer, by shape."""
+    rows = []
+    for shape, of in found.items():
+        ours, peer = of[OURS], of[PEER]
+        floors = [f"{each.last_cpu_ms / peer.last_cpu_ms:.2f}" for each in list(of.values())[2:]]
+        rows.append(
+            [
+                shape,
+                f"{ours.first_cpu_ms / peer.first_cpu_ms:.2f}",
+                f"{ours.last_cpu_ms / peer.last_cpu_ms:.2f}",
+                f"{ours.wall_ms / peer.wall_ms:.2f}",
+                f"{ours.resume_ms / peer.resume_ms:.2f}",
+                *(" → ".join(f"{kb:.1f}" for kb in each.kb_a_turn) for each in (ours, peer)),
+                *floors,
+            ]
+        )
+    columns = ["", "CPU, turns 6 to 25", "CPU, last 20", "time, last 20", "resume"]
+    columns += ["KB a turn", "KB a turn, peer", "CPU, InMemorySaver", "CPU, loop alone"]
+    table(f"perdure / AsyncSqliteSaver, {turns} turns", columns, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=200, help="a multiple of 5, at least 40")
+    parser.add_argument("--shapes", nargs="+", choices=[*SHAPES, "threads"])
+    args = parser.parse_args()
+    shapes = args.shapes or [*SHAPES, "threads"]
+    turns = max(40, args.turns // BLOCK * BLOCK)
+    workers = {name: Worker(partial(Course, name)) for name in SAVERS}
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for shape in shapes:
+            if shape in SHAPES:
+                found[shape] = long_thread(workers, shape, turns, Path(folder))
+                show(shape, turns, found[shape])
+            else:
+                crowd(workers, Path(folder))
+        for worker in workers.values():
+            worker.stop()
+    if found:
+        summarize(turns, found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""A thread of many messages: its first read, its newest checkpoints, the waits of the event loop.
+
+A task asks to be woken every millisecond; how much later it is woken is what others wait. What was
+there before is frozen (`gc.freeze`), as servers do: a full collection of Python's garbage collector
+stops the process for as long as its whole heap demands, whoever starts it.
+
+    python -m benchmarks.long_thread --messages 5000
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.agents import chat
+from benchmarks.common import ON_DISK, SAVERS, Worker, ratio, table
+
+CONFIG: Any = {"configurable": {"thread_id": "t"}}
+ROUNDS = 7
+
+
+async def waits(work: Callable[[], Awaitable[Any]]) -> tuple[float, float]:
+    """Milliseconds of some work, and the longest wait of the event loop meanwhile."""
+    late = 0.0
+
+    async def tick() -> None:
+        nonlocal late
+        while True:
+            due = time.perf_counter() + 0.001
+            await asyncio.sleep(0.001)
+            late = max(late, time.perf_counter() - due)
+
+    ticking = asyncio.create_task(tick())
+    await asyncio.sleep(0.02)
+    late, started = 0.0, time.perf_counter()
+    await work()
+    took = time.perf_counter() - started
+    ticking.cancel()
+    return took * 1e3, late * 1e3
+
+
+class LongThread:
+    """A thread of one saver, in a process of its own."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        self.name, self.path = name, Path(folder) / f"{name}.db"
+
+    async def fill(self, messages: int) -> None:
+        """So many messages in one update, then two turns."""
+        roles = ("user", "assistant")
+        said = [{"role": roles[i % 2], "content": f"{i} " * 50} for i in range(messages)]
+        async with SAVERS[self.name](self.path) as saver:
+            graph = chat(saver)
+            await graph.aupdate_state(CONFIG, {"messages": said}, as_node="model")
+            for _ in range(2):
+                await graph.ainvoke({"messages": [{"role": "user", "content": "Go on"}]}, CONFIG)
+
+    async def measure(self) -> list[float]:
+        """The first read, the newest ten, and the longest wait: of reads, of a turn, of the ten."""
+        async with SAVERS[self.name](self.path) as saver:
+            graph = chat(saver)
+            gc.collect()
+            gc.freeze()
+
+            async def newest() -> None:
+                _ = [found async for found in saver.alist(CONFIG, limit=10)]
+
+            first = await waits(lambda: saver.aget_tuple(CONFIG))
+            again = await waits(lambda: saver.aget_tuple(CONFIG))
+            asked = {"messages": [{"role": "user", "content": "Go on"}]}
+            turn = await waits(lambda: graph.ainvoke(asked, CONFIG))
+            listed = [await waits(newest) for _ in range(ROUNDS)]
+            ten = statistics.median(took for took, _ in listed)
+            return [
+                first[0],
+                ten,
+                max(first[1], again[1]),
+                turn[1],
+                max(late for _, late in listed),
+            ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=5000)
+    args = parser.parse_args()
+    found: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ON_DISK:
+            for method, given in (("fill", [args.messages]), ("measure", [])):
+                worker = Worker(partial(LongThread, name, folder))
+                found[name] = worker.call(method, *given)
+                worker.stop()
+    base = found[ON_DISK[0]]
+    rows = [[name, *map(ratio, row, base)] for name, row in found.items()]
+    columns = ["", "first get, ms", "newest ten, ms", "wait: get, ms", "a turn", "newest ten"]
+    table(f"a thread of {args.messages} messages", columns, rows)
+
+
+if __name__ == "__main__":
+    main()
