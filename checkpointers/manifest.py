@@ -18,7 +18,7 @@ log anew, as aliases of what they repeat (`regrouped`). Positions from `ALIASES`
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import log2
 from typing import Any, Final
 
@@ -130,22 +130,27 @@ def contains(have: Ranges, position: int) -> bool:
     return i >= 0 and have[i][0] <= position < have[i][1]
 
 
-def once(ranges: Ranges) -> Ranges:
-    """The same positions in order of first appearance, none of them twice.
+def once(ranges: Ranges, origin: Callable[[int], int] | None = None) -> Ranges:
+    """The same items in order of first appearance, none of them twice.
+
+    Args:
+        ranges: Where they stand.
+        origin: Of a position, where its item was first said; None: no position is an alias.
 
     >>> once([(0, 3), (1, 5), (0, 1)])
     [(0, 5)]
+    >>> once([(0, 3), (7, 9)], lambda position: position % 7)
+    [(0, 3)]
     """
-    have = covered(ranges)
-    if count(have) == count(ranges):
+    if origin is None and count(covered(ranges)) == count(ranges):
         return ranges
     seen: set[int] = set()
     out: Ranges = []
-    for start, stop in ranges:
-        for position in range(start, stop):
-            if position not in seen:
-                seen.add(position)
-                out.append((position, position + 1))
+    for position in positions(ranges):
+        first = position if origin is None else origin(position)
+        if first not in seen:
+            seen.add(first)
+            out.append((position, position + 1))
     return joined(out)
 
 

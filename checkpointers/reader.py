@@ -152,15 +152,17 @@ class Reader:
         for channel, key, numbers in split_channels(snapshot.refs):
             ranges = yield from self.ranges(numbers)
             snapshot.ranges[channel] = (key, ranges)
-            if not channel.startswith("__"):
-                said[channel] = (key, once(ranges))
+            if not channel.startswith("__") and channel not in written:
+                said[channel] = (key, ranges)
         for channel, (key, numbers) in written.items():
-            ranges = yield from self.ranges(numbers)
-            said[channel] = (key, ranges)
-        for key, ranges in said.values():
+            said[channel] = (key, (yield from self.ranges(numbers)))
+        for channel, (key, ranges) in said.items():
+            origin = None
             aliases = [each for each in ranges if each[0] >= ALIASES]
             if aliases:
-                yield from self.load(thread_id, thread, key, aliases)
+                origin = (yield from self.load(thread_id, thread, key, aliases)).origin
+            if channel not in written:
+                said[channel] = (key, once(ranges, origin))
         snapshot.said = said
 
     def ranges(self, numbers: list[Any]) -> Flow[Ranges]:
