@@ -114,6 +114,32 @@ def test_opened_without_with(tmp_path: Path) -> None:
     assert (tmp_path / "y.db").exists()
 
 
+def test_constructed_and_set_up(tmp_path: Path) -> None:
+    """Constructors do no I/O; `setup` opens at once, in an event loop when it is awaited."""
+    path = tmp_path / "x.db"
+
+    async def course() -> tuple[bool, bool]:
+        saver, store = SQLiteCheckpointer(path), SQLiteStore(path)
+        saver.setup()
+        store.setup()
+        before = await asyncio.to_thread(path.exists)
+        await saver.setup()
+        after = await asyncio.to_thread(path.exists)
+        await store.setup()
+        await store.setup()
+        await saver.aclose()
+        await store.aclose()
+        return before, after
+
+    assert asyncio.run(course()) == (False, True)
+    for number, one in enumerate((SQLiteCheckpointer, SQLiteStore)):
+        opened = one(tmp_path / f"{number}.db")
+        assert not (tmp_path / f"{number}.db").exists()
+        opened.setup()
+        assert (tmp_path / f"{number}.db").exists()
+        opened.close()
+
+
 def test_what_cannot_be_opened_is_told_when_it_is(tmp_path: Path) -> None:
     """Wrong arguments are refused by `open`; a wrong file by the first call that may block."""
     (tmp_path / "notes.txt").write_text("no database at all " * 100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -238,3 +239,30 @@ def test_every_operator_is_exemplified() -> None:
     missing = {name for name in OPERATORS if f"'{name}'" not in repr(MATCHES)}
 
     assert missing == set()
+
+
+BIG = 10**400  # beyond the largest real
+
+
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [
+        ({"$lt": math.inf}, [-1, 0.5, BIG]),
+        ({"$gte": -math.inf}, [-1, 0.5, BIG]),
+        ({"$gt": math.inf}, []),
+        ({"$lte": math.nan}, []),
+        ({"$eq": math.nan}, []),
+        ({"$ne": math.nan}, [-1, 0.5, BIG, "x", None, [0.5]]),
+        ({"$in": [math.inf, 0.5, math.nan]}, [0.5]),
+        ({"$contains": -math.inf}, []),
+        (math.inf, []),
+        ([math.nan], []),
+    ],
+)
+def test_numbers_that_are_not_finite(condition: Any, found: list[Any]) -> None:
+    """Infinities compare with numbers, and NaN with nothing, in Python and in SQLite."""
+    values: list[Any] = [-1, 0.5, BIG, "x", None, [0.5]]
+    parsed = parse({"a": condition})
+
+    assert found == [value for value in values if parsed.matches({"a": value})]
+    assert all({True} == let_through(parsed, {"a": value}) for value in found)

@@ -10,7 +10,7 @@ import pytest
 
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.stores import SQLiteStore
-from tests.store_backends import Words, of_words
+from tests.store_backends import DIMS, Words, of_words
 
 A = ("a",)
 
@@ -151,3 +151,18 @@ def test_a_damaged_setting_of_the_model(value: Any, tmp_path: Path) -> None:
                 call()
 
         assert [item.key for item in store.search(A)] == ["k"]
+
+
+def test_the_configuration_of_the_index_is_public(tmp_path: Path) -> None:
+    """It is what was given; by default it has what embeds offline, and its dimensions."""
+    given: Any = {"embed": Words(), "dims": DIMS, "fields": ["text"]}
+    with (
+        SQLiteStore(tmp_path / "given.db", index=given) as store,
+        SQLiteStore(tmp_path / "offline.db") as offline,
+        SQLiteStore(tmp_path / "none.db", index=None) as none,
+    ):
+        assert given == store.index_config
+        assert offline.index_config is not None
+        assert offline.model is not None
+        assert offline.model.dims == offline.index_config["dims"]
+        assert none.index_config is None
