@@ -34,7 +34,7 @@ class ChannelLog:
     Attributes:
         key: The log's key.
         name: Its channel.
-        items: Full forms by position; an alias has that of its origin.
+        items: Full forms by position, aliases apart.
         origins: The position that an alias repeats, by the alias's.
         next: Where the next item goes, as of the thread's `seq`.
         next_alias: Where the next alias goes, likewise.
@@ -54,22 +54,26 @@ class ChannelLog:
 
     def has(self, start: int, stop: int) -> bool:
         """Whether every item of a range is here."""
+        if start >= ALIASES:
+            return all(self.get(position) is not None for position in range(start, stop))
         return all(map(self.items.__contains__, range(start, stop)))
+
+    def get(self, position: int) -> bytes | None:
+        """The full form of the item at a position, if it is here."""
+        return self.items.get(self.origin(position))
 
     def full(self, ranges: Ranges) -> list[bytes]:
         """The full forms of the items of ranges that are all here."""
-        return list(map(self.items.__getitem__, chain.from_iterable(starmap(range, ranges))))
-
-    def is_complete(self) -> bool:
-        """Whether nothing is in the log that is not here."""
-        return len(self.items) - len(self.origins) == self.next
+        places: Iterable[int] = chain.from_iterable(starmap(range, ranges))
+        if any(start >= ALIASES for start, _ in ranges):
+            places = map(self.origin, places)
+        return list(map(self.items.__getitem__, places))
 
     def find(self, full: bytes) -> int | None:
         """The position of an item with this content, if one is here."""
         if self._indexed != len(self.items):
             for position in list(self.items)[self._indexed :]:
-                if position < ALIASES:
-                    self._index.setdefault(self.items[position], position)
+                self._index.setdefault(self.items[position], position)
             self._indexed = len(self.items)
         return self._index.get(full)
 
@@ -149,12 +153,6 @@ class Thread:
             if position not in log.items:
                 log.items[position] = full
                 self.size += len(full) + _ITEM_OVERHEAD
-
-    def add_aliases(self, log: ChannelLog, aliases: Iterable[tuple[int, int]]) -> None:
-        """Keep aliases, whose origins are here already."""
-        for position, origin in aliases:
-            log.origins[position] = origin
-            log.items[position] = log.items[origin]
 
     def remember(self, ns: str, snapshot: Snapshot) -> None:
         """Keep a checkpoint at hand for the puts that follow it."""

@@ -232,13 +232,11 @@ class Appender:
         for channel, position, full in self.added:
             thread.add_items(thread.named[channel], [(position, full)])
         for channel, position, origin in self.aliases:
-            log = thread.named[channel]
-            if origin in log.items:
-                thread.add_aliases(log, [(position, origin)])
+            thread.named[channel].origins[position] = origin
         if self.ends or thread.seq == self.seq:
             thread.seq = seq
 
 
 def _complete(log: ChannelLog, end: End) -> bool:
     """Whether everything in a log is at hand."""
-    return len(log.items) - len(log.origins) == end.next
+    return len(log.items) == end.next

@@ -328,7 +328,7 @@ class Planner:
                     continue
             start, stop = position, position + 1
             i += 1
-            while i < len(full) and log.items.get(stop) == full[i]:
+            while i < len(full) and log.get(stop) == full[i]:
                 i, stop = i + 1, stop + 1
             parts.append((start, stop))
         return Many(kind, parts, kept)
@@ -351,7 +351,7 @@ def _positions(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
     """Where the items of ranges stand, by content."""
     out: dict[bytes, int] = {}
     for position in positions(ranges):
-        full = log.items.get(position)
+        full = log.get(position)
         if full is not None:
             out.setdefault(full, position)
     return out

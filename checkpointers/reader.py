@@ -278,7 +278,7 @@ class Reader:
             stored = yield from self._bodies(thread_id, log, lacking)
             thread.add_items(log, zip(positions(lacking), self.items.expanded(stored), strict=True))
         if aliases:
-            thread.add_aliases(log, origins.items())
+            log.origins.update(origins)
         return log
 
     def _bodies(self, thread_id: str, log: ChannelLog, ranges: list[Range]) -> Flow[list[bytes]]:
