@@ -42,7 +42,7 @@ def copied(
         raise UnknownThread(f"there is no thread {source!r} to copy")
     if (yield Statement(sql["one_thread"], (target,))):
         raise InvalidConfig(f"thread {target!r} exists already; copy to a new thread_id")
-    thread, _, created_at, _ = rows[0]
+    thread, _, created_at, *_ = rows[0]
     new: int = (yield Statement(sql["new_thread"], (target, created_at, time.time())))[0][0]
     seq = (yield Statement(sql["find_thread"], (source,)))[0][1]
     copier = _Copier(sql, reader, source, target)

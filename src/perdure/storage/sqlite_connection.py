@@ -86,6 +86,8 @@ class Connector:
         )
         try:
             conn.execute("PRAGMA mmap_size = 0")
+            # a damaged page is more often noticed: https://sqlite.org/pragma.html#pragma_cell_size_check
+            conn.execute("PRAGMA cell_size_check = ON")
             if self.on_disk:
                 conn.execute("PRAGMA wal_autocheckpoint = 0")
         except BaseException:
