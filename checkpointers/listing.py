@@ -230,6 +230,8 @@ class Listing:
         for a subgraph's state as of its parent, is compared with the ids, as langgraph's savers do.
         """
         rows = yield rows_of(self.sql["find_checkpoint"], listed.key, pack_id(uid))
+        if rows and unpack_id(rows[0][1]) != uid:
+            raise damaged_index(f"checkpoint {uid!r}")
         if rows:
             listed.stop = rows[0][0] & _LOW
         else:
@@ -241,7 +243,7 @@ class Listing:
         for each in listed:
             for row in (yield rows_of(self.sql["find_checkpoint"], each.key, pack_id(only))):
                 if row[0] & _LOW < each.stop and self._wanted(thread_id, each, row, where):
-                    yield _found(thread_id, each, row)
+                    yield Address(thread_id, each.name, only), row[0]
 
     def _fill(self, thread_id: str, listed: _Namespace, where: Mapping[str, Any]) -> Pages:
         """Read the next page of a namespace, unless one is at hand or there is none."""

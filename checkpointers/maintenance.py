@@ -254,7 +254,9 @@ class Maintenance:
         return items
 
     def _mark(self, thread_id: str, ns: str, namespace: int, live: dict[int, Ranges]) -> Flow[None]:
-        for row in (yield Statement(self.sql["checkpoint_bodies"], span(namespace))):
+        rows = yield Statement(self.sql["checkpoint_bodies"], span(namespace))
+        yield from self.reader.check_complete(len(rows), *span(namespace))
+        for row in rows:
             snapshot = self.reader.open_row(thread_id, ns, row)
             for ref in snapshot.refs.values():
                 yield from self._mark_ref(ref, live)

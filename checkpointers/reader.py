@@ -85,25 +85,27 @@ class Reader:
 
         Args:
             at: The address.
-            key: Its row's key, if that is known: then no index is asked.
+            key: Its row's key, if that is known: the index of ids is asked only if it has no row.
 
         Raises:
             CorruptRecord: It was damaged, or what leads to it.
         """
+        rows = []
         if key is not None:
-            rows = yield Statement(self.sql["checkpoint_by_key"], (key,))
+            rows = yield Statement(self.sql["checkpoint_by_key"], (at.thread_id, key))
         elif at.checkpoint_id is None:
             rows = yield Statement(self.sql["head_of"], (at.thread_id, at.checkpoint_ns))
-        else:
+        if not rows and at.checkpoint_id is not None:
             params = (pack_id(at.checkpoint_id), at.thread_id, at.checkpoint_ns)
             rows = yield Statement(self.sql["checkpoint_of"], params)
         if not rows:
-            if key is None:
-                yield from self.check_missing(at)
+            yield from self.check_missing(at)
             return None
         thread_key, generation, namespace, *row = rows[0]
-        thread = self.cache.thread(at.thread_id, thread_key, generation)
         uid = unpack_id(row[1])
+        if thread_key is None or at.checkpoint_id not in (None, uid):
+            raise damaged_index(f"checkpoint {at.checkpoint_id!r} of thread {at.thread_id!r}")
+        thread = self.cache.thread(at.thread_id, thread_key, generation)
         known = thread.recent.get((at.checkpoint_ns, uid or ""))
         if known is None or known.key != row[0]:
             known = self.open_row(at.thread_id, at.checkpoint_ns, tuple(row))
@@ -141,6 +143,8 @@ class Reader:
     def snapshot(self, thread_id: str, ns: str, namespace: int, uid: str) -> Flow[Snapshot | None]:
         """One checkpoint of a namespace."""
         rows = yield Statement(self.sql["find_checkpoint"], (namespace, pack_id(uid)))
+        if rows and unpack_id(rows[0][1]) != uid:
+            raise damaged_index(f"checkpoint {uid!r} of thread {thread_id!r}")
         return (yield from self.info(thread_id, ns, rows[0])) if rows else None
 
     def info(self, thread_id: str, ns: str, row: Row) -> Flow[Snapshot]:
@@ -246,12 +250,13 @@ class Reader:
         uid = found.snapshot.uid
         rows = yield Statement(self.sql["writes_of"], (found.namespace, pack_id(uid)))
         out = []
-        for owner, packed, path, body in rows:
-            # what stands beside them is opened too: it may be one of them whose key is damaged
-            task, of = unpack_id(packed) or "", unpack_id(owner) or ""
-            bound = writes_place(at.thread_id, at.checkpoint_ns, of, task, path)
-            opened = self.seal.open(body, bound)
-            for index, channel, ref in unpack_writes(opened) if of == uid else ():
+        for owner, ns, of, packed, path, body in rows:
+            task = unpack_id(packed) or ""
+            if owner is not None:  # it is opened, too: it may be one of theirs, its key damaged
+                self.seal.open(body, writes_place(owner, ns, unpack_id(of) or "", task, path))
+                continue
+            bound = writes_place(at.thread_id, at.checkpoint_ns, uid, task, path)
+            for index, channel, ref in unpack_writes(self.seal.open(body, bound)):
                 if channels is None or channel in channels:
                     value = yield from self.value(at.thread_id, found.thread, ref)
                     out.append((writes_sort_key(path, task, index), task, channel, value))

@@ -83,7 +83,7 @@ WHERE t.thread_id = ? AND n.ns = ?;
 
 -- checkpoint_by_key: one checkpoint by its key, and the keys that lead to it
 SELECT t.thread, t.generation, n.namespace, c.id, c.uid, c.parent, c.began, c.put_at, c.body
-FROM checkpoints c JOIN namespaces n ON n.namespace = c.id >> 32 JOIN threads t ON t.thread = n.thread WHERE c.id = ?;
+FROM checkpoints c LEFT JOIN namespaces n ON n.namespace = c.id >> 32 LEFT JOIN threads t ON t.thread = n.thread AND t.thread_id = ? WHERE c.id = ?;
 
 -- astray: where an index has an entry, beside the place of one that was not found, that its row does not have
 WITH found (thread, namespace) AS (
@@ -104,7 +104,8 @@ WHERE (r.thread, r.ns) IS NOT (i.thread, i.ns)
 UNION ALL SELECT 'checkpoint ' || i.id FROM beside_checkpoint i LEFT JOIN checkpoints r ON r.id = i.id
 WHERE (r.namespace, r.uid) IS NOT (i.namespace, i.uid)
 UNION ALL SELECT 'the head of namespace ' || n.namespace FROM found f JOIN namespaces n ON n.namespace = f.namespace
-WHERE n.pinned <> 0 AND NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.id = (n.namespace << 32) + n.pinned);
+WHERE CASE n.pinned WHEN 0 THEN ?3 IS NULL AND EXISTS (SELECT 1 FROM checkpoints c WHERE c.namespace = n.namespace)
+ELSE NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.id = (n.namespace << 32) + n.pinned) END;
 
 -- add_checkpoint: a checkpoint at its place
 INSERT INTO checkpoints (id, namespace, uid, parent, began, put_at, body) VALUES (?, ?, ?, ?, ?, ?, ?);
@@ -144,10 +145,12 @@ ON CONFLICT (namespace, uid, task) DO UPDATE SET path = excluded.path, body = ex
 -- refer_writes: what a task wrote, as references to items, unless it has written more since
 UPDATE writes SET body = ? WHERE namespace = ? AND uid = ? AND task = ? AND body = ?;
 
--- writes_of: what the tasks of a checkpoint wrote, and what stands before and after it
-SELECT uid, task, path, body FROM writes WHERE namespace = ?1 AND uid = ?2
-UNION ALL SELECT * FROM (SELECT uid, task, path, body FROM writes WHERE namespace = ?1 AND uid < ?2 ORDER BY uid DESC, task DESC LIMIT 1)
-UNION ALL SELECT * FROM (SELECT uid, task, path, body FROM writes WHERE namespace = ?1 AND uid > ?2 ORDER BY uid, task LIMIT 1);
+-- writes_of: what the tasks of a checkpoint wrote, and with its owner what stands before and after it
+SELECT NULL, NULL, uid, task, path, body FROM writes WHERE namespace = ?1 AND uid = ?2
+UNION ALL SELECT coalesce(t.thread_id, ''), n.ns, w.uid, w.task, w.path, w.body FROM (
+    SELECT * FROM (SELECT * FROM writes WHERE (namespace, uid) < (?1, ?2) ORDER BY namespace DESC, uid DESC, task DESC LIMIT 1)
+    UNION ALL SELECT * FROM (SELECT * FROM writes WHERE (namespace, uid) > (?1, ?2) ORDER BY namespace, uid, task LIMIT 1)
+) w LEFT JOIN namespaces n ON n.namespace = w.namespace LEFT JOIN threads t ON t.thread = n.thread;
 
 -- namespace_writes: the pending writes of a namespace
 SELECT uid, task, path, body FROM writes WHERE namespace = ?;

@@ -102,6 +102,7 @@ class _Copier:
         self, to: _Copied, thread: int, head: int, path_to: int | None, last: int | None
     ) -> Flow[None]:
         rows = yield Statement(self.sql["checkpoint_bodies"], span(to.namespace))
+        yield from self.reader.check_complete(len(rows), *span(to.namespace))
         rows = [row for row in rows if last is None or row[0] & 0xFFFFFFFF <= last]
         if path_to is not None:
             rows, head = _path(rows, place(to.namespace, path_to)), path_to

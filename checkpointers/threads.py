@@ -142,7 +142,7 @@ class Threads:
         if after is not None:
             rows = yield Statement(self.sql["one_thread"], (after,))
             if not rows:
-                raise no_thread(after)
+                raise (yield from self._no_thread(after))
             last = (rows[0][3], rows[0][0])
         rows = yield Statement(self.sql["list_threads"], (*last, prefix.encode(), limit))
         out = []
@@ -154,8 +154,13 @@ class Threads:
         """One thread; see `Checkpointer.thread`."""
         rows = yield Statement(self.sql["one_thread"], (thread_id,))
         if not rows:
-            raise no_thread(thread_id)
+            raise (yield from self._no_thread(thread_id))
         return (yield from self._info(rows[0]))
+
+    def _no_thread(self, thread_id: str) -> Flow[UnknownThread]:
+        """The error for a thread that was not found and is not there."""
+        yield from self.reader.check_missing(Address(thread_id, "", None))
+        return no_thread(thread_id)
 
     def _info(self, row: Row) -> Flow[ThreadInfo]:
         thread, thread_id, created_at, updated_at, indexed = row
@@ -181,7 +186,7 @@ class Threads:
         """Checkpoints without their values; see `Checkpointer.checkpoints`."""
         rows = yield Statement(self.sql["find_thread"], (thread_id,))
         if not rows:
-            raise no_thread(thread_id)
+            raise (yield from self._no_thread(thread_id))
         out: list[CheckpointInfo] = []
         for namespace, ns, head in (yield Statement(self.sql["thread_namespaces"], (rows[0][0],))):
             if checkpoint_ns is None or ns == checkpoint_ns:
