@@ -190,7 +190,7 @@ class Listing:
             if ns is None or name == ns:
                 listed.append(_Namespace(key, name, head, stop))
                 if uid is not None:
-                    yield from self._limit(listed[-1], uid)
+                    yield from self._limit(thread_id, listed[-1], uid)
         if only is not None:
             yield from self._one(thread_id, listed, where, only)
             return
@@ -223,7 +223,7 @@ class Listing:
             raise damaged_index(f"the counter of puts of thread {thread_id!r}")
         return seq, namespaces
 
-    def _limit(self, listed: _Namespace, uid: str) -> Pages:
+    def _limit(self, thread_id: str, listed: _Namespace, uid: str) -> Pages:
         """Leave out what is not before a checkpoint.
 
         Of the same namespace: what was put before it. An id of another one, with which langgraph asks
@@ -235,6 +235,7 @@ class Listing:
         if rows:
             listed.stop = rows[0][0] & _LOW
         else:
+            yield self.reader.check_missing(Address(thread_id, listed.name, uid))
             listed.before = uid
 
     def _one(
