@@ -92,11 +92,11 @@ WITH found (thread, namespace) AS (
     SELECT * FROM (SELECT thread, thread_id FROM threads WHERE thread_id < ?1 ORDER BY thread_id DESC LIMIT 1)
     UNION ALL SELECT * FROM (SELECT thread, thread_id FROM threads WHERE thread_id > ?1 ORDER BY thread_id LIMIT 1)
 ), beside_namespace AS (
-    SELECT * FROM (SELECT n.namespace, n.thread, n.ns FROM found f JOIN namespaces n ON (n.thread, n.ns) < (f.thread, ?2) ORDER BY n.thread DESC, n.ns DESC LIMIT 1)
-    UNION ALL SELECT * FROM (SELECT n.namespace, n.thread, n.ns FROM found f JOIN namespaces n ON (n.thread, n.ns) > (f.thread, ?2) ORDER BY n.thread, n.ns LIMIT 1)
+    SELECT * FROM (SELECT namespace, thread, ns FROM namespaces WHERE (thread, ns) < ((SELECT thread FROM found), ?2) ORDER BY thread DESC, ns DESC LIMIT 1)
+    UNION ALL SELECT * FROM (SELECT namespace, thread, ns FROM namespaces WHERE (thread, ns) > ((SELECT thread FROM found), ?2) ORDER BY thread, ns LIMIT 1)
 ), beside_checkpoint AS (
-    SELECT * FROM (SELECT c.id, c.namespace, c.uid FROM found f JOIN checkpoints c ON (c.namespace, c.uid) < (f.namespace, ?3) ORDER BY c.namespace DESC, c.uid DESC LIMIT 1)
-    UNION ALL SELECT * FROM (SELECT c.id, c.namespace, c.uid FROM found f JOIN checkpoints c ON (c.namespace, c.uid) > (f.namespace, ?3) ORDER BY c.namespace, c.uid LIMIT 1)
+    SELECT * FROM (SELECT id, namespace, uid FROM checkpoints WHERE (namespace, uid) < ((SELECT namespace FROM found), ?3) ORDER BY namespace DESC, uid DESC LIMIT 1)
+    UNION ALL SELECT * FROM (SELECT id, namespace, uid FROM checkpoints WHERE (namespace, uid) > ((SELECT namespace FROM found), ?3) ORDER BY namespace, uid LIMIT 1)
 )
 SELECT 'thread ' || i.thread FROM beside_thread i LEFT JOIN threads r ON r.thread = i.thread WHERE r.thread_id IS NOT i.thread_id
 UNION ALL SELECT 'namespace ' || i.namespace FROM beside_namespace i LEFT JOIN namespaces r ON r.namespace = i.namespace

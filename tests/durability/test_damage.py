@@ -87,19 +87,34 @@ def questions() -> dict[str, Ask]:
         "even": lambda s: list(s.list(None, filter={"even": True})),
         "input": lambda s: list(s.list(None, filter={"source": "input"})),
     }
-    for t in THREADS:
-        out[f"checkpoints of {t}"] = lambda s, t=t: s.checkpoints(t)
-        out[f"even of {t}"] = lambda s, t=t: list(s.list(at(t), filter={"even": True}))
+    for thread_id in THREADS:
+        out |= of_thread(thread_id)
         for ns in NAMESPACES:
-            out[f"head {t} {ns}"] = lambda s, t=t, ns=ns: s.get_tuple(at(t, ns))
-            out[f"history {t} {ns}"] = lambda s, t=t, ns=ns: s.history(t, checkpoint_ns=ns)
+            out |= of_namespace(thread_id, ns)
             for step in (0, 4):
-                one = at(t, ns, uid_of(t, ns, step))
-                out[f"{step} of {t} {ns}"] = lambda s, one=one: s.get_tuple(one)
-                out[f"before {step} of {t} {ns}"] = lambda s, t=t, one=one: list(
-                    s.list(at(t), before=one, limit=2)
-                )
+                out |= of_checkpoint(thread_id, at(thread_id, ns, uid_of(thread_id, ns, step)))
     return out
+
+
+def of_thread(t: str) -> dict[str, Ask]:
+    return {
+        f"checkpoints of {t}": lambda s: s.checkpoints(t),
+        f"even of {t}": lambda s: list(s.list(at(t), filter={"even": True})),
+    }
+
+
+def of_namespace(t: str, ns: str) -> dict[str, Ask]:
+    return {
+        f"head {t} {ns}": lambda s: s.get_tuple(at(t, ns)),
+        f"history {t} {ns}": lambda s: s.history(t, checkpoint_ns=ns),
+    }
+
+
+def of_checkpoint(t: str, one: Any) -> dict[str, Ask]:
+    return {
+        f"get {one}": lambda s: s.get_tuple(one),
+        f"before {one}": lambda s: list(s.list(at(t), before=one, limit=2)),
+    }
 
 
 def asked(path: Path, **options: Any) -> dict[str, Any]:
