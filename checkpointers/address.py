@@ -93,13 +93,21 @@ def check_texts(name: str, values: object) -> list[str]:
     Raises:
         InvalidConfig: They are not several, or one is not text.
     """
-    return [check_text(name, each) for each in _several(name, values)]
+    given = list(_several(name, values))
+    if not all(isinstance(each, str) for each in given):
+        raise _no_list(name, values)
+    return [check_text(name, each) for each in given]
 
 
 def _several(name: str, values: object) -> Iterable[object]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise InvalidConfig(f"{name} is {values!r:.80}; expected a list of ids, like ['id-1']")
+        raise _no_list(name, values)
     return values
+
+
+def _no_list(name: str, values: object) -> InvalidConfig:
+    ids = name.replace("_", " ")
+    return InvalidConfig(f"{name} is {values!r:.80}; expected a list of {ids}, like ['id-1']")
 
 
 def optional_text(name: str, value: object) -> str | None:

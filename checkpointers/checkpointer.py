@@ -197,8 +197,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
                 with the ids, which sort by time.
             limit: At most so many.
         """
-        for at in paged(self._listing.addresses(config, filter, before, limit), self.database.read):
-            found = self._read(self._reader.get(at))
+        pages = self._listing.addresses(config, filter, before, limit)
+        for at, key in paged(pages, self.database.read):
+            found = self._read(self._reader.get(at, key))
             if found is not None:  # it may have been pruned since
                 yield found
 
@@ -212,8 +213,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> AsyncIterator[CheckpointTuple]:
         """See `list`."""
         pages = self._listing.addresses(config, filter, before, limit)
-        async for at in apaged(pages, self.database.aread):
-            found = await self._aread(self._reader.get(at))
+        async for at, key in apaged(pages, self.database.aread):
+            found = await self._aread(self._reader.get(at, key))
             if found is not None:
                 yield found
 

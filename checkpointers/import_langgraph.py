@@ -128,7 +128,7 @@ class Importer:
         there = set((yield Asked(_rows(_ADDRESSES, thread_id))))
         everywhere: Any = {"configurable": {"thread_id": thread_id}}
         found = yield from results(self.listing.addresses(everywhere, {}, None, None))
-        here = {(at.checkpoint_ns, at.checkpoint_id) for at in found}
+        here = {(at.checkpoint_ns, at.checkpoint_id) for at, _ in found}
         if here - there and there - here:
             raise ImportFailed(
                 f"thread {thread_id!r} has {len(here - there)} checkpoints here that "

@@ -15,12 +15,13 @@ from typing import Any, Final, TypeVar
 from langchain_core.runnables import RunnableConfig
 
 from perdure.checkpointers.address import Address, address, optional_text
-from perdure.checkpointers.reader import Reader
-from perdure.checkpointers.records import pack_id, place, span, tag, unpack_id
-from perdure.storage.flow import Flow, Row, rows_of
+from perdure.checkpointers.reader import Reader, damaged_index
+from perdure.checkpointers.records import pack_id, place, span, tag, tags_of, unpack_id
+from perdure.storage.flow import Flow, Row, Statement, rows_of
 
 _PAGE: Final = 256  # rows read at once
 _LOW: Final = 0xFFFFFFFF
+_ALL: Final = (1 << 63) - 1  # above every key
 _ABSENT: Final = object()
 
 T = TypeVar("T")
@@ -87,7 +88,7 @@ class _Namespace:
 
 @dataclass(slots=True)
 class Listing:
-    """Lists addresses of checkpoints.
+    """Lists checkpoints: the address and key of each.
 
     Args:
         sql: The statements, by name.
@@ -104,7 +105,7 @@ class Listing:
         before: RunnableConfig | None,
         limit: int | None,
     ) -> Pages:
-        """The addresses of matching checkpoints; see `Checkpointer.list`."""
+        """`(address, key)` of every matching checkpoint; see `Checkpointer.list`."""
         left = -1 if limit is None else max(limit, 0)
         found = self._addresses(config, where or {}, before)
         answer = None
@@ -114,7 +115,7 @@ class Listing:
             except StopIteration:
                 return
             answer = yield step
-            left -= isinstance(step, Address)
+            left -= isinstance(step, tuple)
 
     def _addresses(
         self, config: RunnableConfig | None, where: Mapping[str, Any], before: RunnableConfig | None
@@ -128,16 +129,36 @@ class Listing:
 
     def owners(self, name: str, value: Any) -> Pages:
         """`(thread_id, key)` of every checkpoint with a metadata value."""
-        number = tag(self.reader.seal, name, value)
-        keys = (yield rows_of(self.sql["tagged"], number)) if number is not None else []
-        last, thread_id, ns = -1, "", ""
-        for (key,) in keys:
-            if key >> 32 != last:
-                last = key >> 32
-                ((thread_id, ns),) = yield rows_of(self.sql["owner"], last)
-            for row in (yield rows_of(self.sql["checkpoint_at"], key)):
-                if self._matches(thread_id, ns, row, {name: value}):
-                    yield thread_id, key
+        number, last = tag(self.reader.seal, name, value), -1
+        if number is None:
+            return
+        yield self._check_tags(number, 0, _ALL)
+        while rows := (yield rows_of(self.sql["tagged"], number, last, _PAGE)):
+            for thread_id, ns, *row in rows:
+                if row[0] <= last:
+                    raise damaged_index(f"the tags of checkpoint {row[0]}")
+                last = row[0]
+                if matches(self._tagged(thread_id, ns, row, number, True), {name: value}):
+                    yield thread_id, last
+
+    def _check_tags(self, number: int, start: int, stop: int) -> Flow[None]:
+        """Make sure that a search in the index of metadata ended where it should.
+
+        It ends beside the damaged entry that misled it, if there is one.
+        """
+        beside = yield Statement(self.sql["tags_beside"], (number, start, stop))
+        for indexed, thread_id, ns, *row in beside:
+            self._tagged(thread_id, ns, row, number, bool(indexed))
+
+    def _tagged(
+        self, thread_id: str | None, ns: str, row: list[Any], number: int, indexed: bool
+    ) -> dict[str, Any]:
+        """The metadata of a checkpoint, which has a value if it is indexed under it."""
+        if thread_id is not None and row[1] is not None:
+            metadata = self.reader.metadata(self.reader.open_row(thread_id, ns, tuple(row)))
+            if indexed == (number in tags_of(self.reader.seal, metadata)):
+                return metadata
+        raise damaged_index(f"the tags of checkpoint {row[0]}")
 
     def _everywhere(self, where: Mapping[str, Any], before: RunnableConfig | None) -> Pages:
         for name, value in where.items():
@@ -148,7 +169,9 @@ class Listing:
                 return
         last = 0
         while rows := (yield rows_of(self.sql["thread_ids"], last, _PAGE)):
-            for _, thread_id in rows:
+            for thread, thread_id, indexed in rows:
+                if indexed != thread:
+                    raise damaged_index(f"thread {thread}")
                 yield from self._in_thread(thread_id, None, where, before, None)
             last = rows[-1][0]
 
@@ -173,22 +196,20 @@ class Listing:
             newest = max(filled, key=lambda each: each.rows[-1][0] & _LOW)
             row = yield from self._next(thread_id, newest, where)
             if row is not None:
-                yield Address(thread_id, newest.name, unpack_id(row[1]) or "")
+                yield _found(thread_id, newest, row)
 
     def _namespaces(
         self, thread_id: str, ns: str | None, before: RunnableConfig | None
     ) -> Generator[Any, Any, list[_Namespace]]:
         """The namespaces to be listed, each from where its listing begins."""
-        found = yield rows_of(self.sql["find_thread"], thread_id)
-        if not found:
-            return []
+        seq, namespaces = yield self._state(thread_id)
         uid = _before(before)
         listed = []
-        stop = found[0][1] + 1  # what is put from here on is left out
-        for key, name, head in (yield rows_of(self.sql["thread_namespaces"], found[0][0])):
+        stop = seq + 1  # what is put from here on is left out
+        for key, name, head in namespaces:
             if ns is None or name == ns:
                 listed.append(_Namespace(key, name, head, stop))
-                yield from self._limit(listed[-1], uid)
+                yield from self._limit(thread_id, listed[-1], uid)
         return listed
 
     def _next(
@@ -204,7 +225,19 @@ class Listing:
         row = listed.rows.pop()
         return None if row[0] & _LOW == listed.listed else row
 
-    def _limit(self, listed: _Namespace, uid: str | None) -> Pages:
+    def _state(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
+        """The counter of puts of a thread, and its namespaces."""
+        found = yield Statement(self.sql["find_thread"], (thread_id,))
+        if not found:
+            yield from self.reader.check_missing(Address(thread_id, "", None))
+            return 0, []
+        thread, seq, _ = found[0]
+        namespaces = yield Statement(self.sql["thread_namespaces"], (thread,))
+        if any(head > seq for _, _, head in namespaces):
+            raise damaged_index(f"the counter of puts of thread {thread_id!r}")
+        return seq, namespaces
+
+    def _limit(self, thread_id: str, listed: _Namespace, uid: str | None) -> Pages:
         """Leave out what is not before a checkpoint.
 
         Of the same namespace: what was put before it. An id of another one, with which langgraph
@@ -214,10 +247,13 @@ class Listing:
         if uid is None:
             return
         rows = yield rows_of(self.sql["find_checkpoint"], listed.key, pack_id(uid))
+        if rows and unpack_id(rows[0][1]) != uid:
+            raise damaged_index(f"checkpoint {uid!r}")
         if rows:
             listed.stop = rows[0][0] & _LOW
             listed.head = listed.head if listed.head < listed.stop else 0
         else:
+            yield self.reader.check_missing(Address(thread_id, listed.name, uid))
             listed.before = uid
 
     def _one(
@@ -226,34 +262,46 @@ class Listing:
         for each in listed:
             for row in (yield rows_of(self.sql["find_checkpoint"], each.key, pack_id(only))):
                 if row[0] & _LOW < each.stop and self._wanted(thread_id, each, row, where):
-                    yield Address(thread_id, each.name, only)
+                    yield Address(thread_id, each.name, only), row[0]
 
     def _fill(self, thread_id: str, listed: _Namespace, where: Mapping[str, Any]) -> Pages:
         """Read the next page of a namespace, unless one is at hand or there is none."""
         while not listed.rows and listed.stop > 0:
             start, stop = span(listed.key, 0, listed.stop)
             rows = yield self._page(start, stop, where)
+            keys = [row[0] for row in rows]
+            if keys != sorted(set(keys), reverse=True) or any(row[1] is None for row in rows):
+                raise damaged_index(f"namespace {listed.key}")
             listed.stop = rows[-1][0] & _LOW if len(rows) == _PAGE else 0
             listed.rows = [
                 row for row in reversed(rows) if self._wanted(thread_id, listed, row, where)
             ]
 
     def _page(self, start: int, stop: int, where: Mapping[str, Any]) -> Flow[list[Row]]:
+        """A page of rows whose keys descend."""
         for name, value in where.items():
             number = tag(self.reader.seal, name, value) if "." not in name else None
             if number is not None:
-                return rows_of(self.sql["tagged_page"], number, start, stop, _PAGE)
-        return rows_of(self.sql["checkpoints_page"], start, stop, _PAGE)
+                yield from self._check_tags(number, start, stop)
+                return (yield from rows_of(self.sql["tagged_page"], number, start, stop, _PAGE))
+        rows = yield from rows_of(self.sql["checkpoints_page"], start, stop, _PAGE)
+        if len(rows) < _PAGE:
+            yield from self.reader.check_complete(len(rows), start, stop)
+        return rows
 
     def _wanted(
         self, thread_id: str, listed: _Namespace, row: Row, where: Mapping[str, Any]
     ) -> bool:
-        if listed.before is not None and not (unpack_id(row[1]) or "") < listed.before:
+        if listed.before is not None and not str(unpack_id(row[1])) < listed.before:
             return False
         return not where or self._matches(thread_id, listed.name, row, where)
 
     def _matches(self, thread_id: str, ns: str, row: Row, where: Mapping[str, Any]) -> bool:
         return matches(self.reader.metadata(self.reader.open_row(thread_id, ns, row)), where)
+
+
+def _found(thread_id: str, listed: _Namespace, row: Row) -> tuple[Address, int]:
+    return Address(thread_id, listed.name, unpack_id(row[1])), row[0]
 
 
 def _before(config: RunnableConfig | None) -> str | None:

@@ -90,7 +90,10 @@ class Appender:
             end, log = self.ends[channel], self._log(channel)
             for part in parts:
                 at = channel, part.stored
-                if at not in self._hashes:
+                known = log.find(part.full) if log is not None else None
+                if known is not None:  # read since it was planned
+                    self.placed[at] = known
+                elif at not in self._hashes:
                     self._hashes[at] = content_hash(self.seal, end.key, part.stored)
                     if end.next and (log is None or not _complete(log, end)):
                         unknown.append(self._hashes[at])

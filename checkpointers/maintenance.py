@@ -124,7 +124,7 @@ class Maintenance:
         """Every thread, a page at a time."""
         last = 0
         while rows := self.database.read(rows_of(self.sql["thread_ids"], last, 256)):
-            yield from (thread_id for _, thread_id in rows)
+            yield from (thread_id for _, thread_id, _ in rows)
             last = rows[-1][0]
 
     def _prune(self, thread_id: str, keep: Keep, *, history: bool) -> PruneReport:
@@ -163,7 +163,10 @@ class Maintenance:
         try:
             metadata = self.reader.metadata(self.reader.open_row(thread_id, ns, row))
         except CorruptRecord:
-            return  # what cannot be read can still be deleted
+            yield Statement(
+                self.sql["drop_tags"], (row[0],)
+            )  # what cannot be read goes all the same
+            return
         for number in tags_of(self.reader.seal, metadata):
             yield Statement(self.sql["drop_tag"], (number, row[0]))
 
@@ -251,7 +254,9 @@ class Maintenance:
         return items
 
     def _mark(self, thread_id: str, ns: str, namespace: int, live: dict[int, Ranges]) -> Flow[None]:
-        for row in (yield Statement(self.sql["checkpoint_bodies"], span(namespace))):
+        rows = yield Statement(self.sql["checkpoint_bodies"], span(namespace))
+        yield from self.reader.check_complete(len(rows), *span(namespace))
+        for row in rows:
             snapshot = self.reader.open_row(thread_id, ns, row)
             for ref in snapshot.refs.values():
                 yield from self._mark_ref(ref, live)

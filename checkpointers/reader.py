@@ -80,18 +80,32 @@ class Reader:
 
     # -- checkpoints
 
-    def find(self, at: Address) -> Flow[Found | None]:
-        """The checkpoint of an address, or the head; its values are not read yet."""
-        if at.checkpoint_id is None:
+    def find(self, at: Address, key: int | None = None) -> Flow[Found | None]:
+        """The checkpoint of an address, or the head; its values are not read yet.
+
+        Args:
+            at: The address.
+            key: Its row's key, if that is known: the index of ids is asked only if it has no row.
+
+        Raises:
+            CorruptRecord: It was damaged, or what leads to it.
+        """
+        rows = []
+        if key is not None:
+            rows = yield Statement(self.sql["checkpoint_by_key"], (at.thread_id, key))
+        elif at.checkpoint_id is None:
             rows = yield Statement(self.sql["head_of"], (at.thread_id, at.checkpoint_ns))
-        else:
+        if not rows and at.checkpoint_id is not None:
             params = (pack_id(at.checkpoint_id), at.thread_id, at.checkpoint_ns)
             rows = yield Statement(self.sql["checkpoint_of"], params)
         if not rows:
+            yield from self.check_missing(at)
             return None
-        key, generation, namespace, *row = rows[0]
-        thread = self.cache.thread(at.thread_id, key, generation)
+        thread_key, generation, namespace, *row = rows[0]
         uid = unpack_id(row[1])
+        if thread_key is None or at.checkpoint_id not in (None, uid):
+            raise damaged_index(f"checkpoint {at.checkpoint_id!r} of thread {at.thread_id!r}")
+        thread = self.cache.thread(at.thread_id, thread_key, generation)
         known = thread.recent.get((at.checkpoint_ns, uid or ""))
         if known is None or known.key != row[0]:
             known = self.open_row(at.thread_id, at.checkpoint_ns, tuple(row))
@@ -99,9 +113,25 @@ class Reader:
         thread.remember(at.checkpoint_ns, known)
         return Found(thread, namespace, known)
 
-    def get(self, at: Address) -> Flow[CheckpointTuple | None]:
-        """The checkpoint of an address, with all its values."""
-        found = yield from self.find(at)
+    def check_missing(self, at: Address) -> Flow[None]:
+        """Make sure that what was not found is not there.
+
+        A search for a key ends beside its place, or beside the damaged entry that misled it.
+        """
+        params = at.thread_id, at.checkpoint_ns, pack_id(at.checkpoint_id)
+        for (what,) in (yield Statement(self.sql["astray"], params)):
+            raise damaged_index(what)
+
+    def check_complete(self, rows: int, start: int, stop: int) -> Flow[None]:
+        """Make sure that a range of keys of one namespace has as many rows as its index has."""
+        params = start >> 32, start, stop
+        ((indexed,),) = yield Statement(self.sql["indexed_checkpoints"], params)
+        if indexed != rows:
+            raise damaged_index(f"namespace {start >> 32}")
+
+    def get(self, at: Address, key: int | None = None) -> Flow[CheckpointTuple | None]:
+        """The checkpoint of an address, with all its values; see `find`."""
+        found = yield from self.find(at, key)
         return None if found is None else (yield from self._tuple(at, found))
 
     def is_head(self, at: Address) -> Flow[bool]:
@@ -113,6 +143,8 @@ class Reader:
     def snapshot(self, thread_id: str, ns: str, namespace: int, uid: str) -> Flow[Snapshot | None]:
         """One checkpoint of a namespace."""
         rows = yield Statement(self.sql["find_checkpoint"], (namespace, pack_id(uid)))
+        if rows and unpack_id(rows[0][1]) != uid:
+            raise damaged_index(f"checkpoint {uid!r} of thread {thread_id!r}")
         return (yield from self.info(thread_id, ns, rows[0])) if rows else None
 
     def info(self, thread_id: str, ns: str, row: Row) -> Flow[Snapshot]:
@@ -124,7 +156,7 @@ class Reader:
         return snapshot
 
     def open_row(self, thread_id: str, ns: str, row: Row) -> Snapshot:
-        """A row `(id, uid, parent, began, put_at, body)`, decrypted and unpacked, its ranges as written.
+        """A row `(id, uid, parent, began, put_at, body)` unpacked, its ranges as written.
 
         Raises:
             CorruptRecord: It was damaged or tampered with.
@@ -220,8 +252,11 @@ class Reader:
         uid = found.snapshot.uid
         rows = yield Statement(self.sql["writes_of"], (found.namespace, pack_id(uid)))
         out = []
-        for packed, path, body in rows:
+        for owner, ns, of, packed, path, body in rows:
             task = unpack_id(packed) or ""
+            if owner is not None:  # it is opened, too: it may be one of theirs, its key damaged
+                self.seal.open(body, writes_place(owner, ns, unpack_id(of) or "", task, path))
+                continue
             bound = writes_place(at.thread_id, at.checkpoint_ns, uid, task, path)
             for index, channel, ref in unpack_writes(self.seal.open(body, bound)):
                 if channels is None or channel in channels:
@@ -333,3 +368,8 @@ class Reader:
             if channel in seeds:
                 out[channel]["seed"] = seeds[channel]
         return out
+
+
+def damaged_index(what: str) -> CorruptRecord:
+    """The error for an index that leads elsewhere than to the row that its entry is made of."""
+    return CorruptRecord(f"an index is damaged at {what}; restore the file from a backup")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from functools import lru_cache
 from typing import Any, Final
 
@@ -101,8 +102,9 @@ def tag(seal: Seal, key: str, value: Any) -> int | None:
     """The number under which checkpoints with a metadata value are indexed; None: it is not.
 
     Nothing is indexed under None: to langgraph a filter for it also means metadata without the key.
+    Nor under a member of an enum: where its class is not known it is read as something else.
     """
-    if key in UNTAGGED or not isinstance(value, str | int | float):
+    if key in UNTAGGED or isinstance(value, Enum) or not isinstance(value, str | int | float):
         return None
     if isinstance(value, str) and len(value) > _TAG_LIMIT:
         return None

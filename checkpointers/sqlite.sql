@@ -81,6 +81,32 @@ SELECT t.thread, t.generation, n.namespace, c.id, c.uid, c.parent, c.began, c.pu
 FROM threads t JOIN namespaces n ON n.thread = t.thread JOIN checkpoints c ON c.namespace = n.namespace AND c.uid = ?
 WHERE t.thread_id = ? AND n.ns = ?;
 
+-- checkpoint_by_key: one checkpoint by its key, and the keys that lead to it
+SELECT t.thread, t.generation, n.namespace, c.id, c.uid, c.parent, c.began, c.put_at, c.body
+FROM checkpoints c LEFT JOIN namespaces n ON n.namespace = c.id >> 32 LEFT JOIN threads t ON t.thread = n.thread AND t.thread_id = ? WHERE c.id = ?;
+
+-- astray: where an index has an entry, beside the place of one that was not found, that its row does not have
+WITH found (thread, namespace) AS (
+    SELECT t.thread, n.namespace FROM threads t LEFT JOIN namespaces n ON n.thread = t.thread AND n.ns = ?2 WHERE t.thread_id = ?1
+), beside_thread AS (
+    SELECT * FROM (SELECT thread, thread_id FROM threads WHERE thread_id < ?1 ORDER BY thread_id DESC LIMIT 1)
+    UNION ALL SELECT * FROM (SELECT thread, thread_id FROM threads WHERE thread_id > ?1 ORDER BY thread_id LIMIT 1)
+), beside_namespace AS (
+    SELECT * FROM (SELECT namespace, thread, ns FROM namespaces WHERE (thread, ns) < ((SELECT thread FROM found), ?2) ORDER BY thread DESC, ns DESC LIMIT 1)
+    UNION ALL SELECT * FROM (SELECT namespace, thread, ns FROM namespaces WHERE (thread, ns) > ((SELECT thread FROM found), ?2) ORDER BY thread, ns LIMIT 1)
+), beside_checkpoint AS (
+    SELECT * FROM (SELECT id, namespace, uid FROM checkpoints WHERE (namespace, uid) < ((SELECT namespace FROM found), ?3) ORDER BY namespace DESC, uid DESC LIMIT 1)
+    UNION ALL SELECT * FROM (SELECT id, namespace, uid FROM checkpoints WHERE (namespace, uid) > ((SELECT namespace FROM found), ?3) ORDER BY namespace, uid LIMIT 1)
+)
+SELECT 'thread ' || i.thread FROM beside_thread i LEFT JOIN threads r ON r.thread = i.thread WHERE r.thread_id IS NOT i.thread_id
+UNION ALL SELECT 'namespace ' || i.namespace FROM beside_namespace i LEFT JOIN namespaces r ON r.namespace = i.namespace
+WHERE (r.thread, r.ns) IS NOT (i.thread, i.ns)
+UNION ALL SELECT 'checkpoint ' || i.id FROM beside_checkpoint i LEFT JOIN checkpoints r ON r.id = i.id
+WHERE (r.namespace, r.uid) IS NOT (i.namespace, i.uid)
+UNION ALL SELECT 'the head of namespace ' || n.namespace FROM found f JOIN namespaces n ON n.namespace = f.namespace
+WHERE CASE n.pinned WHEN 0 THEN ?3 IS NULL AND EXISTS (SELECT 1 FROM checkpoints c WHERE c.namespace = n.namespace)
+ELSE NOT EXISTS (SELECT 1 FROM checkpoints c WHERE c.id = (n.namespace << 32) + n.pinned) END;
+
 -- add_checkpoint: a checkpoint at its place
 INSERT INTO checkpoints (id, namespace, uid, parent, began, put_at, body) VALUES (?, ?, ?, ?, ?, ?, ?);
 
@@ -99,6 +125,9 @@ UPDATE checkpoints SET body = ? WHERE id = ?;
 -- checkpoint_keys: the places of a namespace's checkpoints, newest first
 SELECT id, uid, parent FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC;
 
+-- indexed_checkpoints: how many of a namespace its index of ids has within a range of keys
+SELECT count(*) FROM checkpoints WHERE namespace = ? AND id >= ? AND id < ?;
+
 -- drop_checkpoint: one checkpoint
 DELETE FROM checkpoints WHERE id = ?;
 
@@ -116,8 +145,12 @@ ON CONFLICT (namespace, uid, task) DO UPDATE SET path = excluded.path, body = ex
 -- refer_writes: what a task wrote, as references to items, unless it has written more since
 UPDATE writes SET body = ? WHERE namespace = ? AND uid = ? AND task = ? AND body = ?;
 
--- writes_of: what the tasks of a checkpoint wrote
-SELECT task, path, body FROM writes WHERE namespace = ? AND uid = ?;
+-- writes_of: what the tasks of a checkpoint wrote, and with its owner what stands before and after it
+SELECT NULL, NULL, uid, task, path, body FROM writes WHERE namespace = ?1 AND uid = ?2
+UNION ALL SELECT coalesce(t.thread_id, ''), n.ns, w.uid, w.task, w.path, w.body FROM (
+    SELECT * FROM (SELECT * FROM writes WHERE (namespace, uid) < (?1, ?2) ORDER BY namespace DESC, uid DESC, task DESC LIMIT 1)
+    UNION ALL SELECT * FROM (SELECT * FROM writes WHERE (namespace, uid) > (?1, ?2) ORDER BY namespace, uid, task LIMIT 1)
+) w LEFT JOIN namespaces n ON n.namespace = w.namespace LEFT JOIN threads t ON t.thread = n.thread;
 
 -- namespace_writes: the pending writes of a namespace
 SELECT uid, task, path, body FROM writes WHERE namespace = ?;
@@ -131,15 +164,23 @@ INSERT OR IGNORE INTO tags (tag, checkpoint) VALUES (?, ?);
 -- drop_tag: its opposite
 DELETE FROM tags WHERE tag = ? AND checkpoint = ?;
 
--- tagged: checkpoints with a metadata value
-SELECT checkpoint FROM tags WHERE tag = ? ORDER BY checkpoint;
+-- drop_tags: all of a checkpoint whose metadata cannot be read
+DELETE FROM tags WHERE checkpoint = ?;
+
+-- tagged: a page of the checkpoints with a metadata value, and whose they are
+SELECT t.thread_id, n.ns, g.checkpoint, c.uid, c.parent, c.began, c.put_at, c.body FROM tags g
+LEFT JOIN checkpoints c ON c.id = g.checkpoint LEFT JOIN namespaces n ON n.namespace = g.checkpoint >> 32 LEFT JOIN threads t ON t.thread = n.thread
+WHERE g.tag = ? AND g.checkpoint > ? ORDER BY g.checkpoint LIMIT ?;
 
 -- tagged_page: a page of those of one namespace, newest first
-SELECT c.id, c.uid, c.parent, c.began, c.put_at, c.body FROM tags g JOIN checkpoints c ON c.id = g.checkpoint
+SELECT g.checkpoint, c.uid, c.parent, c.began, c.put_at, c.body FROM tags g LEFT JOIN checkpoints c ON c.id = g.checkpoint
 WHERE g.tag = ? AND g.checkpoint >= ? AND g.checkpoint < ? ORDER BY g.checkpoint DESC LIMIT ?;
 
--- owner: who a namespace belongs to
-SELECT t.thread_id, n.ns FROM namespaces n JOIN threads t ON t.thread = n.thread WHERE n.namespace = ?;
+-- tags_beside: the entries before and after those of a metadata value within a range of checkpoints
+SELECT EXISTS (SELECT 1 FROM tags o WHERE o.tag = ?1 AND o.checkpoint = g.checkpoint), t.thread_id, n.ns, g.checkpoint, c.uid, c.parent, c.began, c.put_at, c.body FROM (
+    SELECT * FROM (SELECT tag, checkpoint FROM tags WHERE (tag, checkpoint) < (?1, ?2) ORDER BY tag DESC, checkpoint DESC LIMIT 1)
+    UNION ALL SELECT * FROM (SELECT tag, checkpoint FROM tags WHERE (tag, checkpoint) >= (?1, ?3) ORDER BY tag, checkpoint LIMIT 1)
+) g LEFT JOIN checkpoints c ON c.id = g.checkpoint LEFT JOIN namespaces n ON n.namespace = g.checkpoint >> 32 LEFT JOIN threads t ON t.thread = n.thread;
 
 -- removed: tell every process that rows of the thread are gone
 UPDATE threads SET generation = generation + 1 WHERE thread = ?;
@@ -160,12 +201,12 @@ DELETE FROM logs WHERE thread = ?;
 DELETE FROM threads WHERE thread = ?;
 
 -- list_threads: a page, newest activity first
-SELECT thread, thread_id, created_at, updated_at FROM threads
+SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t
 WHERE (updated_at, thread) < (?1, ?2) AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3
 ORDER BY updated_at DESC, thread DESC LIMIT ?4;
 
 -- one_thread: the same, for one
-SELECT thread, thread_id, created_at, updated_at FROM threads WHERE thread_id = ?;
+SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t WHERE thread_id = ?;
 
 -- checkpoints_size: how many checkpoints a thread has, and their bytes
 SELECT count(*), coalesce(sum(length(c.body)), 0) FROM namespaces n
@@ -180,7 +221,7 @@ SELECT count(*), coalesce(sum(length(w.body)), 0) FROM namespaces n
 JOIN writes w ON w.namespace = n.namespace WHERE n.thread = ?;
 
 -- thread_ids: every thread, in the order they came
-SELECT thread, thread_id FROM threads WHERE thread > ? ORDER BY thread LIMIT ?;
+SELECT thread, thread_id, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t WHERE thread > ? ORDER BY thread LIMIT ?;
 
 -- totals: over the whole database
 SELECT (SELECT count(*) FROM threads), (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM items WHERE h <> 0);

@@ -42,7 +42,7 @@ def copied(
         raise UnknownThread(f"there is no thread {source!r} to copy")
     if (yield Statement(sql["one_thread"], (target,))):
         raise InvalidConfig(f"thread {target!r} exists already; copy to a new thread_id")
-    thread, _, created_at, _ = rows[0]
+    thread, _, created_at, *_ = rows[0]
     new: int = (yield Statement(sql["new_thread"], (target, created_at, time.time())))[0][0]
     seq = (yield Statement(sql["find_thread"], (source,)))[0][1]
     copier = _Copier(sql, reader, source, target)
@@ -102,6 +102,7 @@ class _Copier:
         self, to: _Copied, thread: int, head: int, path_to: int | None, last: int | None
     ) -> Flow[None]:
         rows = yield Statement(self.sql["checkpoint_bodies"], span(to.namespace))
+        yield from self.reader.check_complete(len(rows), *span(to.namespace))
         rows = [row for row in rows if last is None or row[0] & 0xFFFFFFFF <= last]
         if path_to is not None:
             rows, head = _path(rows, place(to.namespace, path_to)), path_to

@@ -20,10 +20,10 @@ from perdure.checkpointers.manifest import (
     covered,
     positions,
 )
-from perdure.checkpointers.reader import Reader
+from perdure.checkpointers.reader import Reader, damaged_index
 from perdure.checkpointers.records import place, span
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem, ThreadInfo
-from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
+from perdure.errors import ConfigurationError, CorruptRecord, UnknownCheckpoint, UnknownThread
 from perdure.storage.flow import Flow, Row, Statement
 
 _SOON: Final = float("inf")
@@ -142,7 +142,7 @@ class Threads:
         if after is not None:
             rows = yield Statement(self.sql["one_thread"], (after,))
             if not rows:
-                raise no_thread(after)
+                raise (yield from self._no_thread(after))
             last = (rows[0][3], rows[0][0])
         rows = yield Statement(self.sql["list_threads"], (*last, prefix.encode(), limit))
         out = []
@@ -154,11 +154,18 @@ class Threads:
         """One thread; see `Checkpointer.thread`."""
         rows = yield Statement(self.sql["one_thread"], (thread_id,))
         if not rows:
-            raise no_thread(thread_id)
+            raise (yield from self._no_thread(thread_id))
         return (yield from self._info(rows[0]))
 
+    def _no_thread(self, thread_id: str) -> Flow[UnknownThread]:
+        """The error for a thread that was not found and is not there."""
+        yield from self.reader.check_missing(Address(thread_id, "", None))
+        return no_thread(thread_id)
+
     def _info(self, row: Row) -> Flow[ThreadInfo]:
-        thread, thread_id, created_at, updated_at = row
+        thread, thread_id, created_at, updated_at, indexed = row
+        if indexed != thread:
+            raise damaged_index(f"thread {thread}")
         namespaces = yield Statement(self.sql["thread_namespaces"], (thread,))
         checkpoints, items, size = yield from sizes(self.sql, thread)
         return ThreadInfo(
@@ -166,8 +173,8 @@ class Threads:
             checkpoints,
             items,
             size,
-            datetime.fromtimestamp(created_at, UTC),
-            datetime.fromtimestamp(updated_at, UTC),
+            _time(thread_id, created_at),
+            _time(thread_id, updated_at),
             tuple(ns for _, ns, _ in namespaces),
         )
 
@@ -179,11 +186,12 @@ class Threads:
         """Checkpoints without their values; see `Checkpointer.checkpoints`."""
         rows = yield Statement(self.sql["find_thread"], (thread_id,))
         if not rows:
-            raise no_thread(thread_id)
+            raise (yield from self._no_thread(thread_id))
         out: list[CheckpointInfo] = []
         for namespace, ns, head in (yield Statement(self.sql["thread_namespaces"], (rows[0][0],))):
             if checkpoint_ns is None or ns == checkpoint_ns:
                 keys = yield Statement(self.sql["checkpoint_keys"], span(namespace))
+                yield from self.reader.check_complete(len(keys), *span(namespace))
                 trunk = _trunk(keys, place(namespace, head))
                 page = (*span(namespace), -1 if limit is None else limit)
                 for row in (yield Statement(self.sql["checkpoints_page"], page)):
@@ -269,6 +277,13 @@ def _ends(runs: list[tuple[Range, bool]], first: int, last: int) -> list[tuple[R
                 out.append((part, branch))
         passed += stop - start
     return out
+
+
+def _time(thread_id: str, at: float) -> datetime:
+    try:
+        return datetime.fromtimestamp(at, UTC)
+    except (ValueError, OverflowError, OSError) as exc:
+        raise CorruptRecord(f"the thread {thread_id!r} has {at!r} for a time") from exc
 
 
 def _pair(part: Any) -> tuple[int, int]:

@@ -118,7 +118,7 @@ def test_one_id_where_several_are_expected(
 ) -> None:
     """A single text is not taken for the letters it consists of."""
     file_saver.put(at(), checkpoint("1"), {"run_id": "t"}, {"x": 1})
-    with pytest.raises(InvalidConfig, match="expected a list of ids"):
+    with pytest.raises(InvalidConfig, match="expected a list of"):
         SEVERAL[method](file_saver, given)
 
     assert len(list(file_saver.list(None))) == 1

@@ -86,6 +86,8 @@ class Connector:
         )
         try:
             conn.execute("PRAGMA mmap_size = 0")
+            # a damaged page is more often noticed: https://sqlite.org/pragma.html#pragma_cell_size_check
+            conn.execute("PRAGMA cell_size_check = ON")
             if self.on_disk:
                 conn.execute("PRAGMA wal_autocheckpoint = 0")
         except BaseException:
@@ -288,7 +290,7 @@ def mapped(path: str) -> Iterator[None]:
     """Turn sqlite3's errors into perdure's; see `translated`."""
     try:
         yield
-    except sqlite3.Error as exc:
+    except (sqlite3.Error, UnicodeDecodeError) as exc:
         error = translated(exc, path)
         if error is exc:
             raise
@@ -301,6 +303,8 @@ def translated(exc: BaseException, path: str) -> BaseException:
         found: StorageError = StorageUnavailable(f"the database {path!r} is closed")
     elif isinstance(exc, sqlite3.Error) and not isinstance(exc, sqlite3.ProgrammingError):
         found = _storage_error(exc, path)
+    elif isinstance(exc, UnicodeDecodeError):  # sqlite3 cannot even decode what SQLite complains of
+        found = CorruptRecord(f"database {path!r}: {exc}; {_KINDS['SQLITE_CORRUPT'][1]}")
     else:
         return exc
     found.__cause__ = exc
