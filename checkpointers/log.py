@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,20 +85,24 @@ class Appender:
         if not new:
             return
         yield from self.find_ends(new)
-        unknown = []
+        unknown: list[int] = []
         for channel, parts in new.items():
-            end, log = self.ends[channel], self._log(channel)
-            for part in parts:
-                at = channel, part.stored
-                known = log.find(part.full) if log is not None else None
-                if known is not None:  # read since it was planned
-                    self.placed[at] = known
-                elif at not in self._hashes:
-                    self._hashes[at] = content_hash(self.seal, end.key, part.stored)
-                    if end.next and (log is None or not _complete(log, end)):
-                        unknown.append(self._hashes[at])
+            unknown += self._unknown(channel, parts)
         if unknown:
             yield from self._find(unknown)
+
+    def _unknown(self, channel: str, parts: list[New]) -> Iterator[int]:
+        """The hashes of items that the database may have."""
+        end, log = self.ends[channel], self._log(channel)
+        for part in parts:
+            at = channel, part.stored
+            known = log.find(part.full) if log is not None else None
+            if known is not None:  # read since it was planned
+                self.placed[at] = known
+            elif at not in self._hashes:
+                self._hashes[at] = content_hash(self.seal, end.key, part.stored)
+                if end.next and (log is None or not _complete(log, end)):
+                    yield self._hashes[at]
 
     def find_ends(self, channels: Iterable[str]) -> Flow[None]:
         """Learn where logs go on; a channel's first item makes its log."""

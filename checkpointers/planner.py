@@ -221,8 +221,8 @@ class Planner:
     def _here(self, channel: str, value: Any, path: str, *, nested: bool = False) -> Any:
         """A reference to a value that no channel holds: its parts stand in it.
 
-        Of a long list, like all the messages that a subgraph is given, or gives back, the parts that
-        the channel's log has are named by their ranges.
+        Of a long list, like the messages that a subgraph is given or gives back, the parts that the
+        channel's log has are named by their ranges.
         """
         if type(value) is dict and _splittable(value):
             if not nested and len(value) <= 32 and any(map(_has_parts, value.values())):
