@@ -492,15 +492,16 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> ErasureReport:
         """Take messages out of a thread for good: no read finds them, nor a look at the raw file.
 
-        They go from every checkpoint of every namespace, from history and from pending writes, in
-        each version there was of them, also out of values that hold them somewhere within. What
-        was put in under no id yet (an input, a node's answer) goes if it says the same as a
-        message that goes. A task that has not run yet and quotes one, like the call of a tool, is
-        cancelled; the report names it. All else stays as it is, and the thread can go on.
+        They go from every checkpoint of every namespace, from history and pending writes, in each
+        version, also from within other values; so do their tool calls, and what quotes them
+        (docs/erasure.md). What was put in under no id yet goes if it says the same. A task under
+        way that quotes one is cancelled and named in the report, never run with other arguments. A
+        tool's result stays unless its own message is erased; if its step has not ended, it goes
+        with the task. The thread can go on.
 
-        Not touched: copies of the thread, other values that quote a message in other words, and a
-        tool's result when the call of it is erased, or the reverse. A run that is under way still
-        holds the messages and puts them again: erase when the thread rests.
+        Not touched: copies of the thread, and what a summary, another message or a channel says in
+        other or more words. A run under way still holds the messages and puts them again: erase
+        when the thread rests.
 
         Everyone who writes waits while the file is rewritten.
 

@@ -212,6 +212,7 @@ class Receipt:
         clean: Whether the bytes of what was removed are gone from the database file and its WAL;
             False while another process still reads an older snapshot, or for a dry run. What quotes
             it elsewhere, say an answer in a thread, is not among it.
+        cancelled: Tasks that quoted a removed message and had not run: `thread_id: node:task_id`.
     """
 
     items: int
@@ -222,6 +223,7 @@ class Receipt:
     threads: tuple[str, ...]
     at: datetime
     clean: bool
+    cancelled: tuple[str, ...] = ()
 
     def __add__(self, other: Receipt) -> Receipt:
         """What two removed: it is gone from the file if that holds for both."""
@@ -234,6 +236,7 @@ class Receipt:
             threads=tuple(dict.fromkeys((*self.threads, *other.threads))),
             at=max(self.at, other.at),
             clean=self.clean and other.clean,
+            cancelled=(*self.cancelled, *other.cancelled),
         )
 
 

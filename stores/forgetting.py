@@ -28,12 +28,24 @@ class _Erased(Protocol):
     @property
     def scrubbed(self) -> bool: ...
 
+    @property
+    def cancelled(self) -> tuple[str, ...]: ...
+
 
 class ErasesMessages(Protocol):
     """What `forget` needs of a checkpointer."""
 
     def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> _Erased:
         """Take messages out of a thread for good; None: the whole thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    """How many messages went, which tasks were cancelled, and whether no bytes are left."""
+
+    messages: int = 0
+    cancelled: tuple[str, ...] = ()
+    clean: bool = True
 
 
 @dataclass(slots=True)
@@ -123,17 +135,21 @@ class Forgetting(Operations):
         doomed = _Doomed() if nothing else self.database.read(self._doomed(choice))
         if dry_run:
             messages = sum(len(ids) for ids in doomed.messages.values())
-            return self._receipt(doomed, messages, threads, clean=False)
+            return self._receipt(doomed, threads, _Gone(messages, clean=False))
         # messages first: what is left of an item names what is left to do
         said = {**doomed.messages, **dict.fromkeys(threads)}
-        messages, clean = _erased(checkpointer, said)
+        gone = _erased(checkpointer, said)
         if not nothing:
             doomed = self.database.write(lambda: self._erase(choice))
             late = {t: ids - (said.get(t) or set()) for t, ids in doomed.messages.items()}
-            more, cleaned = _erased(checkpointer, {t: ids for t, ids in late.items() if ids})
+            more = _erased(checkpointer, {t: ids for t, ids in late.items() if ids})
             self._forget_caches()
-            messages, clean = messages + more, self.database.scrub() and clean and cleaned
-        return self._receipt(doomed, messages, threads, clean=clean)
+            gone = _Gone(
+                gone.messages + more.messages,
+                (*gone.cancelled, *more.cancelled),
+                clean=self.database.scrub() and gone.clean and more.clean,
+            )
+        return self._receipt(doomed, threads, gone)
 
     async def aforget(
         self,
@@ -161,18 +177,17 @@ class Forgetting(Operations):
             )
         )
 
-    def _receipt(
-        self, doomed: _Doomed, messages: int, threads: Collection[str], *, clean: bool
-    ) -> Receipt:
+    def _receipt(self, doomed: _Doomed, threads: Collection[str], gone: _Gone) -> Receipt:
         return Receipt(
             items=len(doomed.present),
             versions=len(doomed.closed),
-            messages=messages,
+            messages=gone.messages,
             keys=doomed.keys,
             hashes=tuple(sorted(doomed.hashes)),
             threads=tuple(sorted({*doomed.messages, *threads})),
             at=moment(self._now()),
-            clean=clean,
+            clean=gone.clean,
+            cancelled=gone.cancelled,
         )
 
     def _doomed(self, choice: _Choice) -> Flow[_Doomed]:
@@ -261,17 +276,19 @@ def _words(query: str | None) -> frozenset[str]:
     return words
 
 
-def _erased(
-    checkpointer: ErasesMessages | None, said: Mapping[str, set[str] | None]
-) -> tuple[int, bool]:
-    """Take messages out of threads: how many went, and whether no bytes of them are left."""
-    items, clean = 0, True
+def _erased(checkpointer: ErasesMessages | None, said: Mapping[str, set[str] | None]) -> _Gone:
+    """Take messages out of threads."""
+    gone = _Gone()
     if checkpointer is not None:
         for thread_id, ids in sorted(said.items()):
             erased = checkpointer.erase(thread_id, ids)
-            items += erased.items
-            clean = clean and erased.scrubbed
-    return items, clean
+            cancelled = (f"{thread_id}: {task}" for task in erased.cancelled)
+            gone = _Gone(
+                gone.messages + erased.items,
+                (*gone.cancelled, *cancelled),
+                clean=gone.clean and erased.scrubbed,
+            )
+    return gone
 
 
 def _digest(text: str) -> str:
