@@ -47,6 +47,7 @@ def test_a_file_shared_with_a_checkpointer(key: bytes | None, tmp_path: Path) ->
     """Both live in one file with one writer; a graph uses them together."""
     path = tmp_path / "x.db"
     config: Any = {"configurable": {"thread_id": "t"}}
+    before = {*threading.enumerate()}
     with (
         SQLiteCheckpointer.open(path, key=key) as saver,
         SQLiteStore.open(path, key=key, **of_words(synchronous="full")) as store,
@@ -55,7 +56,7 @@ def test_a_file_shared_with_a_checkpointer(key: bytes | None, tmp_path: Path) ->
         compiled = graph.compile(checkpointer=saver, store=store)
         first = compiled.invoke({"said": "my car"}, config)
         second = compiled.invoke({"said": "automobile"}, config)
-        writers = [t for t in threading.enumerate() if t.name == "perdure-write"]
+        writers = [t for t in {*threading.enumerate()} - before if t.name == "perdure-write"]
         threads = [info.thread_id for info in saver.threads()]
 
     assert (first["known"], second["known"]) == ("", "my car")
