@@ -16,7 +16,7 @@ from langgraph.types import Command
 from perdure.checkpointers import Retention, SQLiteCheckpointer
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.manifest import count, limit
-from perdure.errors import WrongKey
+from perdure.errors import StorageError, WrongKey
 from tests.contracts.puts import listed, put
 from tests.first_version import FILES, agent, asking, at, chat, contents, described
 
@@ -153,3 +153,10 @@ def test_an_encrypted_file_opens_with_its_key_alone(path: Path) -> None:
     with SQLiteCheckpointer.open(path, key=FILES["sealed"]) as saver:
         found = json.loads(json.dumps(contents(saver, "agent")))
     assert expected("sealed", "agent") == found
+
+
+@pytest.mark.parametrize("file", ["plain"])
+def test_read_only_asks_for_the_migration(path: Path) -> None:
+    """A file of the first version cannot be read before it was opened for writing once."""
+    with pytest.raises(StorageError, match="version 1 of the checkpointers schema.*for writing"):
+        SQLiteCheckpointer.open(path, read_only=True)

@@ -143,15 +143,16 @@ class Connector:
         """Make sure that there is something to read.
 
         Raises:
-            StorageError: The database holds nothing of the component yet.
+            StorageError: The database holds nothing of the component yet, or in an earlier form.
         """
         with contextlib.closing(self.reader()) as conn:
             by = partial(execute, conn)
-            if run(is_perdures(self.path), by) and run(version(migration, self.path), by):
-                return
-        raise StorageError(
-            f"{self.path!r} holds no {migration.component} data yet; open it once for writing"
-        )
+            found = run(version(migration, self.path), by) if run(is_perdures(self.path), by) else 0
+        if found < len(migration.steps):
+            raise StorageError(
+                f"{self.path!r} has version {found} of the {migration.component} schema, 0 is none, "
+                f"and reading takes {len(migration.steps)}; open it once for writing"
+            )
 
     @contextlib.contextmanager
     def between_processes(self) -> Iterator[None]:
