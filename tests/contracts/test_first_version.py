@@ -158,5 +158,5 @@ def test_an_encrypted_file_opens_with_its_key_alone(path: Path) -> None:
 @pytest.mark.parametrize("file", ["plain"])
 def test_read_only_asks_for_the_migration(path: Path) -> None:
     """A file of the first version cannot be read before it was opened for writing once."""
-    with pytest.raises(StorageError, match="version 1 of the checkpointers schema.*for writing"):
+    with pytest.raises(StorageError, match=r"version 1 of the checkpointers schema.*for writing"):
         SQLiteCheckpointer.open(path, read_only=True)

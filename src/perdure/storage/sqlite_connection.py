@@ -150,7 +150,7 @@ class Connector:
             found = run(version(migration, self.path), by) if run(is_perdures(self.path), by) else 0
         if found < len(migration.steps):
             raise StorageError(
-                f"{self.path!r} has version {found} of the {migration.component} schema, 0 is none, "
+                f"{self.path!r} has version {found} of the {migration.component} schema, 0: none, "
                 f"and reading takes {len(migration.steps)}; open it once for writing"
             )
 
