@@ -10,6 +10,7 @@ import asyncio
 import operator
 import random
 import sys
+import threading
 from collections.abc import Sequence
 from itertools import count
 from multiprocessing.connection import Connection
@@ -70,10 +71,22 @@ def turns_in(state: Any) -> int:
     return sum(isinstance(message, HumanMessage) for message in state.values.get("messages", []))
 
 
+class Acks:
+    """The pipe to the test, for the several threads in which langgraph runs tasks and puts."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._sending = threading.Lock()
+
+    def send(self, ack: Any) -> None:
+        with self._sending:
+            self._pipe.send(ack)
+
+
 class Acknowledging(SQLiteCheckpointer):
     """Tells a pipe of everything that was put, after it was."""
 
-    acks: Connection
+    acks: Acks
 
     def put(
         self,
@@ -118,7 +131,7 @@ class Acknowledging(SQLiteCheckpointer):
         self.acks.send(("writes", config["configurable"]["checkpoint_id"], task_id, list(writes)))
 
 
-def talk(path: Path, acks: Connection) -> None:
+def talk(path: Path, acks: Acks) -> None:
     """Resume what is pending, then turn after turn, until killed.
 
     A step whose tasks have all written, killed before its checkpoint, has `tasks` but no `next`.
@@ -134,7 +147,7 @@ def talk(path: Path, acks: Connection) -> None:
             acks.send(("turn", turn))
 
 
-async def atalk(path: Path, acks: Connection) -> None:
+async def atalk(path: Path, acks: Acks) -> None:
     """See `talk`."""
     async with Acknowledging.open(path) as saver:
         saver.acks = acks
@@ -147,7 +160,8 @@ async def atalk(path: Path, acks: Connection) -> None:
             acks.send(("turn", turn))
 
 
-def victim(path: Path, acks: Connection, door: str) -> None:
+def victim(path: Path, pipe: Connection, door: str) -> None:
+    acks = Acks(pipe)
     acks.send("ready")
     if door == "async":
         asyncio.run(atalk(path, acks))
