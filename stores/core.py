@@ -16,17 +16,17 @@ from langgraph.store.base import (
 
 from perdure.errors import ConfigurationError
 from perdure.storage.database import Database
-from perdure.stores.base import PROVENANCE, TTL, Provenance
+from perdure.stores.base import PROVENANCE, TTL
 from perdure.stores.filters import Filter, parse
 from perdure.stores.namespaces import check_prefix
-from perdure.stores.preparing import Index, Preparer, Request
+from perdure.stores.preparing import Preparer
 from perdure.stores.reading import Reader, Wanted
 from perdure.stores.records import micros
 from perdure.stores.searching import MODES, Query, Searcher
 from perdure.stores.steps import Driver
 from perdure.stores.values import is_plain
 from perdure.stores.weighting import Weights
-from perdure.stores.writing import Limit, Writer
+from perdure.stores.writing import Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,6 @@ class Parts:
         ttl: How long items live.
         clock: Seconds since 1970.
         root: The path that all namespaces are under.
-        limits: What may be held.
     """
 
     database: Database
@@ -53,7 +52,6 @@ class Parts:
     ttl: TTLConfig | None
     clock: Callable[[], float]
     root: bytes = b""
-    limits: tuple[Limit, ...] = ()
 
 
 _FILTERS: dict[tuple[bytes, bool], Filter] = {}
@@ -81,21 +79,11 @@ class Core(BaseStore):
         self._searcher = parts.searcher
         self._driver = parts.driver
         self._root = parts.root
-        self._limits = parts.limits
 
-    def _limited(
-        self,
-        namespace: Any,
-        key: Any,
-        value: Any,
-        index: Index = None,
-        ttl: TTL = None,
-        if_version: int | None = None,
-        provenance: Provenance | None = None,
-    ) -> Request:
+    def _minutes(self, ttl: TTL) -> float | None:
         if isinstance(ttl, NotProvided):
-            ttl = (self.ttl_config or {}).get("default_ttl")
-        return Request(namespace, key, value, index, ttl, if_version, provenance, self._limits)
+            return (self.ttl_config or {}).get("default_ttl")
+        return ttl
 
     def _now(self) -> int:
         return int(self._clock() * 1_000_000)

@@ -28,7 +28,7 @@ from perdure.stores.base import (
 )
 from perdure.stores.forgetting import Forgetting
 from perdure.stores.namespaces import check_key
-from perdure.stores.preparing import Index, Request, is_brief
+from perdure.stores.preparing import Index, is_brief
 from perdure.stores.reading import Wanted
 from perdure.stores.searching import Query
 from perdure.stores.steps import Read, Steps
@@ -88,9 +88,8 @@ class Doors(Forgetting):
             StorageError: The database refuses. An embedder that fails is no error: the item is
                 found by text, and listed in `pending_embeddings()`.
         """
-        self._driver.run(
-            self._put(self._request(namespace, key, value, index, ttl, if_version, provenance))
-        )
+        _check_given(value)
+        self._driver.run(self._put(namespace, key, value, index, ttl, if_version, provenance))
 
     async def aput(
         self,
@@ -104,8 +103,9 @@ class Doors(Forgetting):
         provenance: Provenance | None = None,
     ) -> None:
         """See `put`."""
-        request = self._request(namespace, key, value, index, ttl, if_version, provenance)
-        await self._driver.arun(self._put(request), brief=is_brief(value))
+        _check_given(value)
+        steps = self._put(namespace, key, value, index, ttl, if_version, provenance)
+        await self._driver.arun(steps, brief=is_brief(value))
 
     def delete(self, namespace: Namespace, key: str, *, if_version: int | None = None) -> None:
         """Close the present version of a key; one that is not there is no error.
@@ -113,14 +113,14 @@ class Doors(Forgetting):
         Raises:
             VersionConflict: The key is at another version than `if_version`.
         """
-        self._driver.run(self._put(self._limited(namespace, key, None, if_version=if_version)))
+        self._driver.run(self._put(namespace, key, None, if_version=if_version))
 
     async def adelete(
         self, namespace: Namespace, key: str, *, if_version: int | None = None
     ) -> None:
         """See `delete`."""
-        request = self._limited(namespace, key, None, if_version=if_version)
-        await self._driver.arun(self._put(request), brief=True)
+        steps = self._put(namespace, key, None, if_version=if_version)
+        await self._driver.arun(steps, brief=True)
 
     def get(
         self,
@@ -354,21 +354,10 @@ class Doors(Forgetting):
         row = yield Read(self._reader.get(path, text, wanted.now, wanted.as_of))
         return (yield from self._searcher.why_not(wanted, asked, row))
 
-    # -- arguments
 
-    def _request(
-        self,
-        namespace: Namespace,
-        key: str,
-        value: Mapping[str, Any],
-        index: Index,
-        ttl: TTL,
-        if_version: int | None,
-        provenance: Provenance | None,
-    ) -> Request:
-        if value is None:  # in langgraph's own form of a put that is a delete; here it is a slip
-            raise InvalidValue("the value is None; expected a dict: to remove an item, delete it")
-        return self._limited(namespace, key, value, index, ttl, if_version, provenance)
+def _check_given(value: object) -> None:
+    if value is None:  # in langgraph's own form of a put that is a delete; here it is a slip
+        raise InvalidValue("the value is None; expected a dict: to remove an item, delete it")
 
 
 def _listing(

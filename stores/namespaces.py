@@ -67,6 +67,8 @@ def check_key(key: Any) -> str:
     Raises:
         InvalidNamespace: It is empty, too long, or no Unicode text.
     """
+    if type(key) is str and 0 < len(key) <= MAX_KEY and key.isascii() and "\0" not in key:
+        return key
     if isinstance(key, bool) or not isinstance(key, str | int | UUID):
         raise InvalidNamespace(f"the key is {key!r}; expected text")
     text = str.__str__(key) if isinstance(key, str) else str(key)

@@ -149,6 +149,7 @@ class StaticEmbedder:
 
     name = NAME
     dims = DIMS
+    quick = True  # a store has its vectors made by the search, and stores none
     in_process = True  # it computes here: nothing to wait for, so no watch is kept over it
 
     def embed(self, texts: Sequence[str]) -> Vectors:

@@ -10,10 +10,10 @@ from langgraph.store.base import GetOp, ListNamespacesOp, Op, PutOp, Result, Sea
 
 from perdure.errors import ConfigurationError
 from perdure.storage.flow import Flow, Row
-from perdure.stores.base import FoundItem, PutItem, StoredItem
+from perdure.stores.base import TTL, FoundItem, Provenance, PutItem, StoredItem
 from perdure.stores.namespaces import check_condition, check_key
 from perdure.stores.pending import Lacking
-from perdure.stores.preparing import Request
+from perdure.stores.preparing import Index
 from perdure.stores.reading import Wanted
 from perdure.stores.records import micros
 from perdure.stores.searching import Query
@@ -31,15 +31,16 @@ class Operations(Lacking):
     def _batch(self, ops: Iterable[Op | PutItem]) -> Steps[list[Result]]:
         """Answers in order; what is read is read before anything is written, as in langgraph's."""
         ops = list(ops)
-        puts: dict[tuple[bytes, str], Request] = {}
+        puts: dict[tuple[bytes, str], PutOp | PutItem] = {}
+        preparer = self._preparer
         reads: list[tuple[int, Steps[Any]]] = []
         for number, op in enumerate(ops):
             if isinstance(op, PutOp | PutItem):
                 # the last counts
-                puts[self._path(op.namespace), check_key(op.key)] = self._put_op(op)
+                puts[preparer.place(op.namespace, op.key)] = op
             else:
                 reads.append((number, self._read_op(op)))
-        prepared = [self._preparer.put(request) for request in puts.values()]
+        prepared = [self._put_op(place, op) for place, op in puts.items()]
         results: list[Result] = [None] * len(ops)
         for number, steps in reads:
             results[number] = yield from steps
@@ -47,9 +48,9 @@ class Operations(Lacking):
             yield from self._write(prepared)
         return results
 
-    def _put_op(self, op: PutOp | PutItem) -> Request:
+    def _put_op(self, place: tuple[bytes, str], op: PutOp | PutItem) -> Put:
         extra = (op.if_version, op.provenance) if isinstance(op, PutItem) else ()
-        return self._limited(op.namespace, op.key, op.value, op.index, op.ttl, *extra)
+        return self._preparer.put(place, op.value, op.index, self._minutes(op.ttl), *extra)
 
     def _read_op(self, op: Op) -> Steps[Any]:
         match op:
@@ -74,11 +75,23 @@ class Operations(Lacking):
 
     # -- one operation
 
-    def _put(self, request: Request) -> Steps[None]:
-        return self._write([self._preparer.put(request)])
+    def _put(
+        self,
+        namespace: Any,
+        key: Any,
+        value: Any,
+        index: Index = None,
+        ttl: TTL = None,
+        if_version: int | None = None,
+        provenance: Provenance | None = None,
+    ) -> Steps[None]:
+        place = self._preparer.place(namespace, key)
+        extra = if_version, provenance
+        put = self._preparer.put(place, value, index, self._minutes(ttl), *extra)
+        yield from self._write([put])
 
-    def _write(self, prepared: Sequence[tuple[Put, list[str]]]) -> Steps[None]:
-        puts, model = yield from self._preparer.embedded(prepared)
+    def _write(self, puts: Sequence[Put]) -> Steps[None]:
+        model = yield from self._preparer.embedded(puts)
         yield WritePuts(puts, self._now(), model)
         if model is None:
             self._lacking = self._lacking or any(put.lacking is not None for put in puts)

@@ -86,7 +86,10 @@ _OPTIONS: Final[dict[str, _Rule]] = {
         "16, 24 or 32 bytes, as many in hexadecimal, or None",
     ),
     "text_index": (lambda value: value in get_args(TextIndex), "'sealed' or 'keyed'"),
-    "vectors": (lambda value: value in get_args(Kind), f"one of {get_args(Kind)}"),
+    "vectors": (
+        lambda value: value is None or value in get_args(Kind),
+        f"one of {get_args(Kind)}, or None",
+    ),
     "approximate_above": (
         lambda value: _is_whole(value, 0),
         "a whole number of vectors, zero or more",

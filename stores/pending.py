@@ -9,11 +9,11 @@ from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.storage.flow import Flow, Row, Statement, rows_of
 from perdure.stores.base import Namespace, Pending
 from perdure.stores.core import Core
+from perdure.stores.embeddings import divided
 from perdure.stores.models import Model
 from perdure.stores.namespaces import labels, span
 from perdure.stores.steps import EmbedAll, Read, Steps, Write
 from perdure.stores.values import texts
-from perdure.stores.vectors import stored
 
 BATCH = 256  # items embedded at a time
 _ON_THE_WAY = 3  # failed attempts after which an item is no longer tried by the way
@@ -109,23 +109,20 @@ class Lacking(Core):
         return done
 
     def _give_vectors(self, rows: list[Row]) -> Steps[int]:
-        model = self._preparer.model
+        model = self._preparer.embeddings.model
         if model is None:
             raise ConfigurationError("the store has no embedder; open it with index=")
-        pieces = [self._pieces_of(row) for row in rows]
-        every = [piece for group in pieces for piece in group]
+        groups = [self._pieces_of(row) for row in rows]
+        bodies: list[bytes | None] = [None] * len(rows)
+        every = [piece for group in groups for piece in group]
         if every:
             vectors = yield EmbedAll(every)
             model = model.of(vectors.shape[1])
-        given: list[tuple[int, bytes | None]] = []
-        begin = 0
-        for row, group in zip(rows, pieces, strict=True):
-            part = vectors[begin : begin + len(group)] if group else None
-            begin += len(group)
-            given.append((row[0], None if part is None else stored(part, model.kind)))
+            bodies = divided(vectors, groups, model)
+        given = [(row[0], body) for row, body in zip(rows, bodies, strict=True)]
         yield Write(partial(self._writer.give_vectors, given, model))
         return len(rows)
 
     def _pieces_of(self, row: Row) -> list[str]:
         fields = self._preparer.fields_of(row[10])
-        return self._preparer.pieces(texts(self._records.value(row), fields))
+        return self._preparer.embeddings.pieces(texts(self._records.value(row), fields))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
-
-import numpy as np
 
 from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.stores.base import Namespace, Provenance
-from perdure.stores.chunking import chunks
+from perdure.stores.embeddings import Embeddings, divided
 from perdure.stores.models import Model
 from perdure.stores.namespaces import check_key, check_namespace
 from perdure.stores.records import provenance_fields
@@ -20,75 +18,95 @@ from perdure.stores.resident import ASKS
 from perdure.stores.steps import EmbedAll, Steps
 from perdure.stores.text import asks, tokens
 from perdure.stores.values import decode, encode, texts
-from perdure.stores.vectors import stored
 from perdure.stores.writing import Limit, Put
 
 Index = Literal[False] | list[str] | None
 _BRIEF = 20_000  # characters and parts: 0.2 ms
 _NESTED = 100  # what a list or dict counts, which also bounds how deep one looks
 _MINUTE = 60_000_000  # microseconds
+_MOST_PATHS = 1024
 _LONGEST = 1 << 56  # microseconds: 2,283 years, so that what expires then is still a date
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """A put or, with a value of None, a delete, as a caller gives it."""
-
-    namespace: Namespace
-    key: str
-    value: Mapping[str, Any] | None
-    index: Index = None
-    ttl: float | None = None
-    if_version: int | None = None
-    provenance: Provenance | None = None
-    limits: tuple[Limit, ...] = ()
 
 
 @dataclass(slots=True)
 class Preparer:
-    """Checks requests and computes what they need.
+    """Checks what is to be put, and computes what needs no database.
 
     Args:
         fields: Paths whose text is searched, unless a put names others.
         max_bytes: Of a value's JSON.
-        model: What embeds; None: nothing does.
+        embeddings: What makes vectors.
         masked: Turns tokens into keyed hashes, if the index is to hold those.
         root: The path that namespaces are under.
+        limits: What must hold after a put.
     """
 
     fields: Sequence[str]
     max_bytes: int
-    model: Model | None
+    embeddings: Embeddings
     masked: Callable[[str], str] | None = None
     root: bytes = b""
+    limits: tuple[Limit, ...] = ()
+    _paths: dict[Namespace, bytes] = field(default_factory=dict)
 
-    def put(self, request: Request) -> tuple[Put, list[str]]:
-        """What to write, and the pieces of text whose vectors are lacking.
+    def place(self, namespace: Any, key: Any) -> tuple[bytes, str]:
+        """The path and key at which an item may be put.
 
         Raises:
             InvalidNamespace: The namespace or key cannot be stored.
+        """
+        try:
+            return self._paths[namespace], check_key(key)
+        except (KeyError, TypeError):  # not met yet, or a list
+            path = check_namespace(namespace, self.root)
+        if type(namespace) is tuple:
+            if len(self._paths) >= _MOST_PATHS:
+                self._paths.clear()
+            self._paths[namespace] = path
+        return path, check_key(key)
+
+    def forget(self) -> None:
+        """Let go of the namespaces that are kept."""
+        self._paths.clear()
+
+    def put(
+        self,
+        place: tuple[bytes, str],
+        value: Mapping[str, Any] | None,
+        index: Index = None,
+        ttl: float | None = None,
+        if_version: int | None = None,
+        provenance: Provenance | None = None,
+    ) -> Put:
+        """A put or, with a value of None, a delete.
+
+        Raises:
             InvalidValue: The value is no JSON object.
             ConfigurationError: The time to live, version or index is none.
         """
-        path, key = check_namespace(request.namespace, self.root), check_key(request.key)
-        if_version = _checked_version(request.if_version)
-        if request.value is None:
-            return Put(path, key, None, if_version=if_version, limits=request.limits), []
-        searched = request.index is not False and request.index != []
+        path, key = place
+        if if_version is not None:
+            _check_version(if_version)
+        if value is None:
+            return Put(path, key, None, if_version=if_version, limits=self.limits)
         put = Put(
             path,
             key,
-            encode(request.value, self.max_bytes),
-            ttl=_checked_ttl(request.ttl),
+            encode(value, self.max_bytes),
+            ttl=None if ttl is None else _checked_ttl(ttl),
             if_version=if_version,
-            provenance=provenance_fields(request.provenance) if request.provenance else None,
-            searched=searched,
-            fields=_checked_fields(request.index) or None,
-            limits=request.limits,
+            provenance=provenance_fields(provenance) if provenance else None,
+            limits=self.limits,
         )
-        if self.model is None or not searched:
-            return put, []
-        return put, self.pieces(texts(decode(put.text or ""), put.fields or self.fields))
+        if index is not None:
+            put.fields = _checked_fields(index) or None
+            put.searched = put.fields is not None
+        put.stored = self.embeddings.stores
+        if put.searched and put.stored:
+            put.pieces = self.embeddings.pieces(
+                texts(decode(put.text or ""), put.fields or self.fields)
+            )
+        return put
 
     def analysed(self, value: Mapping[str, Any], fields: str | None) -> str:
         """The words of a value as they are stored; none if it has no text."""
@@ -106,32 +124,37 @@ class Preparer:
         """The paths that an item is searched by."""
         return self.fields if packed is None else json.loads(packed)
 
-    def pieces(self, found: Sequence[str]) -> list[str]:
-        """The pieces of texts that are embedded, each by itself."""
-        return [] if self.model is None else [piece for text in found for piece in chunks(text)]
+    def derived(
+        self, rows: Sequence[tuple[Mapping[str, Any], str | None]], file: Model | None
+    ) -> list[bytes | None]:
+        """The vectors of values that have none stored, each with the paths it is searched by."""
+        found = [texts(value, self.fields_of(fields)) for value, fields in rows]
+        return self.embeddings.derive(found, file)
 
-    def embedded(self, puts: Sequence[tuple[Put, list[str]]]) -> Steps[tuple[list[Put], Any]]:
-        """The puts with their vectors, and the model of these.
+    def embedded(self, puts: Sequence[Put]) -> Steps[Model | None]:
+        """Give puts their vectors. Returns the model of these.
 
         If the embedder fails, the puts are marked as lacking them.
         """
-        every = [piece for _, pieces in puts for piece in pieces]
-        plain = [put for put, _ in puts]
-        if not every or self.model is None:
-            return plain, None
+        model = self.embeddings.model
+        if model is None:
+            return None
+        if self.embeddings.quick is not None:
+            return model if any(put.text is not None and put.searched for put in puts) else None
+        every = [piece for put in puts for piece in put.pieces]
+        if not every:
+            return None
         try:
             vectors = yield EmbedAll(every)
         except EmbeddingFailed as exc:
-            return [replace(put, lacking=str(exc)) if pieces else put for put, pieces in puts], None
-        model = self.model.of(vectors.shape[1])
-        ends = np.cumsum([len(pieces) for _, pieces in puts])
-        out = [
-            replace(put, vectors=stored(vectors[end - len(pieces) : end], model.kind))
-            if pieces
-            else put
-            for (put, pieces), end in zip(puts, ends, strict=True)
-        ]
-        return out, model
+            for put in puts:
+                put.lacking = str(exc) if put.pieces else None
+            return None
+        model = model.of(vectors.shape[1])
+        bodies = divided(vectors, [put.pieces for put in puts], model)
+        for put, body in zip(puts, bodies, strict=True):
+            put.vectors = body
+        return model
 
 
 def is_brief(value: Any) -> bool:
@@ -155,9 +178,7 @@ def _budget_left(value: Any, budget: int) -> int:
     return budget
 
 
-def _checked_ttl(minutes: float | None) -> int | None:
-    if minutes is None:
-        return None
+def _checked_ttl(minutes: float) -> int:
     if isinstance(minutes, bool) or not isinstance(minutes, int | float):
         raise ConfigurationError(f"ttl is {minutes!r}; expected minutes as a number, or None")
     if not 0 < minutes < math.inf:
@@ -165,18 +186,17 @@ def _checked_ttl(minutes: float | None) -> int | None:
     return int(max(1, min(minutes * _MINUTE, _LONGEST)))
 
 
-def _checked_version(version: int | None) -> int | None:
-    if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
+def _check_version(version: int) -> None:
+    if isinstance(version, bool) or not isinstance(version, int):
         raise ConfigurationError(
             f"if_version is {version!r}; expected a whole number (0: not there)"
         )
-    if version is not None and version < 0:
+    if version < 0:
         raise ConfigurationError(f"if_version is {version}; expected 0 (not there) or more")
-    return version
 
 
-def _checked_fields(index: Index) -> list[str]:
-    if index is None or index is False:
+def _checked_fields(index: Literal[False] | list[str]) -> list[str]:
+    if index is False:
         return []
     listed = isinstance(index, list | tuple)
     if not listed or not all(isinstance(path, str) and path for path in index):

@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -44,6 +44,7 @@ def _numbers() -> dict[Any, int]:
 
 
 Analyse = Callable[[Mapping[str, Any], str | None], str]
+Derive = Callable[[Sequence[tuple[Mapping[str, Any], str | None]], Model | None], list[Any]]
 
 
 class Overtaken(Exception):
@@ -59,6 +60,7 @@ class Resident:
         sealed_tokens: Whether tokens are sealed too.
         approximate_above: Vectors from which sketches are kept.
         analyse: Makes the words of a value, given the paths it is searched by.
+        derive: Makes the vectors of values, given these paths and the file's model.
         keep: Is handed words that were made, so that they need not be made again.
         erased: Is called when something was erased, here or by another process.
 
@@ -76,6 +78,7 @@ class Resident:
         sealed_tokens: bool,
         approximate_above: int,
         analyse: Analyse,
+        derive: Derive,
         keep: Callable[[list[tuple[int, str]]], None],
         erased: Callable[[], None],
     ) -> None:
@@ -84,6 +87,7 @@ class Resident:
         self._sealed_tokens = sealed_tokens
         self.approximate_above = approximate_above
         self._analyse = analyse
+        self._derive = derive
         self._keep = keep
         self._erased = erased
         self._lock = threading.Lock()
@@ -118,14 +122,15 @@ class Resident:
         """A scope of some versions, present or closed, made for one search."""
         with self._lock:
             yield from self._refresh()
-            entries = []
+            found = []
             for row in rows:
-                for tokens, vectors, fields in (
-                    yield Statement(self._sql["index_of"], (self._number, row[0]))
-                ):
-                    said = self._records.provenance(row[9], *row[1:4])
-                    words = self._words_of(row, tokens, fields)
-                    entries.append(self._entry(row[0], row[1], words, vectors, said))
+                for kept in (yield Statement(self._sql["index_of"], (self._number, row[0]))):
+                    found.append((*row[:10], *kept))
+            entries = []
+            for row, vectors in self._with_vectors(found):
+                said = self._records.provenance(row[9], *row[1:4])
+                words = self._words_of(row, row[10], row[12])
+                entries.append(self._entry(row[0], row[1], words, vectors, said))
             return Scope([self._built(entries)] if entries else [], self._known(), b"")
 
     def similar(self, word: str, among: Callable[[str], bool]) -> list[tuple[str, float]]:
@@ -212,12 +217,14 @@ class Resident:
         total = 0
         entries: list[Entry] = []
         while since < newest:
-            rows = yield Statement(self._sql["index_since"], (self._number, since, newest, _READ))
+            params = (self._number, since, newest, _READ, self._model is not None)
+            rows = yield Statement(self._sql["index_since"], params)
             if not rows:
                 break
             since = rows[-1][0]
             total += len(rows)
-            entries += [self._loaded(row) for row in rows if self._will_live(row)]
+            living = [row for row in rows if self._will_live(row)]
+            entries += [self._loaded(*found) for found in self._with_vectors(living)]
             if len(entries) >= _LARGE:
                 self._add(entries)
                 entries = []
@@ -232,8 +239,20 @@ class Resident:
     def _will_live(self, row: Row) -> bool:
         return row[7] is None or int(row[7]) > self._expired_to
 
-    def _loaded(self, row: Row) -> Entry:
-        number, path, key, version, *_, provenance, tokens, vectors, fields = row
+    def _with_vectors(self, rows: Sequence[Row]) -> Iterator[tuple[Row, bytes | None]]:
+        """Rows with their vectors: those stored, or made now if the store's are not stored."""
+        bare = [row for row in rows if row[11] is None and row[8] is not None]
+        made = self._derive([(self._records.value(row), row[12]) for row in bare], self._model)
+        derived = {row[0]: vectors for row, vectors in zip(bare, made, strict=True)}
+        for row in rows:
+            stored = row[11]
+            yield (
+                row,
+                derived.get(row[0]) if stored is None else self._records.vectors(stored, row[0]),
+            )
+
+    def _loaded(self, row: Row, vectors: bytes | None) -> Entry:
+        number, path, key, version, *_, provenance, tokens, _, fields = row
         if vectors is None:
             self._without.add(number)
         words = self._words_of(row, tokens, fields)
@@ -251,7 +270,7 @@ class Resident:
         return str(tokens)
 
     def _entry(
-        self, number: int, path: bytes, text: str, vectors: Any, fields: dict[str, Any]
+        self, number: int, path: bytes, text: str, vectors: bytes | None, fields: dict[str, Any]
     ) -> Entry:
         words = text.split(" ") if text else []
         asks = bool(words) and words[-1] == ASKS
@@ -263,7 +282,7 @@ class Resident:
             number,
             path,
             np.array([self._words[word] for word in words], np.int32),
-            b"" if vectors is None else self._records.vectors(vectors, number),
+            vectors or b"",
             -1 if thread is None else self._threads[path, thread],
             float(number if position is None else position),
             -1 if actor is None else self._actors[actor],
@@ -321,7 +340,7 @@ class Resident:
         for begin in range(0, len(lacking), _READ):
             page = json.dumps(lacking[begin : begin + _READ])
             rows = yield Statement(self._sql["index_filled"], (self._number, page))
-            filled += [self._loaded(row) for row in rows]
+            filled += [self._loaded(*found) for found in self._with_vectors(rows)]
         if filled:
             self._kill([entry.id for entry in filled])
             self._add(filled)

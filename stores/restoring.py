@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self, TypeGuard
+from typing import TypeGuard
 
 from perdure.errors import ImportFailed
 from perdure.storage.flow import Flow, Row, Statement
@@ -34,10 +34,6 @@ class Restored:
     until: int | None = None
     expires: int | None = None
 
-    def holding(self, put: Put) -> Self:
-        """The same, with its vectors."""
-        return replace(self, put=put)
-
 
 def restore(
     writer: Writer, given: Sequence[Restored], now: int, model: Model | None
@@ -48,7 +44,7 @@ def restore(
         ImportFailed: A version of that number is here and holds something else.
     """
     report = TransferReport()
-    changes = yield from writer.begin([one.put for one in given], model)
+    changes = yield from writer.begin(model)
     for one in given:
         rows = yield Statement(writer.sql["history"], (one.put.path, one.put.key))
         known = {row[3]: row for row in rows}
@@ -76,7 +72,7 @@ def _add(writer: Writer, one: Restored, now: int, changes: Changes) -> Flow[None
     if row is not None:
         since = max(since, valid_from + 1)
         yield from writer.close([(since, row)])
-        changes.grown.append((-1, -size, ns))
+        changes.grow(ns, -1, -size)
     number = one.version or (version or closed or 0) + 1
     first = one.created if one.created is not None else created if row is not None else since
     put = one.put if one.until is None else replace(one.put, lacking=None)
@@ -88,7 +84,7 @@ def _add(writer: Writer, one: Restored, now: int, changes: Changes) -> Flow[None
     if one.until is not None:
         [(ns, _, _, _, _, _, size, *_)] = yield from writer.locate([put])
         yield from writer.close([(max(one.until, since + 1), added)])
-        changes.grown.append((-1, -size, ns))
+        changes.grow(ns, -1, -size)
 
 
 def _is_present(row: Row | None) -> TypeGuard[Row]:

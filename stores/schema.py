@@ -2,7 +2,8 @@
 
 `store_items` holds the present version of each key, `store_versions` the closed ones. A version
 keeps its `id` when it is closed; ids and `seq` only grow, so what changed since one looked is a
-range of each. `store_index` holds what search needs of a version, whether present or closed.
+range of each. `store_index` holds what search needs of a version, whether present or closed, and
+cannot make from it.
 Times are microseconds since 1970 (UTC).
 """
 
@@ -64,6 +65,11 @@ SQLITE = Migration(
             attempts INTEGER NOT NULL,
             error ANY NOT NULL
         ) STRICT
+        """,
+        # whether search finds a version; before, it did if there was a row in `store_index`
+        """
+        ALTER TABLE store_items ADD COLUMN searched INTEGER;
+        ALTER TABLE store_versions ADD COLUMN searched INTEGER
         """,
     ),
 )

@@ -37,9 +37,10 @@ class ScopedStore(Doors):
                 writer=writer,
                 driver=replace(parts.driver, writer=writer),
                 searcher=replace(parts.searcher, reader=reader),
-                preparer=replace(parts.preparer, root=prefix),
+                preparer=replace(
+                    parts.preparer, root=prefix, limits=(*parts.preparer.limits, *limits), _paths={}
+                ),
                 root=prefix,
-                limits=(*parts.limits, *limits),
             )
         )
 

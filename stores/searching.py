@@ -15,6 +15,7 @@ from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import FoundItem, Mode, StoredItem, WhyNot
 from perdure.stores.bm25 import Term
 from perdure.stores.cues import named_actors, names_of, said_when
+from perdure.stores.embeddings import Embeddings
 from perdure.stores.kinship import kin_of
 from perdure.stores.models import Model
 from perdure.stores.ranking import Cues, Ranked, rank
@@ -62,7 +63,7 @@ class Searcher:
         sql: The statements, by name.
         reader: Reads items.
         resident: The index.
-        model: What makes the query's vector; None: there is no embedder.
+        embeddings: What makes the query's vector.
         masked: Turns tokens into keyed hashes, if the index holds those.
         now: The time, in microseconds.
     """
@@ -70,9 +71,14 @@ class Searcher:
     sql: dict[str, str]
     reader: Reader
     resident: Resident
-    model: Model | None
+    embeddings: Embeddings
     masked: Any
     now: Callable[[], int]
+
+    @property
+    def model(self) -> Model | None:
+        """What the query's vector comes from; None: there is no embedder."""
+        return self.embeddings.model
 
     def search(
         self, wanted: Wanted, query: Query, limit: int, offset: int

@@ -13,12 +13,13 @@ from langgraph.store.base import IndexConfig, TTLConfig
 
 from perdure.errors import ConfigurationError
 from perdure.storage.encryption import Clear, agree_on_key, seal_for
-from perdure.storage.flow import Flow
+from perdure.storage.flow import Flow, Statement
 from perdure.storage.sql import load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import Synchronous
 from perdure.stores.core import Parts, forget_filters, system_clock
-from perdure.stores.embedding import CheckedEmbedder, embedder_from
+from perdure.stores.embedding import embedder_from
+from perdure.stores.embeddings import Embeddings
 from perdure.stores.models import Model
 from perdure.stores.offline import DIMS, StaticEmbedder
 from perdure.stores.options import TextIndex, check_names, check_options
@@ -60,7 +61,8 @@ class SQLiteStore(Store):
         text_index: With a key, whether the words of an item are encrypted too (`"sealed"`), or
             kept as keyed hashes (`"keyed"`): quicker to load, blind to misspellings, and it
             shows which items share words.
-        vectors: How the numbers of a vector are stored; `"int8"` takes a quarter.
+        vectors: How the numbers of a vector are stored; None: as in the file, `"int8"` in a new
+            one, which takes a quarter of `"float32"`.
         approximate_above: Vectors under a prefix from which a search may miss some of the
             nearest.
         max_value_bytes: Of a value's JSON.
@@ -87,7 +89,7 @@ class SQLiteStore(Store):
         ttl: TTLConfig | None = None,
         key: bytes | str | None = None,
         text_index: TextIndex = "sealed",
-        vectors: Kind = "float32",
+        vectors: Kind | None = None,
         approximate_above: int = _APPROXIMATE_ABOVE,
         max_value_bytes: int = MAX_BYTES,
         synchronous: Synchronous = "full",
@@ -110,7 +112,7 @@ class SQLiteStore(Store):
             factory=factory,
         )
         self.index_config: IndexConfig | None = _index_config(index)
-        embedder, model, given, in_process = _embedding(self.index_config, vectors)
+        embeddings, given = _embeddings(self.index_config, vectors)
         seal = seal_for(key)
         kept = "clear" if isinstance(seal, Clear) else text_index
         fields: list[str] = []
@@ -118,6 +120,9 @@ class SQLiteStore(Store):
         def begin() -> Flow[None]:
             yield from agree_on_key(seal, os.fsdecode(path), read_only=read_only)
             fields[:] = yield from agreed_fields(_SQL, given, kept, read_only=read_only)
+            recorded = yield Statement(_SQL["get_setting"], ("model",))
+            if recorded:
+                embeddings.adopt(Model.parsed(recorded[0][0]))
 
         database = SQLiteDatabase(
             path,
@@ -131,17 +136,18 @@ class SQLiteStore(Store):
         records = Records(seal)
         masked = _mask(seal.hash_key) if kept == "keyed" else None
         writer = Writer(_SQL, records, open_index=masked is not None)
-        preparer = Preparer(fields, max_value_bytes, model, masked)
+        preparer = Preparer(fields, max_value_bytes, embeddings, masked)
         resident = Resident(
             _SQL,
             records,
             sealed_tokens=kept == "sealed",
             approximate_above=approximate_above,
             analyse=preparer.analysed,
+            derive=preparer.derived,
             keep=_ignored
             if read_only
             else lambda made: database.post(partial(writer.keep_tokens, made)),
-            erased=lambda: _clear_caches(embedder),
+            erased=lambda: _clear_caches(preparer),
         )
         reader = Reader(_SQL, records)
         self._bind(
@@ -151,8 +157,8 @@ class SQLiteStore(Store):
                 reader,
                 writer,
                 preparer,
-                Searcher(_SQL, reader, resident, model, masked, _micros(clock)),
-                Driver(database, writer, embedder, in_process),
+                Searcher(_SQL, reader, resident, embeddings, masked, _micros(clock)),
+                Driver(database, writer, embeddings.embedder, embeddings.in_process),
                 ttl,
                 clock,
             )
@@ -191,11 +197,12 @@ def _ignored(_: object) -> None:
     """What reads only keeps nothing."""
 
 
-def _clear_caches(embedder: CheckedEmbedder | None) -> None:
+def _clear_caches(preparer: Preparer) -> None:
     """A vector tells of its text, and a filter may hold what it looks for."""
     forget_filters()
-    if embedder is not None:
-        embedder.clear_cache()
+    preparer.forget()
+    if preparer.embeddings.embedder is not None:
+        preparer.embeddings.embedder.clear_cache()
 
 
 def _index_config(index: Any) -> Any:
@@ -209,12 +216,12 @@ def _index_config(index: Any) -> Any:
     return index
 
 
-def _embedding(
-    config: Mapping[str, Any] | None, kind: Kind
-) -> tuple[CheckedEmbedder | None, Model | None, list[str] | None, bool]:
-    """What embeds, what it is recorded as, the paths it reads, and whether it computes here."""
+def _embeddings(
+    config: Mapping[str, Any] | None, kind: Kind | None
+) -> tuple[Embeddings, list[str] | None]:
+    """What embeds, and the paths it reads."""
     if config is None:
-        return None, None, None, False
+        return Embeddings(), None
     check_names("index", config, _INDEX)
     embedder = embedder_from(config["embed"], config.get("dims"), config.get("name"))
     fields = config.get("fields")
@@ -223,8 +230,15 @@ def _embedding(
         raise ConfigurationError(
             f"index fields are {fields!r}; expected a list of paths like ['text'], or None"
         )
-    in_process = getattr(config["embed"], "in_process", False) is True
-    return embedder, Model(embedder.name, embedder.dims or 0, kind), fields or None, in_process
+    embed = config["embed"]
+    embeddings = Embeddings(
+        embedder,
+        Model(embedder.name, embedder.dims or 0, kind or "int8"),
+        in_process=getattr(embed, "in_process", False) is True,
+        quick=embed.embed if getattr(embed, "quick", False) is True else None,
+        any_kind=kind is None,
+    )
+    return embeddings, fields or None
 
 
 def _mask(key: bytes) -> Callable[[str], str]:

@@ -15,6 +15,10 @@ INSERT INTO store_namespaces (path) VALUES (?) RETURNING ns;
 -- grow_namespace: count its items and bytes
 UPDATE store_namespaces SET items = items + ?, bytes = bytes + ? WHERE ns = ?;
 
+-- grow_path: count items and bytes of a namespace by its path, which may be new
+INSERT INTO store_namespaces (path, items, bytes) VALUES (?, ?, ?)
+ON CONFLICT (path) DO UPDATE SET items = items + excluded.items, bytes = bytes + excluded.bytes;
+
 -- drop_empty_namespaces: those of a range in which nothing is left, not even a closed version
 DELETE FROM store_namespaces WHERE path >= ? AND path < ?
 AND NOT EXISTS (SELECT 1 FROM store_items i WHERE i.ns = store_namespaces.ns)
@@ -66,8 +70,8 @@ LEFT JOIN store_items i ON i.ns = n.ns AND i.key = a.key;
 
 -- close: keep a version that is about to be replaced
 INSERT INTO store_versions
-    (id, ns, key, version, created_at, valid_from, valid_to, value, provenance)
-SELECT id, ns, key, version, created_at, valid_from, ?, value, provenance
+    (id, ns, key, version, created_at, valid_from, valid_to, searched, value, provenance)
+SELECT id, ns, key, version, created_at, valid_from, ?, searched, value, provenance
 FROM store_items WHERE id = ?;
 
 -- drop_item: take a version from among the present
@@ -78,8 +82,18 @@ SELECT seq FROM sqlite_sequence WHERE name = 'store_items';
 
 -- add_item: a new present version
 INSERT INTO store_items
-    (id, ns, key, version, created_at, valid_from, expires_at, ttl, size, value, provenance)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    (id, ns, key, version, created_at, valid_from, expires_at, ttl, size, searched, value, provenance)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- add_new: the first version of a key; nothing if the key is there, or was
+INSERT OR IGNORE INTO store_items
+    (id, ns, key, version, created_at, valid_from, expires_at, ttl, size, searched, value, provenance)
+VALUES (?1, (SELECT n.ns FROM store_namespaces n WHERE n.path = ?2 AND NOT EXISTS
+             (SELECT 1 FROM store_versions v WHERE v.ns = n.ns AND v.key = ?3)),
+        ?3, 1, ?4, ?4, ?5, ?6, ?7, ?8, ?9, ?10);
+
+-- ids_from: the ids of present items from one on
+SELECT id FROM store_items WHERE id >= ?;
 
 -- add_index: what search needs of a version
 INSERT INTO store_index (id, vectors, model, fields) VALUES (?, ?, ?, ?);
@@ -88,10 +102,17 @@ INSERT INTO store_index (id, vectors, model, fields) VALUES (?, ?, ?, ?);
 UPDATE store_index SET tokens = NULL WHERE tokens IS NOT NULL;
 
 -- keep_tokens: the words of a version, made by the first search that needed them
-UPDATE store_index SET tokens = ? WHERE id = ? AND tokens IS NULL;
+INSERT INTO store_index (tokens, id)
+SELECT ?1, ?2 WHERE EXISTS (SELECT 1 FROM store_items WHERE id = ?2)
+ON CONFLICT (id) DO UPDATE SET tokens = excluded.tokens WHERE tokens IS NULL;
 
 -- set_vectors: the vectors of a version
-UPDATE store_index SET vectors = ?, model = ? WHERE id = ?;
+INSERT INTO store_index (id, vectors, model) VALUES (?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET vectors = excluded.vectors, model = excluded.model;
+
+-- drop_vectors: some vectors of other models
+UPDATE store_index SET vectors = NULL, model = NULL
+WHERE id IN (SELECT id FROM store_index WHERE model <> ? LIMIT ?) RETURNING 1;
 
 -- add_pending: a version that waits for its vectors
 INSERT INTO store_pending (id, attempts, error) VALUES (?, 1, ?)
@@ -116,11 +137,12 @@ WHERE p.id > ? AND n.path >= ? AND n.path < ? AND p.attempts <= ? ORDER BY p.id 
 -- to_embed: present items from one on that have no vectors of a model, with what these are made of
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
        x.fields
-FROM store_items i JOIN store_index x ON x.id = i.id JOIN store_namespaces n ON n.ns = i.ns
-WHERE i.id > ? AND x.model IS NOT ? ORDER BY i.id LIMIT ?;
+FROM store_items i JOIN store_namespaces n ON n.ns = i.ns LEFT JOIN store_index x ON x.id = i.id
+WHERE i.id > ? AND (i.searched OR x.id IS NOT NULL) AND x.model IS NOT ? ORDER BY i.id LIMIT ?;
 
 -- to_embed_count: how many those are
-SELECT count(*) FROM store_items i JOIN store_index x ON x.id = i.id WHERE x.model IS NOT ?;
+SELECT count(*) FROM store_items i LEFT JOIN store_index x ON x.id = i.id
+WHERE (i.searched OR x.id IS NOT NULL) AND x.model IS NOT ?;
 
 -- old_versions: closed versions under a prefix that a rule does not keep
 SELECT v.id FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
@@ -172,12 +194,12 @@ ORDER BY 1 LIMIT ?3;
 
 -- key_versions: every version of a key with how it lives and is searched, oldest first
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
-       i.ttl, x.id IS NOT NULL, x.fields
+       i.ttl, i.searched OR x.id IS NOT NULL, x.fields
 FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns LEFT JOIN store_index x ON x.id = i.id
 WHERE n.path = ?1 AND i.key = ?2
 UNION ALL
 SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance,
-       NULL, x.id IS NOT NULL, x.fields
+       NULL, v.searched OR x.id IS NOT NULL, x.fields
 FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns LEFT JOIN store_index x ON x.id = v.id
 WHERE n.path = ?1 AND v.key = ?2
 ORDER BY 4;
@@ -256,13 +278,16 @@ SELECT (SELECT seq FROM sqlite_sequence WHERE name = 'store_items'),
 
 -- index_since: what search needs of present items that are newer
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at,
-       CASE WHEN x.tokens IS NULL THEN i.value END, i.provenance,
+       CASE WHEN x.tokens IS NULL OR ?5 THEN i.value END, i.provenance,
        x.tokens, CASE x.model WHEN ?1 THEN x.vectors END, x.fields
-FROM store_items i JOIN store_namespaces n ON n.ns = i.ns JOIN store_index x ON x.id = i.id
-WHERE i.id > ?2 AND i.id <= ?3 ORDER BY i.id LIMIT ?4;
+FROM store_items i JOIN store_namespaces n ON n.ns = i.ns LEFT JOIN store_index x ON x.id = i.id
+WHERE i.id > ?2 AND i.id <= ?3 AND (i.searched OR x.id IS NOT NULL) ORDER BY i.id LIMIT ?4;
 
 -- index_of: what search needs of one version
-SELECT tokens, CASE model WHEN ?1 THEN vectors END, fields FROM store_index WHERE id = ?2;
+SELECT x.tokens, CASE x.model WHEN ?1 THEN x.vectors END, x.fields
+FROM (SELECT id, searched FROM store_items WHERE id = ?2
+      UNION ALL SELECT id, searched FROM store_versions WHERE id = ?2) v
+LEFT JOIN store_index x ON x.id = v.id WHERE v.searched OR x.id IS NOT NULL;
 
 -- closed_since: versions closed since
 SELECT id FROM store_versions WHERE seq > ?;
@@ -280,8 +305,8 @@ SELECT (SELECT count(*) FROM store_namespaces WHERE items > 0),
 SELECT count(*) FROM store_pending;
 
 -- lacking_count: how many wait for their vectors, or have those of another model
-SELECT count(*) FROM store_items i JOIN store_index x ON x.id = i.id LEFT JOIN store_pending p ON p.id = i.id
-WHERE x.model <> ? OR p.id IS NOT NULL;
+SELECT count(*) FROM store_items i LEFT JOIN store_index x ON x.id = i.id LEFT JOIN store_pending p ON p.id = i.id
+WHERE (i.searched AND x.id IS NULL) OR x.model <> ? OR p.id IS NOT NULL;
 
 -- index_filled: what search needs of those present items, of a list of ids, that have vectors of a model
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at,

@@ -209,9 +209,12 @@ class Store(DatabaseOwner, Transfer):
         return await self._driver.arun(self._reembed(progress))
 
     def _reembed(self, progress: Progress | None) -> Steps[int]:
-        model = self._preparer.model
+        embeddings = self._preparer.embeddings
+        model = embeddings.model
         if model is None:
             raise ConfigurationError("the store has no embedder; open it with index=")
+        if embeddings.quick is not None:
+            return (yield from self._drop_others_vectors(model, progress))
         probe = yield EmbedAll(["perdure"])
         number = yield Write(partial(self._writer.enrol, model.of(probe.shape[1]), replace=True))
         of = (yield Read(self._lacking_count(number)))[0][0]
@@ -222,6 +225,17 @@ class Store(DatabaseOwner, Transfer):
             if progress is not None:
                 progress(done, of)
         return done
+
+    def _drop_others_vectors(self, model: Model, progress: Progress | None) -> Steps[int]:
+        """The search makes those of this model."""
+        number = yield Write(partial(self._writer.enrol, model, replace=True))
+        of = (yield Read(self._lacking_count(number)))[0][0]
+        while (yield Write(partial(rows_of, self._sql["drop_vectors"], number, BATCH))):
+            pass
+        yield Write(partial(rows_of, self._sql["bump_setting"], "embedded"))
+        if progress is not None:
+            progress(of, of)
+        return int(of)
 
     def _lacking_count(self, number: int) -> Flow[list[Row]]:
         return (yield from rows_of(self._sql["to_embed_count"], number))
@@ -274,7 +288,8 @@ class Store(DatabaseOwner, Transfer):
     @property
     def model(self) -> Model | None:
         """What this store embeds with; `dims` is 0 until it is known."""
-        return None if self._preparer.model is None else replace(self._preparer.model)
+        model = self._preparer.embeddings.model
+        return None if model is None else replace(model)
 
 
 def _row(sql: str) -> Flow[Row]:

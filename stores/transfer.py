@@ -21,7 +21,6 @@ from perdure.stores.base import Namespace, Progress, TransferReport
 from perdure.stores.doors import Doors
 from perdure.stores.lines import TIMES, parsed
 from perdure.stores.namespaces import labels, span
-from perdure.stores.preparing import Request
 from perdure.stores.reading import ended
 from perdure.stores.records import micros, moment, provenance_of
 from perdure.stores.restoring import Restored, restore
@@ -229,9 +228,9 @@ class Transfer(Doors):
 
     def _batch_of(
         self, found: Lines, skips: bool
-    ) -> tuple[list[tuple[Restored, list[str]]], int, ImportFailed | None]:
+    ) -> tuple[list[Restored], int, ImportFailed | None]:
         """What comes next, how many were passed over, and the error of one that is wrong."""
-        batch: list[tuple[Restored, list[str]]] = []
+        batch: list[Restored] = []
         unsuitable = 0
         try:
             for where, line in islice(found, _PAGE):
@@ -246,36 +245,29 @@ class Transfer(Doors):
             return batch, unsuitable, exc
         return batch, unsuitable, None
 
-    def _restore(self, given: list[tuple[Restored, list[str]]]) -> Steps[TransferReport]:
-        puts, model = yield from self._preparer.embedded([(one.put, p) for one, p in given])
-        ready = [one.holding(put) for (one, _), put in zip(given, puts, strict=True)]
+    def _restore(self, given: list[Restored]) -> Steps[TransferReport]:
+        model = yield from self._preparer.embedded([one.put for one in given])
         report: TransferReport = yield Write(
-            partial(restore, self._writer, ready, self._now(), model)
+            partial(restore, self._writer, given, self._now(), model)
         )
         return report
 
-    def _restored(
-        self, where: str, line: Mapping[str, Any] | ImportFailed
-    ) -> tuple[Restored, list[str]]:
+    def _restored(self, where: str, line: Mapping[str, Any] | ImportFailed) -> Restored:
         if isinstance(line, ImportFailed):  # its source could not read it
             raise line
         try:
             said = line.get("provenance")
             if said and not isinstance(said.get("message_ids", []), list):
                 raise ValueError("message_ids of its provenance is no list")
-            put, pieces = self._preparer.put(
-                Request(
-                    line["namespace"],
-                    line["key"],
-                    line["value"] if line["value"] is not None else _NOTHING,
-                    line.get("index"),
-                    line.get("ttl"),
-                    provenance=provenance_of(said) if said else None,
-                    limits=self._limits,
-                )
+            put = self._preparer.put(
+                self._preparer.place(line["namespace"], line["key"]),
+                line["value"] if line["value"] is not None else _NOTHING,
+                line.get("index"),
+                line.get("ttl"),
+                provenance=provenance_of(said) if said else None,
             )
             times = {name: _time(line, name) for name in TIMES}
-            return Restored(put, _version(line), *times.values()), pieces
+            return Restored(put, _version(line), *times.values())
         except PerdureError as exc:
             raise ImportFailed(f"{where}: {exc}") from exc
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:

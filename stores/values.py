@@ -19,6 +19,9 @@ MAX_BYTES = 16 << 20  # of a value's JSON; an option of `open` sets another
 WHOLE = "$"  # langgraph's path for the whole value
 
 _WIDE = 1 << 64
+_TEXT = frozenset((str,))
+_SURE = frozenset((str, bool, type(None)))
+_NESTING = frozenset((dict, list, tuple))
 _LONG = re.compile(r"\d{19}")  # orjson would make a float of an integer of more than 64 bits
 _dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -64,21 +67,27 @@ def _dumped(value: dict[str, Any]) -> bytes:
 
 def is_plain(value: Any, depth: int = 0) -> bool:
     """Whether a value is JSON; a quick look, which leaves what is rare to `_check`."""
-    kind = type(value)
-    if kind is str or kind is int or value is None or kind is bool:
-        return kind is not int or -_WIDE < value < _WIDE
-    if kind is float:
-        return math.isfinite(value)
     if depth > MAX_DEPTH:
         return False
-    if kind is dict:
-        for key, part in value.items():
-            if type(key) is not str or not is_plain(part, depth + 1):
-                return False
-        return True
-    if kind is list or kind is tuple:
-        return all(is_plain(part, depth + 1) for part in value)
-    return False
+    if type(value) is dict:
+        if not _TEXT.issuperset(map(type, value)):
+            return False
+        value = value.values()
+    elif type(value) not in _NESTING:
+        value = (value,)
+    for part in value:
+        kind = type(part)
+        if kind in _SURE:
+            continue
+        if kind is int:
+            plain = -_WIDE < part < _WIDE
+        elif kind is float:
+            plain = math.isfinite(part)
+        else:
+            plain = kind in _NESTING and is_plain(part, depth + 1)
+        if not plain:
+            return False
+    return True
 
 
 def _check(value: Any, path: str, depth: int) -> None:

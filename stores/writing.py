@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,6 +29,9 @@ class Limit:
 class Put:
     """A checked put or delete, with everything computed that needs no database.
 
+    A searched version has a row in `store_index` only for what a search could not find out without
+    it: stored vectors, or paths of its own.
+
     Attributes:
         path: The namespace.
         key: The key.
@@ -36,6 +40,8 @@ class Put:
         if_version: The version the key must be at (0: none); None: any.
         provenance: Its fields.
         searched: Whether search finds it.
+        stored: Whether its vectors are stored, if it has any text.
+        pieces: The texts that its vectors are to be made of.
         vectors: As they are stored, one after another; None: it has none, or not yet.
         lacking: Why its vectors are still to be made; None: they are not.
         fields: The paths it is searched by, if not the store's.
@@ -48,7 +54,9 @@ class Put:
     ttl: int | None = None
     if_version: int | None = None
     provenance: Mapping[str, Any] | None = None
-    searched: bool = False
+    searched: bool = True
+    stored: bool = False
+    pieces: Sequence[str] = ()
     vectors: bytes | None = None
     lacking: str | None = None
     fields: list[str] | None = None
@@ -58,6 +66,11 @@ class Put:
     def unconditional(self) -> bool:
         """Whether only the database itself can refuse it."""
         return self.if_version is None and not self.limits
+
+    @property
+    def indexed(self) -> bool:
+        """Whether it has a row in `store_index`."""
+        return self.searched and (self.stored or self.fields is not None)
 
 
 _NOWHERE: Row = (None,) * 9  # what `locate` finds of a key in a namespace that is not there
@@ -87,13 +100,24 @@ class Changes:
 
     Attributes:
         model: Number of the model that the vectors come from.
-        indexed: What was added that search finds, with its row.
-        grown: By how many items and bytes which namespaces grew.
+        indexed: What was added that has a row in `store_index`, with its row.
+        items, bytes: By how much each namespace grew.
+        more, larger: By how much all of them did.
     """
 
     model: int | None
     indexed: list[tuple[Put, int]] = field(default_factory=list)
-    grown: list[tuple[int, int, int]] = field(default_factory=list)
+    items: Counter[int] = field(default_factory=Counter)
+    bytes: Counter[int] = field(default_factory=Counter)
+    more: int = 0
+    larger: int = 0
+
+    def grow(self, ns: int, items: int, size: int) -> None:
+        """Count what was added to a namespace, or taken from it."""
+        self.items[ns] += items
+        self.bytes[ns] += size
+        self.more += items
+        self.larger += size
 
 
 @dataclass(slots=True)
@@ -122,16 +146,16 @@ class Writer:
             VersionConflict: A key is not at its `if_version`.
             LimitExceeded: A limit would be passed.
         """
-        changes = yield from self.begin(puts, model)
+        changes = yield from self.begin(model)
         for some in _rounds(puts):
-            yield from self._apply(some, now, changes)
+            left = yield from self._add_new(some, now, changes)
+            if left:
+                yield from self._apply(left, now, changes)
         yield from self.finish(puts, changes, now)
 
-    def begin(self, puts: Sequence[Put], model: Model | None) -> Flow[Changes]:
+    def begin(self, model: Model | None) -> Flow[Changes]:
         """What precedes the adding of versions; `finish` follows it."""
-        if model is None or all(put.vectors is None for put in puts):
-            return Changes(None)
-        return Changes((yield from self.enrol(model)))
+        return Changes(None if model is None else (yield from self.enrol(model)))
 
     def finish(self, puts: Sequence[Put], changes: Changes, now: int) -> Flow[None]:
         """Write what is written for all puts together, and check that the limits hold.
@@ -142,19 +166,61 @@ class Writer:
         if changes.indexed:
             rows = [self._indexed(put, row, changes.model) for put, row in changes.indexed]
             yield Statement(self.sql["add_index"], rows, many=True)
-        if changes.grown:
-            yield Statement(self.sql["grow_namespace"], changes.grown, many=True)
+        if changes.items:
+            grown = [(items, changes.bytes[ns], ns) for ns, items in changes.items.items()]
+            yield Statement(self.sql["grow_namespace"], grown, many=True)
         for put, row in changes.indexed:
             if put.lacking is not None:
                 error = self.records.shut(put.lacking, ("pending", row))
                 yield Statement(self.sql["add_pending"], (row, error))
         # who holds too much may still delete, and put less
-        more, larger = (sum(grown[part] for grown in changes.grown) > 0 for part in (0, 1))
         for limit in dict.fromkeys(limit for put in puts for limit in put.limits):
             counted = Limit(
-                limit.prefix, limit.items if more else None, limit.bytes if larger else None
+                limit.prefix,
+                limit.items if changes.more > 0 else None,
+                limit.bytes if changes.larger > 0 else None,
             )
             yield from self._check_limit(counted, now)
+
+    def _add_new(self, puts: Sequence[Put], now: int, changes: Changes) -> Flow[Sequence[Put]]:
+        """Add what is put under keys that never were. Returns what is left to do.
+
+        Nothing is asked first: a row whose key is there, or was, is not added, and then left.
+        """
+        hopeful = [put for put in puts if put.text is not None and put.if_version is None]
+        if not hopeful:
+            return puts
+        first = yield from self._next_id()
+        rows = []
+        grown: dict[bytes, list[Any]] = {}
+        for row, put in enumerate(hopeful, first):
+            text = put.text
+            assert text is not None
+            size = len(text) if text.isascii() else len(text.encode())
+            shut = self._shut(put, text, 1)
+            expires = None if put.ttl is None else now + put.ttl
+            rows.append((row, put.path, put.key, now, expires, put.ttl, size, put.searched, *shut))
+            of = grown.setdefault(put.path, [put.path, 0, 0])
+            of[1] += 1
+            of[2] += size
+        yield Statement(self.sql["grow_path"], list(grown.values()), many=True)
+        yield Statement(self.sql["add_new"], rows, many=True)
+        added = {row for (row,) in (yield Statement(self.sql["ids_from"], (first,)))}
+        known: list[tuple[bytes, int, int]] = []
+        for put, (row, _, _, _, _, _, size, *_) in zip(hopeful, rows, strict=True):
+            if row not in added:
+                known.append((put.path, -1, -size))
+                continue
+            changes.more += 1
+            changes.larger += size
+            if put.indexed:
+                changes.indexed.append((put, row))
+        if known:
+            yield Statement(self.sql["grow_path"], known, many=True)
+        if len(added) == len(puts):
+            return ()
+        done = {id(put) for row, put in enumerate(hopeful, first) if row in added}
+        return [put for put in puts if id(put) not in done]
 
     def _apply(self, puts: Sequence[Put], now: int, changes: Changes) -> Flow[None]:
         """Apply puts and deletes of different keys."""
@@ -168,7 +234,7 @@ class Writer:
             if row is not None:
                 end = max(now if alive else expires, valid_from + 1)  # clocks step back
                 closed.append((end, row))
-                changes.grown.append((-1, -size, ns))
+                changes.grow(ns, -1, -size)
                 since = max(now, end)
             elif ended is not None:
                 since = max(now, ended)
@@ -209,8 +275,7 @@ class Writer:
         for put, ns, _, _ in added:
             if ns is None and put.path not in numbers:
                 numbers[put.path] = (yield Statement(self.sql["add_namespace"], (put.path,)))[0][0]
-        last = yield Statement(self.sql["last_id"])
-        first = last[0][0] + 1 if last else 1
+        first = yield from self._next_id()
         rows = []
         for row, (put, ns, version, times) in enumerate(added, first):
             text = put.text
@@ -219,12 +284,18 @@ class Writer:
                 ns = numbers[put.path]
             size = len(text) if text.isascii() else len(text.encode())
             value, provenance = self._shut(put, text, version)
-            rows.append((row, ns, put.key, version, *times, put.ttl, size, value, provenance))
-            if put.searched:
+            rows.append(
+                (row, ns, put.key, version, *times, put.ttl, size, put.searched, value, provenance)
+            )
+            if put.indexed:
                 changes.indexed.append((put, row))
-            changes.grown.append((1, size, ns))
+            changes.grow(ns, 1, size)
         yield Statement(self.sql["add_item"], rows, many=True)
         return list(range(first, first + len(rows)))
+
+    def _next_id(self) -> Flow[int]:
+        last = yield Statement(self.sql["last_id"])
+        return last[0][0] + 1 if last else 1
 
     def _shut(self, put: Put, text: str, version: int) -> tuple[str | bytes, str | bytes | None]:
         """The value and the provenance as they are stored."""
@@ -299,8 +370,8 @@ class Writer:
             number = yield from self.enrol(model)
         for row, vectors in given:
             shut = self.records.shut_vectors(vectors, row)
-            if shut is not None:
-                yield Statement(self.sql["set_vectors"], (shut, number, row))
+            of = None if shut is None else number
+            yield Statement(self.sql["set_vectors"], (row, shut, of))
             yield Statement(self.sql["drop_pending"], (row,))
         yield Statement(self.sql["bump_setting"], ("embedded",))
 
