@@ -13,10 +13,10 @@ from perdure.stores.base import (
     VersionRetention,
     WhyNot,
 )
-from perdure.stores.embedding import Embedder, embedder_from
+from perdure.stores.embedders import Embedder, embedder_from
 from perdure.stores.models import Model
-from perdure.stores.scoped import ScopedStore
 from perdure.stores.sqlite import SQLiteStore
+from perdure.stores.store import ScopedStore
 from perdure.stores.weighting import Weights
 
 __all__ = [

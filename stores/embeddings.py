@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from perdure.stores.checked_embedder import CheckedEmbedder
 from perdure.stores.chunking import chunks
+from perdure.stores.embedders import CheckedEmbedder
 from perdure.stores.models import Model
 from perdure.stores.vectors import Floats, stored
 

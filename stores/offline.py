@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perdure.errors import ConfigurationError
-from perdure.stores.answers import Vectors, unit
+from perdure.stores.model_calls import Vectors, unit
 
 NAME = "perdure/static-en-256@d1a242f8a524"
 DIMS = 256

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perdure.errors import ConfigurationError, MissingDependency
-from perdure.stores.answers import Vectors, unit
+from perdure.stores.model_calls import Vectors, unit
 
 Pooling = Literal["mean", "cls"]
 

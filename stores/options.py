@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, get_args
 
@@ -70,10 +69,6 @@ def _is_path(value: Any) -> bool:
         return False
 
 
-def _is_connection(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, sqlite3.Connection)
-
-
 _Rule = tuple[Callable[[Any], bool], str]
 _OPTIONS: Final[dict[str, _Rule]] = {
     "path": (_is_path, "the path of a file, without NUL, or ':memory:'"),
@@ -100,8 +95,6 @@ _OPTIONS: Final[dict[str, _Rule]] = {
         lambda value: _is_number(value) and 0 <= value <= _MOST_S,
         f"seconds, 0 to {_MOST_S:,}",
     ),
-    "clock": (callable, "a function that tells the seconds since 1970, like time.time"),
-    "factory": (_is_connection, "sqlite3.Connection, or a class that descends from it"),
 }
 _TTL: Final[dict[str, _Rule]] = {
     "default_ttl": (_is_minutes, "minutes, more than zero, or None"),

@@ -21,8 +21,8 @@ from perdure.stores.models import Model
 from perdure.stores.ranking import Cues, Ranked, rank
 from perdure.stores.reading import Reader, Wanted
 from perdure.stores.resident import Overtaken, Resident
+from perdure.stores.runner import Effects, Embed, Read
 from perdure.stores.scopes import Scope
-from perdure.stores.steps import Embed, Read, Steps
 from perdure.stores.text import is_misspellable, query_tokens, without
 from perdure.stores.vectors import Floats
 from perdure.stores.weighting import Weights
@@ -82,7 +82,7 @@ class Searcher:
 
     def search(
         self, wanted: Wanted, query: Query, limit: int, offset: int
-    ) -> Steps[list[FoundItem]]:
+    ) -> Effects[list[FoundItem]]:
         """The best items, best first; ties by age, newest first."""
         scope, past = yield from self._scoped(wanted)
         ranked = yield from self._ranked(scope, query, wanted)
@@ -93,7 +93,7 @@ class Searcher:
         )
         return found
 
-    def why_not(self, wanted: Wanted, query: Query, row: Row | None) -> Steps[WhyNot]:
+    def why_not(self, wanted: Wanted, query: Query, row: Row | None) -> Effects[WhyNot]:
         """Where an item stands in the answers to a query, and why."""
         if row is None:
             return WhyNot("there is no such item")
@@ -113,7 +113,7 @@ class Searcher:
 
     # -- the rows in question
 
-    def _scoped(self, wanted: Wanted) -> Steps[tuple[Scope, dict[int, StoredItem]]]:
+    def _scoped(self, wanted: Wanted) -> Effects[tuple[Scope, dict[int, StoredItem]]]:
         while True:
             try:
                 found: tuple[Scope, dict[int, StoredItem]] = yield Read(self._scope(wanted))
@@ -133,7 +133,7 @@ class Searcher:
 
     # -- their scores
 
-    def _ranked(self, scope: Scope, query: Query, wanted: Wanted) -> Steps[Ranked | None]:
+    def _ranked(self, scope: Scope, query: Query, wanted: Wanted) -> Effects[Ranked | None]:
         words = query_tokens(query.text)
         named = self._named(scope, words)
         cosines = None
@@ -179,7 +179,7 @@ class Searcher:
 
     def _cosines(
         self, scope: Scope, query: Query, named: dict[int, frozenset[str]]
-    ) -> Steps[Floats | None]:
+    ) -> Effects[Floats | None]:
         if self.model is None:
             if query.mode == "semantic":
                 raise ConfigurationError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, Literal, Self
@@ -17,24 +18,24 @@ from perdure.storage.flow import Flow, Statement
 from perdure.storage.sql import load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import Synchronous
-from perdure.stores.core import Parts, forget_filters, system_clock
-from perdure.stores.embedding import embedder_from
+from perdure.stores.embedders import embedder_from
 from perdure.stores.embeddings import Embeddings
 from perdure.stores.models import Model
 from perdure.stores.offline import DIMS, StaticEmbedder
 from perdure.stores.options import TextIndex, check_names, check_options
-from perdure.stores.preparing import Preparer
+from perdure.stores.parts import Parts, clear_filters
+from perdure.stores.puts import Preparer
 from perdure.stores.reading import Reader
 from perdure.stores.records import Records
 from perdure.stores.resident import Resident
+from perdure.stores.runner import Runner
 from perdure.stores.schema import SQLITE
 from perdure.stores.searching import Searcher
-from perdure.stores.steps import Driver
-from perdure.stores.store import Store
 from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
+from perdure.stores.whole_store import WholeStore
 from perdure.stores.words import agreed_fields
-from perdure.stores.writing import Writer
+from perdure.stores.writer import Writer
 
 Offline = Literal["offline"]
 _SQL: Final = load("perdure.stores", "sqlite.sql")  # here, as no event loop may wait for a file
@@ -42,7 +43,7 @@ _INDEX: Final = ("embed", "dims", "fields", "name")
 _APPROXIMATE_ABOVE: Final = 200_000  # vectors; 384 dimensions of float32 are 300 MB then
 
 
-class SQLiteStore(Store):
+class SQLiteStore(WholeStore):
     """A langgraph store in one SQLite file, for asyncio and for threads alike.
 
     It may share its file with a `SQLiteCheckpointer`, and then shares its writer. It is for `with`
@@ -70,8 +71,6 @@ class SQLiteStore(Store):
             survives a crash of the process.
         read_only: Open for reading; nothing is created, and reading refreshes no time to live.
         timeout_s: How long to wait for another process that is writing.
-        clock: Seconds since 1970.
-        factory: The class of SQLite connections.
 
     Attributes:
         index_config: Langgraph's `IndexConfig` as it was given; with `"offline"`, that of the
@@ -80,6 +79,10 @@ class SQLiteStore(Store):
     Raises:
         ConfigurationError: An argument is wrong.
     """
+
+    # tests put others here
+    _clock: Callable[[], float] = staticmethod(time.time)
+    _connection_class = sqlite3.Connection
 
     def __init__(
         self,
@@ -95,8 +98,6 @@ class SQLiteStore(Store):
         synchronous: Synchronous = "full",
         read_only: bool = False,
         timeout_s: float = 30.0,
-        clock: Callable[[], float] = system_clock,
-        factory: type[sqlite3.Connection] = sqlite3.Connection,
     ) -> None:
         check_options(
             path=path,
@@ -108,8 +109,6 @@ class SQLiteStore(Store):
             max_value_bytes=max_value_bytes,
             read_only=read_only,
             timeout_s=timeout_s,
-            clock=clock,
-            factory=factory,
         )
         self.index_config: IndexConfig | None = _index_config(index)
         embeddings, given = _embeddings(self.index_config, vectors)
@@ -131,7 +130,7 @@ class SQLiteStore(Store):
             synchronous=synchronous,
             read_only=read_only,
             timeout_s=timeout_s,
-            factory=factory,
+            factory=self._connection_class,
         )
         records = Records(seal)
         masked = _mask(seal.hash_key) if kept == "keyed" else None
@@ -150,7 +149,8 @@ class SQLiteStore(Store):
             erased=lambda: _clear_caches(preparer),
         )
         reader = Reader(_SQL, records)
-        self._bind(
+        clock = self._clock
+        super().__init__(
             Parts(
                 database,
                 _SQL,
@@ -158,7 +158,7 @@ class SQLiteStore(Store):
                 writer,
                 preparer,
                 Searcher(_SQL, reader, resident, embeddings, masked, _micros(clock)),
-                Driver(database, writer, embeddings.embedder, embeddings.in_process),
+                Runner(database, writer, embeddings.embedder, embeddings.in_process),
                 ttl,
                 clock,
             )
@@ -199,10 +199,8 @@ def _ignored(_: object) -> None:
 
 def _clear_caches(preparer: Preparer) -> None:
     """A vector tells of its text, and a filter may hold what it looks for."""
-    forget_filters()
-    preparer.forget()
-    if preparer.embeddings.embedder is not None:
-        preparer.embeddings.embedder.clear_cache()
+    clear_filters()
+    preparer.clear_caches()
 
 
 def _index_config(index: Any) -> Any:

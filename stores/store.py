@@ -1,247 +1,444 @@
-"""A whole store: what can be asked of it, and looking after it."""
+"""A store, or the part of it under a prefix: all that may be asked of items.
+
+The public methods are here, blocking and awaited; each hands its work to a part. What concerns a
+whole file is in `perdure.stores.whole_store`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
-from perdure.errors import ConfigurationError
-from perdure.storage.awaitables import AwaitableInt
-from perdure.storage.database import DatabaseOwner
-from perdure.storage.flow import Flow, Row, Statement, rows_of
-from perdure.stores.base import Namespace, Progress, QueryPlan, StoreStats, VersionRetention
-from perdure.stores.filter_paths import index_expression, index_path
-from perdure.stores.models import Model
-from perdure.stores.namespaces import check_prefix, span
-from perdure.stores.pending import BATCH
-from perdure.stores.reading import index_name
-from perdure.stores.scoped import ScopedStore, limits_of
-from perdure.stores.steps import EmbedAll, Read, Steps, Write
-from perdure.stores.sweeper import Sweeper, SweeperEnd
-from perdure.stores.transfer import Transfer
+from langgraph.store.base import (
+    NOT_PROVIDED,
+    BaseStore,
+    ListNamespacesOp,
+    MatchCondition,
+    Op,
+    Result,
+)
 
-_SWEEP = 500  # items closed, or versions dropped, in one transaction
-_FAR = 1_000_000  # days or versions: enough to keep all
+from perdure.errors import InvalidNamespace
+from perdure.stores.base import (
+    TTL,
+    FoundItem,
+    Mode,
+    Namespace,
+    Pending,
+    Provenance,
+    PutItem,
+    Receipt,
+    Span,
+    StoredItem,
+    WhyNot,
+)
+from perdure.stores.erasure import Eraser, ErasesMessages
+from perdure.stores.items import Items, query_of
+from perdure.stores.missing import MissingEmbeddings
+from perdure.stores.namespaces import check_prefix
+from perdure.stores.parts import Parts
+from perdure.stores.puts import Index, is_brief, limits_of
+from perdure.stores.weighting import Weights
+
+_FEW = 16  # operations that are checked in the event loop
 
 
-class Store(DatabaseOwner, Transfer):
-    """A langgraph store whose items keep their versions, and whose search needs no service."""
+class Store(BaseStore):
+    """A langgraph store whose items keep their versions, and whose search needs no service.
 
-    _sweeper: Sweeper | None = None
+    Args:
+        parts: What it is made of.
+    """
 
-    # -- closing
+    supports_ttl = True
 
-    _closed = False
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._run, self._arun = parts.runner.run, parts.runner.arun
+        self._missing = MissingEmbeddings(parts)
+        self._items = Items(parts, self._missing)
+        self._eraser = Eraser(parts)
+        self.database = parts.database
+        self.ttl_config = parts.ttl
 
-    def close(self) -> None:
-        """Stop the sweeper, and close the database once everything handed to it is written."""
-        if not self._closed:
-            self._closed = True
-            if self._sweeper is not None:
-                self._sweeper.stop()
-                self._sweeper.join()
-            self.database.close()
+    # -- langgraph's own methods
 
-    # -- time to live
+    def batch(self, ops: Iterable[Op | PutItem]) -> list[Result]:
+        """Run operations as one; if one is wrong, none is written.
 
-    def sweep_ttl(self) -> AwaitableInt:
-        """Close the items whose time is over; they were invisible already.
+        Reads answer what was there before the batch; of several puts of one key the last counts.
+        A `PutItem` is a put with all that `put` takes, langgraph's `PutOp` one without provenance
+        and conditions. A read refreshes times to live if its `refresh_ttl` is true, which is
+        langgraph's default, and the configuration says so.
 
-        It blocks; in an event loop, `asweep_ttl` does not.
-
-        Returns:
-            How many. It may be awaited too, as with langgraph's async store.
+        Raises:
+            PerdureError: See `put`, `get`, `search` and `list_namespaces`.
         """
-        total = 0
-        while found := self.database.write(lambda: self._writer.sweep(self._now(), _SWEEP)):
-            total += found
-        return AwaitableInt(total)
+        return self._run(self._items.batch(ops))
 
-    async def asweep_ttl(self) -> int:
-        """See `sweep_ttl`."""
-        return await asyncio.to_thread(self.sweep_ttl)
+    async def abatch(self, ops: Iterable[Op | PutItem]) -> list[Result]:
+        """See `batch`."""
+        ops = list(ops)
+        brief = len(ops) <= _FEW and all(is_brief(getattr(op, "value", None)) for op in ops)
+        return await self._arun(self._items.batch(ops), brief=brief)
 
-    def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Sweeper:
-        """Sweep now and then in a thread, until `stop_ttl_sweeper` or `close`.
+    def put(
+        self,
+        namespace: Namespace,
+        key: str,
+        value: Mapping[str, Any],
+        index: Index = None,
+        *,
+        ttl: TTL = NOT_PROVIDED,
+        if_version: int | None = None,
+        provenance: Provenance | None = None,
+    ) -> None:
+        """Store an item; the version it replaces stays readable through `history` and `as_of`.
 
         Args:
-            sweep_interval_minutes: How often; None: as configured, else every five minutes.
-
-        Returns:
-            The thread. It may be awaited too, as with langgraph's async store.
-        """
-        configured = (self.ttl_config or {}).get("sweep_interval_minutes")
-        sweeper = Sweeper(self.sweep_ttl, sweep_interval_minutes or configured or 5)
-        if self._sweeper is None or not self._sweeper.is_alive():
-            self._sweeper = sweeper
-            sweeper.start()
-        return self._sweeper
-
-    def stop_ttl_sweeper(self, timeout: float | None = None) -> SweeperEnd:
-        """Stop sweeping, and wait for the thread: for `timeout` seconds, or as long as it takes.
-
-        Returns:
-            True if the thread has ended. In an event loop only `await` waits for it.
-        """
-        if self._sweeper is not None:
-            self._sweeper.stop()
-        return SweeperEnd(self._sweeper, timeout)
-
-    # -- old versions
-
-    def retain(self, rule: VersionRetention, *, prefix: Namespace = ()) -> int:
-        """Drop closed versions that a rule does not keep, in batches; returns how many.
+            namespace: Labels, outermost first; any non-empty text.
+            key: Unique within the namespace.
+            value: A JSON object.
+            index: Paths whose text is searched; None: the store's; False: it is not searched.
+            ttl: Minutes after which it expires, counted from the last put, or the last read that
+                refreshes it.
+            if_version: Only if the key is at this version; 0: only if it is not there.
+            provenance: Where it comes from.
 
         Raises:
-            ConfigurationError: The rule keeps nothing in particular, or has a negative number.
+            InvalidNamespace: The namespace or key cannot be stored.
+            InvalidValue: The value is no JSON object, or is too large.
+            VersionConflict: The key is at another version.
+            EmbedderMismatch: The store's vectors come from another model.
+            StorageError: The database refuses. An embedder that fails is no error: the item is
+                found by text, and listed in `pending_embeddings()`.
         """
-        if rule.last is None and rule.days is None:
-            raise ConfigurationError("the retention rule is empty; give last= or days=")
-        for name, number, kind in (("last", rule.last, int), ("days", rule.days, int | float)):
-            if number is None:
-                continue
-            if isinstance(number, bool) or not isinstance(number, kind) or not 0 <= number < _FAR:
-                raise ConfigurationError(
-                    f"retention {name}={number!r}; expected a number, zero or more"
-                )
-        wanted = self._wanted(prefix)
-        since = None if rule.days is None else self._now() - int(rule.days * 86_400_000_000)
-        total = 0
-        while found := self.database.write(
-            lambda: self._drop_versions(wanted.prefix, rule.last, since)
-        ):
-            total += found
-        if total:
-            self.database.write(
-                lambda: rows_of(self._sql["drop_empty_namespaces"], *span(wanted.prefix))
-            )
-            self.database.shrink()
-        return total
+        self._run(self._items.put(namespace, key, value, index, ttl, if_version, provenance))
 
-    async def aretain(self, rule: VersionRetention, *, prefix: Namespace = ()) -> int:
-        """See `retain`."""
-        return await asyncio.to_thread(lambda: self.retain(rule, prefix=prefix))
+    async def aput(
+        self,
+        namespace: Namespace,
+        key: str,
+        value: Mapping[str, Any],
+        index: Index = None,
+        *,
+        ttl: TTL = NOT_PROVIDED,
+        if_version: int | None = None,
+        provenance: Provenance | None = None,
+    ) -> None:
+        """See `put`."""
+        effects = self._items.put(namespace, key, value, index, ttl, if_version, provenance)
+        await self._arun(effects, brief=is_brief(value))
 
-    def _drop_versions(self, prefix: bytes, last: int | None, since: int | None) -> Flow[int]:
-        far = 1 << 62  # as the statement knows it
-        bound = (*span(prefix), far if since is None else since, far if last is None else last)
-        rows = yield Statement(self._sql["old_versions"], (*bound, _SWEEP))
-        yield Statement(self._sql["drop_version"], rows, many=True)
-        yield Statement(self._sql["drop_index"], rows, many=True)
-        return len(rows)
-
-    # -- indexes on paths
-
-    def create_index(self, path: str) -> None:
-        """Make searches that filter by a path of the value fast, like `"kind"` or `"user.age"`.
+    def delete(self, namespace: Namespace, key: str, *, if_version: int | None = None) -> None:
+        """Close the present version of a key; one that is not there is no error.
 
         Raises:
-            ConfigurationError: The path is no names joined by dots, or values are encrypted.
+            VersionConflict: The key is at another version than `if_version`.
         """
-        checked = index_path(path)
-        if self._records.sealed:
-            raise ConfigurationError(
-                "values in this store are encrypted, so a path cannot have an index"
-            )
-        on = index_expression(checked, "value")
-        sql = f'CREATE INDEX IF NOT EXISTS "{index_name(checked)}" ON store_items (ns, {on})'
-        self.database.write(lambda: rows_of(sql))
+        self._run(self._items.delete(namespace, key, if_version))
 
-    async def acreate_index(self, path: str) -> None:
-        """See `create_index`."""
-        await asyncio.to_thread(self.create_index, path)
+    async def adelete(
+        self, namespace: Namespace, key: str, *, if_version: int | None = None
+    ) -> None:
+        """See `delete`."""
+        await self._arun(self._items.delete(namespace, key, if_version), brief=True)
 
-    async def adrop_index(self, path: str) -> None:
-        """See `drop_index`."""
-        await asyncio.to_thread(self.drop_index, path)
-
-    async def aindexes(self) -> list[str]:
-        """See `indexes`."""
-        return await asyncio.to_thread(self.indexes)
-
-    async def aexplain_query(
-        self, namespace_prefix: Namespace, /, *, filter: Mapping[str, Any] | None = None
-    ) -> QueryPlan:
-        """See `explain_query`."""
-        return await asyncio.to_thread(lambda: self.explain_query(namespace_prefix, filter=filter))
-
-    def drop_index(self, path: str) -> None:
-        """Remove an index; one that is not there is no error."""
-        sql = f'DROP INDEX IF EXISTS "{index_name(index_path(path))}"'
-        self.database.write(lambda: rows_of(sql))
-
-    def indexes(self) -> list[str]:
-        """The paths that have an index."""
-        return self.database.read(self._reader.indexes())
-
-    def explain_query(
-        self, namespace_prefix: Namespace, /, *, filter: Mapping[str, Any] | None = None
-    ) -> QueryPlan:
-        """How a search would be answered: which path indexes it uses."""
-        return self.database.read(self._reader.explain(self._wanted(namespace_prefix, filter)))
-
-    # -- vectors of another model
-
-    def reembed(self, progress: Progress | None = None) -> int:
-        """Make all vectors anew with the store's present embedder.
-
-        Others may read and write meanwhile; an item is found by text until its turn has come. It
-        may be cut off and called again: what is done stays done.
+    def get(
+        self,
+        namespace: Namespace,
+        key: str,
+        *,
+        refresh_ttl: bool | None = None,
+        as_of: datetime | None = None,
+    ) -> StoredItem | None:
+        """An item; None if there is none, or it has expired.
 
         Args:
-            progress: Called after each batch with how many are done, and of how many.
+            namespace: Where.
+            key: Which.
+            refresh_ttl: Whether an item that expires lives on; None: as configured.
+            as_of: Look at that moment instead, as it was then.
+        """
+        return self._run(self._items.get(namespace, key, refresh_ttl, as_of))
 
-        Returns:
-            How many items got new vectors.
+    async def aget(
+        self,
+        namespace: Namespace,
+        key: str,
+        *,
+        refresh_ttl: bool | None = None,
+        as_of: datetime | None = None,
+    ) -> StoredItem | None:
+        """See `get`."""
+        return await self._arun(self._items.get(namespace, key, refresh_ttl, as_of), brief=True)
+
+    def search(  # type: ignore[override]
+        self,
+        namespace_prefix: Namespace,
+        /,
+        *,
+        query: str | None = None,
+        filter: Mapping[str, Any] | None = None,
+        limit: int = 10,
+        offset: int = 0,
+        refresh_ttl: bool | None = None,
+        mode: Mode = "hybrid",
+        provenance: Mapping[str, Any] | None = None,
+        as_of: datetime | None = None,
+        context: bool = True,
+        explain: bool = False,
+        weights: Weights | None = None,
+        during: Span | None = None,
+    ) -> list[FoundItem]:
+        """Items under a prefix that meet the filters; with a query, those that answer it best.
+
+        Without a query they come namespace by namespace, the last put first in each.
+
+        Args:
+            namespace_prefix: The labels that their namespaces begin with; `()`: everything.
+            query: Words of the user; their syntax means nothing.
+            filter: What the value must meet; see `docs/store.md` for the operators.
+            limit: How many at most.
+            offset: How many of the best to leave out.
+            refresh_ttl: Whether items that expire live on; None: as configured.
+            mode: By words and vectors, or only one of them.
+            provenance: What the provenance must meet, in the form of a filter.
+            as_of: Look at that moment instead, as it was then.
+            context: Whether an item's neighbours in its thread lend it their score, and a date
+                that the query names counts; without provenance there is none.
+            explain: Whether each result tells the parts of its score.
+            weights: How much each part counts, say `Weights(recency=0.2)`; None: as measured best.
+            during: A span of time that the query means, from its start up to its end, say what
+                "last week" is today: what was said then counts as what was said at a date that
+                the query names.
 
         Raises:
-            EmbeddingFailed: The embedder fails for all; call again to go on. A text that it refuses
-                by itself is left in `pending_embeddings()`.
-            ConfigurationError: The store has no embedder.
+            InvalidFilter: A filter has an unknown operator or a wrong operand, or names a field
+                that no provenance has.
+            EmbeddingFailed: The query could not be embedded, with `mode="semantic"`; a hybrid
+                search then goes by words alone, and logs a warning.
+            EmbedderMismatch: The store's vectors come from another model.
+            ConfigurationError: Another argument is wrong.
         """
-        return self._driver.run(self._reembed(progress))
+        wanted = self._parts.wanted(namespace_prefix, filter, provenance, as_of)
+        asked = query_of(query, mode, context, explain, weights, during)
+        return self._run(self._items.search(wanted, asked, limit, offset, refresh_ttl))
 
-    async def areembed(self, progress: Progress | None = None) -> int:
-        """See `reembed`."""
-        return await self._driver.arun(self._reembed(progress))
+    async def asearch(  # type: ignore[override]
+        self,
+        namespace_prefix: Namespace,
+        /,
+        *,
+        query: str | None = None,
+        filter: Mapping[str, Any] | None = None,
+        limit: int = 10,
+        offset: int = 0,
+        refresh_ttl: bool | None = None,
+        mode: Mode = "hybrid",
+        provenance: Mapping[str, Any] | None = None,
+        as_of: datetime | None = None,
+        context: bool = True,
+        explain: bool = False,
+        weights: Weights | None = None,
+        during: Span | None = None,
+    ) -> list[FoundItem]:
+        """See `search`."""
+        wanted = self._parts.wanted(namespace_prefix, filter, provenance, as_of)
+        asked = query_of(query, mode, context, explain, weights, during)
+        effects = self._items.search(wanted, asked, limit, offset, refresh_ttl)
+        return await self._arun(effects, brief=asked is None)
 
-    def _reembed(self, progress: Progress | None) -> Steps[int]:
-        embeddings = self._preparer.embeddings
-        model = embeddings.model
-        if model is None:
-            raise ConfigurationError("the store has no embedder; open it with index=")
-        if embeddings.quick is not None:
-            return (yield from self._drop_others_vectors(model, progress))
-        probe = yield EmbedAll(["perdure"])
-        number = yield Write(partial(self._writer.enrol, model.of(probe.shape[1]), replace=True))
-        of = (yield Read(self._lacking_count(number)))[0][0]
-        done = since = 0
-        while rows := (yield Read(self._to_embed(since, number))):
-            since = rows[-1][0]
-            done += yield from self._give_each(rows)
-            if progress is not None:
-                progress(done, of)
-        return done
+    def list_namespaces(
+        self,
+        *,
+        prefix: Namespace | None = None,
+        suffix: Namespace | None = None,
+        max_depth: int | None = None,
+        limit: int = 100,
+        offset: int = 0,
+        as_of: datetime | None = None,
+    ) -> list[Namespace]:
+        """Namespaces that hold something, in order.
 
-    def _drop_others_vectors(self, model: Model, progress: Progress | None) -> Steps[int]:
-        """The search makes those of this model."""
-        number = yield Write(partial(self._writer.enrol, model, replace=True))
-        of = (yield Read(self._lacking_count(number)))[0][0]
-        while (yield Write(partial(rows_of, self._sql["drop_vectors"], number, BATCH))):
-            pass
-        yield Write(partial(rows_of, self._sql["bump_setting"], "embedded"))
-        if progress is not None:
-            progress(of, of)
-        return int(of)
+        Args:
+            prefix: Labels they begin with; `"*"` stands for any one label.
+            suffix: Labels they end with; `"*"` stands for any one label.
+            max_depth: Cut them to so many labels, each result once.
+            limit: How many at most.
+            offset: How many to leave out.
+            as_of: Look at that moment instead, as it was then.
+        """
+        op = _listing(prefix, suffix, max_depth, limit, offset)
+        return self._run(self._items.namespaces(op, as_of))
 
-    def _lacking_count(self, number: int) -> Flow[list[Row]]:
-        return (yield from rows_of(self._sql["to_embed_count"], number))
+    async def alist_namespaces(
+        self,
+        *,
+        prefix: Namespace | None = None,
+        suffix: Namespace | None = None,
+        max_depth: int | None = None,
+        limit: int = 100,
+        offset: int = 0,
+        as_of: datetime | None = None,
+    ) -> list[Namespace]:
+        """See `list_namespaces`."""
+        op = _listing(prefix, suffix, max_depth, limit, offset)
+        return await self._arun(self._items.namespaces(op, as_of), brief=True)
 
-    def _to_embed(self, since: int, number: int) -> Flow[list[Row]]:
-        return (yield from rows_of(self._sql["to_embed"], since, number, BATCH))
+    # -- versions
+
+    def history(self, namespace: Namespace, key: str) -> list[StoredItem]:
+        """Every version of a key, oldest first, with the time each was valid."""
+        return self._run(self._items.history(namespace, key))
+
+    async def ahistory(self, namespace: Namespace, key: str) -> list[StoredItem]:
+        """See `history`."""
+        return await self._arun(self._items.history(namespace, key))
+
+    # -- why
+
+    def why_not(
+        self,
+        namespace: Namespace,
+        key: str,
+        *,
+        query: str,
+        prefix: Namespace | None = None,
+        filter: Mapping[str, Any] | None = None,
+        mode: Mode = "hybrid",
+        provenance: Mapping[str, Any] | None = None,
+        as_of: datetime | None = None,
+        context: bool = True,
+        during: Span | None = None,
+    ) -> WhyNot:
+        """Where an item stands in the answers to a query under a prefix, and why.
+
+        Args:
+            namespace: The item's namespace.
+            key: Its key.
+            query: As given to `search`.
+            prefix: As given to `search`; None: the item's namespace.
+            filter: As given to `search`.
+            mode: As given to `search`.
+            provenance: As given to `search`.
+            as_of: As given to `search`.
+            context: As given to `search`.
+            during: As given to `search`.
+
+        Raises:
+            ConfigurationError: There is no query; see also `search`.
+        """
+        within = namespace if prefix is None else prefix
+        wanted = self._parts.wanted(within, filter, provenance, as_of)
+        asked = query_of(query, mode, context, True, during=during)
+        return self._run(self._items.why_not(namespace, key, wanted, asked))
+
+    async def awhy_not(
+        self,
+        namespace: Namespace,
+        key: str,
+        *,
+        query: str,
+        prefix: Namespace | None = None,
+        filter: Mapping[str, Any] | None = None,
+        mode: Mode = "hybrid",
+        provenance: Mapping[str, Any] | None = None,
+        as_of: datetime | None = None,
+        context: bool = True,
+        during: Span | None = None,
+    ) -> WhyNot:
+        """See `why_not`."""
+        within = namespace if prefix is None else prefix
+        wanted = self._parts.wanted(within, filter, provenance, as_of)
+        asked = query_of(query, mode, context, True, during=during)
+        return await self._arun(self._items.why_not(namespace, key, wanted, asked))
+
+    # -- erasing
+
+    def forget(
+        self,
+        prefix: Namespace | None = None,
+        *,
+        key: str | None = None,
+        filter: Mapping[str, Any] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        query: str | None = None,
+        dry_run: bool = False,
+        checkpointer: ErasesMessages | None = None,
+        threads: Collection[str] = (),
+    ) -> Receipt:
+        """Erase items so that nothing of them is left, in the past neither.
+
+        A key goes with all its versions if one of them, present or closed, meets all that is given.
+        Everyone who writes waits while the file is rewritten. It may be cut off and called again.
+
+        Args:
+            prefix: Only items under it; `()`: all. None, if something else is given: all.
+            key: Only the item of this key that is in the namespace `prefix` itself.
+            filter: What a value must meet.
+            provenance: What its provenance must meet.
+            query: Words that a value's text must hold, every one of them, in any form; no ranking.
+            dry_run: Only count; of `threads`, it tells which, not how many messages they have.
+            checkpointer: Also takes the messages that provenance names (`thread_id` and
+                `message_ids`) out of their threads.
+            threads: Threads that it also deletes whole, say all of a user.
+
+        Raises:
+            InvalidFilter: A filter has an unknown operator or a wrong operand, or names a field
+                that no provenance has.
+            InvalidNamespace: The prefix or the key is none that a store can hold.
+            ConfigurationError: Nothing says what to forget, a query has no words, a key is given
+                without a namespace, `threads` without a checkpointer, or a checkpointer to a scoped
+                store.
+        """
+        return self._eraser.forget(
+            prefix, key, filter, provenance, query, dry_run, checkpointer, threads
+        )
+
+    async def aforget(
+        self,
+        prefix: Namespace | None = None,
+        *,
+        key: str | None = None,
+        filter: Mapping[str, Any] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        query: str | None = None,
+        dry_run: bool = False,
+        checkpointer: ErasesMessages | None = None,
+        threads: Collection[str] = (),
+    ) -> Receipt:
+        """See `forget`."""
+        return await asyncio.to_thread(
+            self._eraser.forget,
+            *(prefix, key, filter, provenance, query, dry_run, checkpointer, threads),
+        )
+
+    # -- vectors that are missing
+
+    def pending_embeddings(self, namespace_prefix: Namespace = ()) -> list[Pending]:
+        """Items whose vectors could not be made yet; text search finds them."""
+        return self.database.read(self._missing.pending(self._parts.path(namespace_prefix)))
+
+    async def apending_embeddings(self, namespace_prefix: Namespace = ()) -> list[Pending]:
+        """See `pending_embeddings`."""
+        return await asyncio.to_thread(self.pending_embeddings, namespace_prefix)
+
+    def embed_pending(self, namespace_prefix: Namespace = ()) -> int:
+        """Make the vectors that are missing; returns how many items got theirs.
+
+        An item whose text the embedder refuses goes on waiting; the others get theirs.
+
+        Raises:
+            EmbeddingFailed: The embedder fails for all.
+        """
+        return self._run(self._missing.embed_all(self._parts.path(namespace_prefix)))
+
+    async def aembed_pending(self, namespace_prefix: Namespace = ()) -> int:
+        """See `embed_pending`."""
+        return await self._arun(self._missing.embed_all(self._parts.path(namespace_prefix)))
 
     # -- a part of it
 
@@ -251,7 +448,7 @@ class Store(DatabaseOwner, Transfer):
         """What is under a prefix, as a store that cannot see or name anything outside.
 
         Namespaces given to it, and those it returns, leave the prefix out. It shares this store's
-        database and need not be closed.
+        database and need not be closed. Of a scoped store, the limits of both hold.
 
         Args:
             prefix: One label at least.
@@ -263,34 +460,26 @@ class Store(DatabaseOwner, Transfer):
             ConfigurationError: A limit is no whole number.
         """
         path = check_prefix(prefix)
-        return ScopedStore(self._parts, path, limits_of(path, max_items, max_bytes))
-
-    # -- looking
-
-    def stats(self) -> StoreStats:
-        """Counts and sizes."""
-        counts = self.database.read(_row(self._sql["counts"]))
-        namespaces, items, size, versions = counts
-        return StoreStats(
-            namespaces,
-            items,
-            versions,
-            self.database.read(self._lacking_vectors()),
-            size,
-            tuple(self.indexes()),
-            self.database.stats(),
-        )
-
-    async def astats(self) -> StoreStats:
-        """See `stats`."""
-        return await asyncio.to_thread(self.stats)
-
-    @property
-    def model(self) -> Model | None:
-        """What this store embeds with; `dims` is 0 until it is known."""
-        model = self._preparer.embeddings.model
-        return None if model is None else replace(model)
+        if not path:
+            raise InvalidNamespace("the prefix is empty; give at least one label")
+        path = self._parts.root + path
+        return ScopedStore(self._parts.under(path, limits_of(path, max_items, max_bytes)))
 
 
-def _row(sql: str) -> Flow[Row]:
-    return (yield from rows_of(sql))[0]
+class ScopedStore(Store):
+    """What is under a prefix of a store, as a store of its own; `()` is the prefix itself."""
+
+
+def _listing(
+    prefix: Namespace | None,
+    suffix: Namespace | None,
+    max_depth: int | None,
+    limit: int,
+    offset: int,
+) -> ListNamespacesOp:
+    conditions = []
+    if prefix:
+        conditions.append(MatchCondition("prefix", prefix))
+    if suffix:
+        conditions.append(MatchCondition("suffix", suffix))
+    return ListNamespacesOp(tuple(conditions), max_depth, limit, offset)

@@ -2,72 +2,61 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any, TypeGuard
 
-from langgraph.store.base import BaseStore
-
-from perdure.errors import ConfigurationError, ImportFailed, PerdureError
+from perdure.errors import ImportFailed, PerdureError
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import Namespace, Progress, TransferReport
-from perdure.stores.doors import Doors
-from perdure.stores.lines import TIMES, parsed
+from perdure.stores.missing import MissingEmbeddings
+from perdure.stores.models import Model
 from perdure.stores.namespaces import labels, span
+from perdure.stores.parts import Parts
+from perdure.stores.puts import Put
 from perdure.stores.reading import ended
 from perdure.stores.records import micros, moment, provenance_of
-from perdure.stores.restoring import Restored, restore
-from perdure.stores.sources import Lines, of_langgraph_file, of_store
-from perdure.stores.steps import Steps, Write
+from perdure.stores.runner import Effects, Write
+from perdure.stores.sources import TIMES, Lines
+from perdure.stores.writer import Changes, New, Times, Writer
 
-OnUnsuitable = Literal["error", "skip"]
+PAGE = 500  # keys read, or lines written, at a time
 _LOG = logging.getLogger("perdure")
-_PAGE = 500  # keys read, or lines written, at a time
 _MINUTE = 60_000_000
 _MOST = 1 << 60  # versions: SQLite counts in 64 bits
 
 
-class Transfer(Doors):
-    """The part of a store that brings items out and in."""
+class Transfer:
+    """Brings items of a store out and in.
+
+    Args:
+        parts: Of the store.
+        missing: Makes the vectors of what comes in.
+    """
+
+    def __init__(self, parts: Parts, missing: MissingEmbeddings) -> None:
+        self._parts = parts
+        self._missing = missing
 
     # -- out
 
-    def export(
-        self, namespace_prefix: Namespace = (), *, versions: bool = True
-    ) -> Iterator[dict[str, Any]]:
-        """Every item under a prefix, a JSON object each, in order of namespace, key and version.
-
-        Others may write meanwhile: each key is as it was at one moment.
-
-        Args:
-            namespace_prefix: Where.
-            versions: Whether closed versions come too.
-        """
-        prefix = self._path(namespace_prefix)
-        for path in self.database.read(self._every_path(prefix)):
+    def export(self, namespace_prefix: Namespace, *, versions: bool) -> Iterator[dict[str, Any]]:
+        """Every item under a prefix; each key is as it was at one moment."""
+        database = self._parts.database
+        for path in database.read(self._every_path(self._parts.path(namespace_prefix))):
             last: str | None = ""
             while last is not None:
-                rows, last = self.database.read(self._key_page(path, last, versions))
+                rows, last = database.read(self._key_page(path, last, versions))
                 yield from map(self._line, rows)
 
-    async def aexport(
-        self, namespace_prefix: Namespace = (), *, versions: bool = True
-    ) -> AsyncIterator[dict[str, Any]]:
-        """See `export`."""
-        lines = self.export(namespace_prefix, versions=versions)
-        while page := await asyncio.to_thread(lambda: list(islice(lines, _PAGE))):
-            for line in page:
-                yield line
-
     def _every_path(self, prefix: bytes) -> Flow[list[bytes]]:
-        return [row[0] for row in (yield Statement(self._sql["every_path"], span(prefix)))]
+        return [row[0] for row in (yield Statement(self._parts.sql["every_path"], span(prefix)))]
 
     def _key_page(
         self, path: bytes, last: str, versions: bool
@@ -75,9 +64,9 @@ class Transfer(Doors):
         """The versions of some keys after one, and the last of those keys; None: there are none."""
         out: list[Row] = []
         key = None
-        for (key,) in (yield Statement(self._sql["key_page"], (path, last, _PAGE))):
-            for row in (yield Statement(self._sql["key_versions"], (path, key))):
-                row = ended(row, self._now())
+        for (key,) in (yield Statement(self._parts.sql["key_page"], (path, last, PAGE))):
+            for row in (yield Statement(self._parts.sql["key_versions"], (path, key))):
+                row = ended(row, self._parts.now())
                 if versions or row[6] is None:
                     out.append(row)
         return out, key
@@ -85,10 +74,11 @@ class Transfer(Doors):
     def _line(self, row: Row) -> dict[str, Any]:
         _, path, key, version, created, since, until, expires, _, provenance, *rest = row
         ttl, indexed, fields = rest
+        records = self._parts.records
         line: dict[str, Any] = {
-            "namespace": list(labels(path[len(self._root) :])),
+            "namespace": list(labels(path[len(self._parts.root) :])),
             "key": key,
-            "value": self._records.value(row),
+            "value": records.value(row),
             "version": version,
             "created_at": moment(created).isoformat(),
             "valid_from": moment(since).isoformat(),
@@ -103,106 +93,27 @@ class Transfer(Doors):
             line["index"] = False
         elif fields is not None:
             line["index"] = json.loads(fields)
-        said = self._records.provenance(provenance, path, key, version)
+        said = records.provenance(provenance, path, key, version)
         if said:
             line["provenance"] = said
         return line
 
     # -- in
 
-    def import_lines(
-        self,
-        lines: Iterable[str],
-        *,
-        namespace: Namespace | None = None,
-        progress: Progress | None = None,
-    ) -> TransferReport:
-        """Take in what `export` gave, or JSON objects of one's own; it may be repeated.
-
-        An exported version that is here already, equal, is passed over, and so is one that is
-        older than what is here of its key. A line without `namespace`
-        and `value` is a value by itself: it goes into `namespace`, under its `key` field or else a
-        key made of its content. Any other line has nothing but what `export` writes.
-
-        Args:
-            lines: JSON, an object a line; empty lines are passed over.
-            namespace: Where items go that do not name their own.
-            progress: Called after each batch with how many lines are done, and None: nobody knows
-                how many will come.
-
-        Raises:
-            ImportFailed: A line is malformed, has a field that no item has, or contradicts what
-                is here. The lines before it are kept; the message says how many.
-        """
-        return self._take(parsed(lines, namespace), progress, "line")
-
-    async def aimport_lines(
-        self,
-        lines: Iterable[str],
-        *,
-        namespace: Namespace | None = None,
-        progress: Progress | None = None,
-    ) -> TransferReport:
-        """See `import_lines`; `lines` are read in a thread."""
-        return await asyncio.to_thread(
-            lambda: self.import_lines(lines, namespace=namespace, progress=progress)
-        )
-
-    def import_from(
-        self,
-        source: str | os.PathLike[str] | BaseStore,
-        *,
-        on_unsuitable: OnUnsuitable = "error",
-        progress: Progress | None = None,
-    ) -> TransferReport:
-        """Take over the items of a file that langgraph's SqliteStore wrote, or of any store.
-
-        Of a store of perdure's come the versions, times and provenance too.
-
-        The source is only read. It may be cut off and called again: an item that is here already,
-        equal, is passed over.
-
-        Args:
-            source: The path of the file, or an open store with blocking methods.
-            on_unsuitable: What becomes of an item that cannot be read or stored, say because its
-                value is no JSON: `"error"`, or `"skip"`: it is counted, named in the log, and
-                passed over.
-            progress: See `import_lines`.
-
-        Raises:
-            ConfigurationError: There is no such file, or another argument is wrong.
-            NotADatabase: It is not of langgraph's SqliteStore.
-            ImportFailed: An item cannot be read or stored. Those before it are kept; the message
-                says how many.
-        """
-        if on_unsuitable not in get_args(OnUnsuitable):
-            raise ConfigurationError(
-                f"on_unsuitable is {on_unsuitable!r}; expected one of {get_args(OnUnsuitable)}"
-            )
-        found: Lines
-        if isinstance(source, Transfer):
-            found = _exported(source)
-        elif isinstance(source, BaseStore):
-            found = of_store(source)
-        else:
-            found = of_langgraph_file(source)
-        return self._take(found, progress, "item", skips=on_unsuitable == "skip")
-
-    async def aimport_from(
-        self,
-        source: str | os.PathLike[str] | BaseStore,
-        *,
-        on_unsuitable: OnUnsuitable = "error",
-        progress: Progress | None = None,
-    ) -> TransferReport:
-        """See `import_from`."""
-        return await asyncio.to_thread(
-            lambda: self.import_from(source, on_unsuitable=on_unsuitable, progress=progress)
-        )
-
-    def _take(
+    def take(
         self, found: Lines, progress: Progress | None, noun: str, *, skips: bool = False
     ) -> TransferReport:
+        """Take in what a source gives, in batches.
+
+        Args:
+            found: What it gives.
+            progress: Called after each batch.
+            noun: What one of it is called.
+            skips: Whether what cannot be read or stored is passed over.
+
+        Raises:
+            ImportFailed: Something cannot be read or stored. What came before it is kept.
+        """
         report, done = TransferReport(), 0
         failed: ImportFailed | None = None
         with closing(found):
@@ -210,7 +121,7 @@ class Transfer(Doors):
                 batch, unsuitable, failed = self._batch_of(found, skips)
                 try:
                     if batch:
-                        report += self._driver.run(self._restore(batch))
+                        report += self._parts.runner.run(self._restore(batch))
                 except ImportFailed as exc:  # it contradicts what is here
                     failed = exc
                     break
@@ -233,7 +144,7 @@ class Transfer(Doors):
         batch: list[Restored] = []
         unsuitable = 0
         try:
-            for where, line in islice(found, _PAGE):
+            for where, line in islice(found, PAGE):
                 try:
                     batch.append(self._restored(where, line))
                 except ImportFailed as exc:
@@ -245,22 +156,23 @@ class Transfer(Doors):
             return batch, unsuitable, exc
         return batch, unsuitable, None
 
-    def _restore(self, given: list[Restored]) -> Steps[TransferReport]:
-        model = yield from self._preparer.embedded([one.put for one in given])
+    def _restore(self, given: list[Restored]) -> Effects[TransferReport]:
+        model = yield from self._missing.make([one.put for one in given])
         report: TransferReport = yield Write(
-            partial(restore, self._writer, given, self._now(), model)
+            partial(restore, self._parts.writer, given, self._parts.now(), model)
         )
         return report
 
     def _restored(self, where: str, line: Mapping[str, Any] | ImportFailed) -> Restored:
         if isinstance(line, ImportFailed):  # its source could not read it
             raise line
+        preparer = self._parts.preparer
         try:
             said = line.get("provenance")
             if said and not isinstance(said.get("message_ids", []), list):
                 raise ValueError("message_ids of its provenance is no list")
-            put = self._preparer.put(
-                self._preparer.place(line["namespace"], line["key"]),
+            put = preparer.put(
+                preparer.place(line["namespace"], line["key"]),
                 line["value"] if line["value"] is not None else _NOTHING,
                 line.get("index"),
                 line.get("ttl"),
@@ -288,6 +200,92 @@ def _version(line: Mapping[str, Any]) -> int | None:
     return version
 
 
-def _exported(source: Transfer) -> Lines:
-    for line in source.export():
-        yield f"{line['key']!r} in {line['namespace']!r}", line
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A version to put back; times in microseconds.
+
+    Attributes:
+        put: What it holds.
+        version: Its number; None: it is put as the newest, unless that is equal.
+        created: When the key was first put.
+        since: When it was put.
+        until: When it was closed; None: it is the present one.
+        expires: When it will expire.
+    """
+
+    put: Put
+    version: int | None = None
+    created: int | None = None
+    since: int | None = None
+    until: int | None = None
+    expires: int | None = None
+
+
+def restore(
+    writer: Writer, given: Sequence[Restored], now: int, model: Model | None
+) -> Flow[TransferReport]:
+    """Put versions back, all or none.
+
+    Raises:
+        ImportFailed: A version of that number is here and holds something else.
+    """
+    report = TransferReport()
+    changes = yield from writer.begin(model)
+    for one in given:
+        rows = yield Statement(writer.sql["history"], (one.put.path, one.put.key))
+        known = {row[3]: row for row in rows}
+        newest = max(known, default=0)
+        last = known.get(newest)
+        if one.version is None and _is_present(last) and _same(writer, last, one.put):
+            report += TransferReport(skipped=1)
+            continue
+        if one.version is not None and one.version <= newest:
+            yield from _check_same(writer, known.get(one.version), one)
+            report += TransferReport(skipped=1)
+            continue
+        yield from _add(writer, one, now, changes)
+        closed = one.until is not None
+        report += TransferReport(items=int(not closed), versions=int(closed))
+    yield from writer.finish([one.put for one in given], changes, now)
+    return report
+
+
+def _add(writer: Writer, one: Restored, now: int, changes: Changes) -> Flow[None]:
+    [(ns, row, version, created, valid_from, _, size, closed, _)] = yield from writer.locate(
+        [one.put]
+    )
+    since = now if one.since is None else one.since
+    if row is not None:
+        since = max(since, valid_from + 1)
+        yield from writer.close([(since, row)])
+        changes.grow(ns, -1, -size)
+    number = one.version or (version or closed or 0) + 1
+    first = one.created if one.created is not None else created if row is not None else since
+    put = one.put if one.until is None else replace(one.put, lacking=None)
+    expires = one.expires
+    if expires is None and one.put.ttl is not None and one.until is None:
+        expires = max(since, now) + one.put.ttl
+    times = Times(first, since, expires)
+    [added] = yield from writer.add([New(put, ns, number, times)], changes)
+    if one.until is not None:
+        [(ns, _, _, _, _, _, size, *_)] = yield from writer.locate([put])
+        yield from writer.close([(max(one.until, since + 1), added)])
+        changes.grow(ns, -1, -size)
+
+
+def _is_present(row: Row | None) -> TypeGuard[Row]:
+    return row is not None and row[6] is None
+
+
+def _check_same(writer: Writer, here: Row | None, one: Restored) -> Flow[None]:
+    if here is not None and not _same(writer, here, one.put):
+        raise ImportFailed(
+            f"version {one.version} of {one.put.key!r} in {labels(one.put.path)!r} is here already "
+            "and holds something else: import into a new file, or forget it here first"
+        )
+    yield from ()
+
+
+def _same(writer: Writer, here: Row, put: Put) -> bool:
+    fields = writer.records.provenance(here[9], *here[1:4])
+    return writer.records.text_of(here) == put.text and fields == (put.provenance or {})

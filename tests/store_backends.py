@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sqlite3
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -79,13 +81,29 @@ def of_words(**options: Any) -> dict[str, Any]:
     return {"index": {"embed": Words(), "dims": DIMS}, "synchronous": "normal", **options}
 
 
+def open_store(
+    path: Any,
+    *,
+    clock: Callable[[], float] = time.time,
+    connections: type[sqlite3.Connection] = sqlite3.Connection,
+    **options: Any,
+) -> SQLiteStore:
+    """A store that tells the time by a clock, over connections of a class."""
+
+    class Store(SQLiteStore):
+        _clock = staticmethod(clock)
+        _connection_class = connections
+
+    return Store.open(path, **options)
+
+
 BACKENDS: dict[str, Callable[..., SQLiteStore]] = {
-    "memory": lambda folder, **options: SQLiteStore.open(":memory:", **of_words(**options)),
-    "file": lambda folder, **options: SQLiteStore.open(folder / "plain.db", **of_words(**options)),
-    "sealed": lambda folder, **options: SQLiteStore.open(
+    "memory": lambda folder, **options: open_store(":memory:", **of_words(**options)),
+    "file": lambda folder, **options: open_store(folder / "plain.db", **of_words(**options)),
+    "sealed": lambda folder, **options: open_store(
         folder / "sealed.db", key=KEY, **of_words(**options)
     ),
-    "keyed": lambda folder, **options: SQLiteStore.open(
+    "keyed": lambda folder, **options: open_store(
         folder / "keyed.db", key=KEY, text_index="keyed", **of_words(**options)
     ),
 }

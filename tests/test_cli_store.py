@@ -16,7 +16,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.cli.store import namespace, shown
 from perdure.errors import EmbedderMismatch, PerdureError, StorageError, WrongKey
 from perdure.stores import SQLiteStore
-from tests.store_backends import Words
+from tests.store_backends import Words, open_store
 from tests.store_commands import AT, attempt, raw, read, rows, run, two_items
 
 
@@ -263,7 +263,7 @@ def test_former_versions_are_dropped(seat: str) -> None:
 
 def test_stats_and_sweep(db: Path) -> None:
     """Counts for people and programs; what has expired is closed."""
-    with SQLiteStore.open(db, clock=lambda: 1_000.0) as store:
+    with open_store(db, clock=lambda: 1_000.0) as store:
         store.put(("a",), "k", {"x": 1}, ttl=1)
         store.put(("a",), "l", {"x": 1})
 

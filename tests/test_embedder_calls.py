@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import EmbeddingFailed
-from perdure.stores.embedding import embedder_from
+from perdure.stores.embedders import embedder_from
 
 
 @pytest.mark.parametrize("error", [ValueError, TimeoutError, StopIteration, KeyError])

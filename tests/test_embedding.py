@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 
 from perdure.errors import ConfigurationError, EmbeddingFailed, MissingDependency
-from perdure.stores.answers import vectors_of
-from perdure.stores.embedding import CheckedEmbedder, Embedder, embedder_from
+from perdure.stores.embedders import CheckedEmbedder, Embedder, embedder_from
+from perdure.stores.model_calls import vectors_of
 from perdure.stores.offline import StaticEmbedder
 
 
@@ -241,7 +241,7 @@ def test_what_langchain_cannot_make(
         raise raised
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    monkeypatch.setattr("perdure.stores.embedding.ensure_embeddings", fails)
+    monkeypatch.setattr("perdure.stores.embedders.ensure_embeddings", fails)
     with pytest.raises(expected, match=str(raised)):
         embedder_from("provider:model")
 
@@ -249,7 +249,7 @@ def test_what_langchain_cannot_make(
 def test_a_string_is_made_by_langchain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The string is the name, and what langchain makes of it the model."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    monkeypatch.setattr("perdure.stores.embedding.ensure_embeddings", lambda spec: Asymmetric())
+    monkeypatch.setattr("perdure.stores.embedders.ensure_embeddings", lambda spec: Asymmetric())
     embedder = embedder_from("provider:model")
 
     assert (embedder.name, embedder.embed_query("a").tolist()) == ("provider:model", [1.0, 0.0])

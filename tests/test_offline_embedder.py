@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from perdure.errors import ConfigurationError
 from perdure.stores import offline
-from perdure.stores.embedding import Embedder
+from perdure.stores.embedders import Embedder
 from perdure.stores.offline import StaticEmbedder, WordPieces
 from tests.layout import folder_of
 

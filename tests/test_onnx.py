@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 
 from perdure.errors import ConfigurationError, MissingDependency
-from perdure.stores.embedding import embedder_from
+from perdure.stores.embedders import embedder_from
 from perdure.stores.onnx import OnnxEmbedder, Pooling
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "query", "lake", "violin", "sun"]

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import EmbeddingFailed
-from perdure.stores.embedding import embedder_from
-from perdure.stores.vector_cache import VectorCache, digest
+from perdure.stores.embedders import VectorCache, digest, embedder_from
 
 
 class Counting:

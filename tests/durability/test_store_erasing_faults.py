@@ -18,13 +18,12 @@ from typing import Any
 
 import pytest
 
-import perdure.stores.pending
-import perdure.stores.store
+import perdure.stores.missing
 from perdure.stores import SQLiteStore, transfer
 from tests.durability.test_faults import FAULTS, attempt
 from tests.durability.test_kill_erasing import Doomed
 from tests.durability.test_store_faults import renamed
-from tests.store_backends import DIMS, Clock, Words, of_words
+from tests.store_backends import DIMS, Clock, Words, of_words, open_store
 
 A, B, WAITING = ("a",), ("b",), ("w",)
 NOW = 1_700_000_000.0
@@ -84,14 +83,13 @@ WORKS = {
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few items in one transaction."""
-    monkeypatch.setattr(transfer, "_PAGE", PAGE)
-    monkeypatch.setattr(perdure.stores.pending, "BATCH", PAGE)
-    monkeypatch.setattr(perdure.stores.store, "BATCH", PAGE)
+    monkeypatch.setattr(transfer, "PAGE", PAGE)
+    monkeypatch.setattr(perdure.stores.missing, "BATCH", PAGE)
 
 
 def opened(path: Path, embedder: Words, **options: Any) -> SQLiteStore:
     index = {"embed": embedder, "dims": DIMS}
-    return SQLiteStore.open(path, clock=Clock(NOW), **of_words(index=index, **options))
+    return open_store(path, clock=Clock(NOW), **of_words(index=index, **options))
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +157,7 @@ def test_failure_at_every_call(name: str, kind: str, template: Path, tmp_path: P
     for call in itertools.count(1, stride):
         path = tmp_path / f"{call}.db"
         shutil.copy(template, path)
-        with opened(path, work.embedder(), factory=fault.factory()) as store:
+        with opened(path, work.embedder(), connections=fault.factory()) as store:
             fault.arm(call)
             error = attempt(lambda: work.run(store))
             fault.disarm()
@@ -182,9 +180,9 @@ def test_failure_at_every_call(name: str, kind: str, template: Path, tmp_path: P
 
 def victim(path: Path, name: str, statement: int) -> None:
     """Work until killed."""
-    transfer._PAGE = PAGE
+    transfer.PAGE = PAGE
     work = WORKS[name]
-    with opened(path, work.embedder(), factory=Doomed) as store:
+    with opened(path, work.embedder(), connections=Doomed) as store:
         Doomed.left = statement
         work.run(store)
         Doomed.left = 0

@@ -14,14 +14,14 @@ from langgraph.store.base import GetOp, Op, PutOp, SearchOp
 
 from perdure.stores import Provenance, SQLiteStore, VersionRetention
 from tests.durability.test_faults import FAULTS, attempt
-from tests.store_backends import Clock, Words, of_words
+from tests.store_backends import Clock, Words, of_words, open_store
 
 A = ("a",)
 NOW = 1_700_000_000.0
 
 
 def opened(path: Path, now: float = NOW, **options: Any) -> SQLiteStore:
-    return SQLiteStore.open(path, clock=Clock(now), **of_words(**options))
+    return open_store(path, clock=Clock(now), **of_words(**options))
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with items, versions, expired ones, an index, and one that waits for its vectors."""
     path = tmp_path_factory.mktemp("template") / "template.db"
     options = of_words()
-    with SQLiteStore.open(path, clock=Clock(NOW - 3600), **options) as store:
+    with open_store(path, clock=Clock(NOW - 3600), **options) as store:
         for n in range(4):
             for key in ("k0", "k1", "k2"):
                 store.put(A, key, {"text": f"tea {n}", "n": n}, provenance=Provenance(actor="Bob"))
@@ -110,7 +110,7 @@ def test_failure_at_every_call(method: str, kind: str, template: Path, tmp_path:
     for call in itertools.count(1, stride):
         path = tmp_path / f"{call}.db"
         shutil.copy(template, path)
-        with opened(path, factory=fault.factory()) as store:
+        with opened(path, connections=fault.factory()) as store:
             fault.arm(call)
             error = attempt(lambda: METHODS[method](store))
             fault.disarm()
@@ -159,7 +159,7 @@ def test_a_failed_read_leaves_no_trace(
     fault = FAULTS["io"][0]()
     failed = 0
     for call in itertools.count(1):
-        with filled(backend, template, tmp_path, factory=fault.factory()) as store:
+        with filled(backend, template, tmp_path, connections=fault.factory()) as store:
             fault.arm(call)
             error = attempt(lambda: READS[read](store))
             fault.disarm()

@@ -13,7 +13,7 @@ from langgraph.store.base import PutOp
 
 from perdure.errors import ConfigurationError, EmbedderMismatch, EmbeddingFailed
 from perdure.stores import Provenance, SQLiteStore
-from tests.store_backends import BACKENDS, DIMS, Words, keys, of_words, write
+from tests.store_backends import BACKENDS, DIMS, Words, keys, of_words, open_store, write
 
 A = ("a",)
 
@@ -287,8 +287,8 @@ def test_searching_while_others_embed(tmp_path: Path, monkeypatch: pytest.Monkey
         write(store, A, first="milk")
         words.failing = True
         store.batch([PutOp(A, f"k{n}", {"text": f"word{n}"}) for n in range(800)])
-        options = of_words(read_only=True, factory=Counted)
-        with SQLiteStore.open(tmp_path / "plain.db", **options) as other:
+        options = of_words(read_only=True, connections=Counted)
+        with open_store(tmp_path / "plain.db", **options) as other:
             other.search(A, query="milk")
             words.failing = False
             done = store.embed_pending()

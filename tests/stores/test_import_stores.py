@@ -19,7 +19,7 @@ from perdure.errors import ConfigurationError, ImportFailed, NotADatabase
 from perdure.stores import SQLiteStore, TransferReport
 from perdure.stores.sources import _PAGE
 from tests.backends import KEY
-from tests.store_backends import Clock, keys, of_words
+from tests.store_backends import Clock, keys, of_words, open_store
 from tests.stores.erasing import fill
 
 SPACES = [("a",), ("a", "b"), ("users", "ümit", "notes")]
@@ -144,8 +144,8 @@ def test_more_than_a_page(plain: SQLiteStore) -> None:
 def test_another_of_ours(key: bytes | None, tmp_path: Path, clock: Clock) -> None:
     """Versions, times, provenance, lives and what is unsearched come; into a sealed file too."""
     with (
-        SQLiteStore.open(tmp_path / "one.db", clock=clock, **of_words()) as source,
-        SQLiteStore.open(tmp_path / "two.db", clock=clock, key=key, **of_words()) as target,
+        open_store(tmp_path / "one.db", clock=clock, **of_words()) as source,
+        open_store(tmp_path / "two.db", clock=clock, key=key, **of_words()) as target,
     ):
         fill(source, clock)
         lines = list(source.export())

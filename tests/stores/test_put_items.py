@@ -9,7 +9,7 @@ from langgraph.store.base import PutOp
 
 from perdure.errors import InvalidValue, LimitExceeded, VersionConflict
 from perdure.stores import Provenance, PutItem, SQLiteStore
-from tests.store_backends import Clock, keys
+from tests.store_backends import Clock, keys, open_store
 
 A = ("users", "ann")
 SOURCE = Provenance(thread_id="t", message_ids=("m1",), trust="user", position=3)
@@ -59,7 +59,7 @@ def test_they_go_with_other_operations(store: SQLiteStore) -> None:
 def test_they_expire_as_puts_do(tmp_path: Path) -> None:
     """Without a time to live an item has the store's, and with None it has none."""
     clock = Clock()
-    with SQLiteStore.open(tmp_path / "a.db", ttl={"default_ttl": 1}, clock=clock) as store:
+    with open_store(tmp_path / "a.db", ttl={"default_ttl": 1}, clock=clock) as store:
         store.batch([PutItem(A, "1", {"n": 1}), PutItem(A, "2", {"n": 2}, ttl=None)])
         clock.now += 61
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from perdure.errors import VersionConflict
 from perdure.stores import Provenance, SQLiteStore, StoredItem, VersionRetention
 from tests.backends import KEY
-from tests.store_backends import Clock, keys
+from tests.store_backends import Clock, keys, open_store
 from tests.stores.model import TICK, Key, Version
 
 DAY = 86_400.0
@@ -53,9 +53,7 @@ class Memories(RuleBasedStateMachine):
 
     def open(self) -> SQLiteStore:
         path = Path(self.folder.name) / "memories.db"
-        return SQLiteStore.open(
-            path, index=None, key=self.key, clock=self.clock, synchronous="normal"
-        )
+        return open_store(path, index=None, key=self.key, clock=self.clock, synchronous="normal")
 
     def teardown(self) -> None:
         try:

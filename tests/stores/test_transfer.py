@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from perdure.errors import ImportFailed
 from perdure.stores import Provenance, SQLiteStore, TransferReport, VersionRetention, transfer
 from tests.backends import KEY
-from tests.store_backends import Clock, keys, of_words
+from tests.store_backends import Clock, keys, of_words, open_store
 
 A = ("a",)
 NOW = 1_700_000_000.0
@@ -71,7 +71,7 @@ courses = st.lists(
 
 @contextmanager
 def memory(clock: Clock, **options: Any) -> Iterator[SQLiteStore]:
-    with SQLiteStore.open(":memory:", clock=clock, **of_words(index=None, **options)) as store:
+    with open_store(":memory:", clock=clock, **of_words(index=None, **options)) as store:
         yield store
 
 
@@ -154,7 +154,7 @@ def test_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         source.delete(("s", "0"), "k4")
         source.put(("sx",), "outside", {})
         whole = told(source)
-        monkeypatch.setattr(transfer, "_PAGE", 2)
+        monkeypatch.setattr(transfer, "PAGE", 2)
         pages = told(source)
         report = target.import_lines(pages, progress=lambda done, of: told_of.append((done, of)))
         part = [line["key"] for line in source.export(("s", "1"), versions=False)]

@@ -134,7 +134,7 @@ def test_what_would_be_lost_is_named(bad: str, says: str, plain: SQLiteStore) ->
 @pytest.mark.parametrize("at", range(6))
 def test_wherever_it_is(at: int, plain: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """In whichever place of a batch the bad line is, all before it are kept; mended, it goes on."""
-    monkeypatch.setattr(transfer, "_PAGE", 2)
+    monkeypatch.setattr(transfer, "PAGE", 2)
     lines = [json.dumps({**GOOD, "key": f"k{n}"}) for n in range(6)]
     with pytest.raises(ImportFailed, match=rf"^line {at + 1}: "):
         plain.import_lines([*lines[:at], "{", *lines[at + 1 :]])
@@ -159,7 +159,7 @@ def test_lines_that_fail(plain: SQLiteStore) -> None:
 
 def test_lines_stream(plain: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more lines than a batch are read ahead of what is written."""
-    monkeypatch.setattr(transfer, "_PAGE", 3)
+    monkeypatch.setattr(transfer, "PAGE", 3)
     ahead = []
 
     def given() -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -13,65 +13,8 @@ from perdure.errors import LimitExceeded, VersionConflict
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.models import Model
 from perdure.stores.namespaces import labels, span
+from perdure.stores.puts import Limit, Put
 from perdure.stores.records import Records, pack_fields, provenance_place, value_place
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """How much may be held under a prefix."""
-
-    prefix: bytes
-    items: int | None
-    bytes: int | None
-
-
-@dataclass(slots=True, eq=False)
-class Put:
-    """A checked put or delete, with everything computed that needs no database.
-
-    A searched version has a row in `store_index` only for what a search could not find out without
-    it: stored vectors, or paths of its own.
-
-    Attributes:
-        path: The namespace.
-        key: The key.
-        text: The value as JSON; None: delete.
-        ttl: Microseconds it lives after it was last put or read; None: for ever.
-        if_version: The version the key must be at (0: none); None: any.
-        provenance: Its fields.
-        searched: Whether search finds it.
-        stored: Whether its vectors are stored, if it has any text.
-        pieces: The texts that its vectors are to be made of.
-        vectors: As they are stored, one after another; None: it has none, or not yet.
-        lacking: Why its vectors are still to be made; None: they are not.
-        fields: The paths it is searched by, if not the store's.
-        limits: What must hold afterwards.
-    """
-
-    path: bytes
-    key: str
-    text: str | None
-    ttl: int | None = None
-    if_version: int | None = None
-    provenance: Mapping[str, Any] | None = None
-    searched: bool = True
-    stored: bool = False
-    pieces: Sequence[str] = ()
-    vectors: bytes | None = None
-    lacking: str | None = None
-    fields: list[str] | None = None
-    limits: Sequence[Limit] = ()
-
-    @property
-    def unconditional(self) -> bool:
-        """Whether only the database itself can refuse it."""
-        return self.if_version is None and not self.limits
-
-    @property
-    def indexed(self) -> bool:
-        """Whether it has a row in `store_index`."""
-        return self.searched and (self.stored or self.fields is not None)
-
 
 _NOWHERE: Row = (None,) * 9  # what `locate` finds of a key in a namespace that is not there
 _LOCATED = (64, 8, 1)  # how many keys a statement may ask for

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -15,7 +14,7 @@ from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import PROVENANCE, Namespace, Receipt
 from perdure.stores.filters import Filter, parse
 from perdure.stores.namespaces import check_key, labels, span
-from perdure.stores.operations import Operations
+from perdure.stores.parts import Parts
 from perdure.stores.records import moment
 from perdure.stores.text import query_tokens, tokens
 from perdure.stores.values import WHOLE, texts
@@ -73,45 +72,28 @@ class _Doomed:
         return tuple((labels(path[self.root :]), key) for path, key in sorted(found))
 
 
-class Forgetting(Operations):
-    """The part of a store that erases."""
+class Eraser:
+    """Erases items of a store.
+
+    Args:
+        parts: Of the store.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
 
     def forget(
         self,
-        prefix: Namespace | None = None,
-        *,
-        key: str | None = None,
-        filter: Mapping[str, Any] | None = None,
-        provenance: Mapping[str, Any] | None = None,
-        query: str | None = None,
-        dry_run: bool = False,
-        checkpointer: ErasesMessages | None = None,
-        threads: Collection[str] = (),
+        prefix: Namespace | None,
+        key: str | None,
+        filter: Mapping[str, Any] | None,
+        provenance: Mapping[str, Any] | None,
+        query: str | None,
+        dry_run: bool,
+        checkpointer: ErasesMessages | None,
+        threads: Collection[str],
     ) -> Receipt:
-        """Erase items so that nothing of them is left, in the past neither.
-
-        A key goes with all its versions if one of them, present or closed, meets all that is given.
-        Everyone who writes waits while the file is rewritten. It may be cut off and called again.
-
-        Args:
-            prefix: Only items under it; `()`: all. None, if something else is given: all.
-            key: Only the item of this key that is in the namespace `prefix` itself.
-            filter: What a value must meet.
-            provenance: What its provenance must meet.
-            query: Words that a value's text must hold, every one of them, in any form; no ranking.
-            dry_run: Only count; of `threads`, it tells which, not how many messages they have.
-            checkpointer: Also takes the messages that provenance names (`thread_id` and
-                `message_ids`) out of their threads.
-            threads: Threads that it also deletes whole, say all of a user.
-
-        Raises:
-            InvalidFilter: A filter has an unknown operator or a wrong operand, or names a field
-                that no provenance has.
-            InvalidNamespace: The prefix or the key is none that a store can hold.
-            ConfigurationError: Nothing says what to forget, a query has no words, a key is given
-                without a namespace, `threads` without a checkpointer, or a checkpointer to a scoped
-                store.
-        """
+        """See `Store.forget`."""
         nothing = _names_nothing(prefix, key, filter=filter, provenance=provenance, query=query)
         if nothing and not threads:
             raise ConfigurationError(
@@ -120,19 +102,20 @@ class Forgetting(Operations):
             )
         if threads and checkpointer is None:
             raise ConfigurationError("forget(threads=...) needs checkpointer=")
-        if self._root and checkpointer is not None:
+        parts = self._parts
+        if parts.root and checkpointer is not None:
             raise ConfigurationError(
                 "a scoped store cannot erase threads, for its items may name any: call forget() of "
                 "the whole store, with the prefix"
             )
         choice = _Choice(
-            self._path(() if prefix is None else prefix),
+            parts.path(() if prefix is None else prefix),
             None if key is None else check_key(key),
             parse(filter) if filter else None,
             parse(provenance, PROVENANCE) if provenance else None,
             _words(query),
         )
-        doomed = _Doomed() if nothing else self.database.read(self._doomed(choice))
+        doomed = _Doomed() if nothing else parts.database.read(self._doomed(choice))
         if dry_run:
             messages = sum(len(ids) for ids in doomed.messages.values())
             return self._receipt(doomed, threads, _Gone(messages, clean=False))
@@ -140,42 +123,17 @@ class Forgetting(Operations):
         said = {**doomed.messages, **dict.fromkeys(threads)}
         gone = _erased(checkpointer, said)
         if not nothing:
-            doomed = self.database.write(lambda: self._erase(choice))
+            doomed = parts.database.write(lambda: self._erase(choice))
             late = {t: ids - (said.get(t) or set()) for t, ids in doomed.messages.items()}
             more = _erased(checkpointer, {t: ids for t, ids in late.items() if ids})
-            self._forget_caches()
+            # words and vectors leave this process now, others when they next search
+            parts.searcher.resident.forget()
             gone = _Gone(
                 gone.messages + more.messages,
                 (*gone.cancelled, *more.cancelled),
-                clean=self.database.scrub() and gone.clean and more.clean,
+                clean=parts.database.scrub() and gone.clean and more.clean,
             )
         return self._receipt(doomed, threads, gone)
-
-    async def aforget(
-        self,
-        prefix: Namespace | None = None,
-        *,
-        key: str | None = None,
-        filter: Mapping[str, Any] | None = None,
-        provenance: Mapping[str, Any] | None = None,
-        query: str | None = None,
-        dry_run: bool = False,
-        checkpointer: ErasesMessages | None = None,
-        threads: Collection[str] = (),
-    ) -> Receipt:
-        """See `forget`."""
-        return await asyncio.to_thread(
-            lambda: self.forget(
-                prefix,
-                key=key,
-                filter=filter,
-                provenance=provenance,
-                query=query,
-                dry_run=dry_run,
-                checkpointer=checkpointer,
-                threads=threads,
-            )
-        )
 
     def _receipt(self, doomed: _Doomed, threads: Collection[str], gone: _Gone) -> Receipt:
         return Receipt(
@@ -185,24 +143,25 @@ class Forgetting(Operations):
             keys=doomed.keys,
             hashes=tuple(sorted(doomed.hashes)),
             threads=tuple(sorted({*doomed.messages, *threads})),
-            at=moment(self._now()),
+            at=moment(self._parts.now()),
             clean=gone.clean,
             cancelled=gone.cancelled,
         )
 
     def _doomed(self, choice: _Choice) -> Flow[_Doomed]:
+        records = self._parts.records
         if choice.key is None:
-            rows = yield Statement(self._sql["every_version"], span(choice.prefix))
+            rows = yield Statement(self._parts.sql["every_version"], span(choice.prefix))
         else:
-            rows = yield Statement(self._sql["versions_of"], (choice.prefix, choice.key))
-        values = {row[0]: self._records.value(row) for row in rows}
-        fields = {row[0]: self._records.provenance(row[9], *row[1:4]) for row in rows}
+            rows = yield Statement(self._parts.sql["versions_of"], (choice.prefix, choice.key))
+        values = {row[0]: records.value(row) for row in rows}
+        fields = {row[0]: records.provenance(row[9], *row[1:4]) for row in rows}
         chosen = {(row[1], row[2]) for row in rows if choice.meets(values[row[0]], fields[row[0]])}
-        doomed = _Doomed(len(self._root))
+        doomed = _Doomed(len(self._parts.root))
         for row in rows:
             if (row[1], row[2]) in chosen:
                 (doomed.present if row[6] is None else doomed.closed).append(row)
-                doomed.hashes.add(_digest(self._records.text_of(row)))
+                doomed.hashes.add(_digest(records.text_of(row)))
                 said = fields[row[0]]
                 if "thread_id" in said and "message_ids" in said:
                     doomed.messages[said["thread_id"]].update(said["message_ids"])
@@ -212,20 +171,16 @@ class Forgetting(Operations):
         doomed = yield from self._doomed(choice)
         ids = [(row[0],) for row in (*doomed.present, *doomed.closed)]
         for row in doomed.present:
-            yield Statement(self._sql["shrink_namespace"], (row[0],))
+            yield Statement(self._parts.sql["shrink_namespace"], (row[0],))
         for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
-            yield Statement(self._sql[statement], ids, many=True)
-        emptied = yield Statement(self._sql["drop_empty_namespaces"], span(choice.prefix))
+            yield Statement(self._parts.sql[statement], ids, many=True)
+        emptied = yield Statement(self._parts.sql["drop_empty_namespaces"], span(choice.prefix))
         if not ids and not emptied:
             return doomed
-        yield from self._writer.hush()
-        yield Statement(self._sql["bump_setting"], ("erasures",))
+        yield from self._parts.writer.hush()
+        yield Statement(self._parts.sql["bump_setting"], ("erasures",))
         yield from scrub_wanted()
         return doomed
-
-    def _forget_caches(self) -> None:
-        """Words and vectors leave this process now, others when they next search."""
-        self._searcher.resident.forget()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,22 @@
-"""From what a caller wants to put, to what is written: checked, encoded, analysed, embedded."""
+"""Puts and deletes before they are written: checked, encoded, and read for search."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from perdure.errors import ConfigurationError, EmbeddingFailed
+from perdure.errors import ConfigurationError
 from perdure.stores.base import Namespace, Provenance
-from perdure.stores.embeddings import Embeddings, divided
+from perdure.stores.embeddings import Embeddings
 from perdure.stores.models import Model
 from perdure.stores.namespaces import check_key, check_namespace
 from perdure.stores.records import provenance_fields
 from perdure.stores.resident import ASKS
-from perdure.stores.steps import EmbedAll, Steps
 from perdure.stores.text import asks, tokens
 from perdure.stores.values import decode, encode, texts
-from perdure.stores.writing import Limit, Put
 
 Index = Literal[False] | list[str] | None
 _BRIEF = 20_000  # characters and parts: 0.2 ms
@@ -26,6 +24,79 @@ _NESTED = 100  # what a list or dict counts, which also bounds how deep one look
 _MINUTE = 60_000_000  # microseconds
 _MOST_PATHS = 1024
 _LONGEST = 1 << 56  # microseconds: 2,283 years, so that what expires then is still a date
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much may be held under a prefix."""
+
+    prefix: bytes
+    items: int | None
+    bytes: int | None
+
+
+def limits_of(prefix: bytes, max_items: int | None, max_bytes: int | None) -> tuple[Limit, ...]:
+    """What may be held under a prefix; nothing if there is no limit.
+
+    Raises:
+        ConfigurationError: A limit is no whole number, or negative.
+    """
+    for name, limit in (("max_items", max_items), ("max_bytes", max_bytes)):
+        if limit is not None and (
+            isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
+        ):
+            raise ConfigurationError(f"{name} is {limit!r}; expected a whole number, or None")
+    if max_items is None and max_bytes is None:
+        return ()
+    return (Limit(prefix, max_items, max_bytes),)
+
+
+@dataclass(slots=True, eq=False)
+class Put:
+    """A checked put or delete, with everything computed that needs no database.
+
+    A searched version has a row in `store_index` only for what a search could not find out without
+    it: stored vectors, or paths of its own.
+
+    Attributes:
+        path: The namespace.
+        key: The key.
+        text: The value as JSON; None: delete.
+        ttl: Microseconds it lives after it was last put or read; None: for ever.
+        if_version: The version the key must be at (0: none); None: any.
+        provenance: Its fields.
+        searched: Whether search finds it.
+        stored: Whether its vectors are stored, if it has any text.
+        pieces: The texts that its vectors are to be made of.
+        vectors: As they are stored, one after another; None: it has none, or not yet.
+        lacking: Why its vectors are still to be made; None: they are not.
+        fields: The paths it is searched by, if not the store's.
+        limits: What must hold afterwards.
+    """
+
+    path: bytes
+    key: str
+    text: str | None
+    ttl: int | None = None
+    if_version: int | None = None
+    provenance: Mapping[str, Any] | None = None
+    searched: bool = True
+    stored: bool = False
+    pieces: Sequence[str] = ()
+    vectors: bytes | None = None
+    lacking: str | None = None
+    fields: list[str] | None = None
+    limits: Sequence[Limit] = ()
+
+    @property
+    def unconditional(self) -> bool:
+        """Whether only the database itself can refuse it."""
+        return self.if_version is None and not self.limits
+
+    @property
+    def indexed(self) -> bool:
+        """Whether it has a row in `store_index`."""
+        return self.searched and (self.stored or self.fields is not None)
 
 
 @dataclass(slots=True)
@@ -65,9 +136,16 @@ class Preparer:
             self._paths[namespace] = path
         return path, check_key(key)
 
-    def forget(self) -> None:
-        """Let go of the namespaces that are kept."""
+    def clear_caches(self) -> None:
+        """Drop the namespaces that are kept, and the embedder's vectors."""
         self._paths.clear()
+        if self.embeddings.embedder is not None:
+            self.embeddings.embedder.clear_cache()
+
+    def under(self, root: bytes, limits: tuple[Limit, ...]) -> Preparer:
+        """The same for what is put under a path."""
+        limits = (*self.limits, *limits)
+        return replace(self, root=root, limits=limits, _paths={})
 
     def put(
         self,
@@ -130,31 +208,6 @@ class Preparer:
         """The vectors of values that have none stored, each with the paths it is searched by."""
         found = [texts(value, self.fields_of(fields)) for value, fields in rows]
         return self.embeddings.derive(found, file)
-
-    def embedded(self, puts: Sequence[Put]) -> Steps[Model | None]:
-        """Give puts their vectors. Returns the model of these.
-
-        If the embedder fails, the puts are marked as lacking them.
-        """
-        model = self.embeddings.model
-        if model is None:
-            return None
-        if self.embeddings.quick is not None:
-            return model if any(put.text is not None and put.searched for put in puts) else None
-        every = [piece for put in puts for piece in put.pieces]
-        if not every:
-            return None
-        try:
-            vectors = yield EmbedAll(every)
-        except EmbeddingFailed as exc:
-            for put in puts:
-                put.lacking = str(exc) if put.pieces else None
-            return None
-        model = model.of(vectors.shape[1])
-        bodies = divided(vectors, [put.pieces for put in puts], model)
-        for put, body in zip(puts, bodies, strict=True):
-            put.vectors = body
-        return model
 
 
 def is_brief(value: Any) -> bool:

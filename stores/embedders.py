@@ -1,0 +1,395 @@
+"""What a store embeds with, made of whatever the user has: an object, a function or a name.
+
+Answers are checked, work goes in batches, and each text is embedded only once.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterable, Sequence
+from hashlib import blake2b
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from langchain_core.embeddings import Embeddings
+from langgraph.store.base import ensure_embeddings
+from numpy.typing import NDArray
+
+from perdure.errors import ConfigurationError, MissingDependency
+from perdure.stores.model_calls import Call, ModelFunction, Threads, Vectors, vectors_of
+
+Vector = NDArray[np.float32]
+_Batches = Generator[list[str], Vectors, Vectors]
+
+TIMEOUT_S = 60.0
+BATCH_SIZE = 256
+CACHE_BYTES = 32 << 20
+_QUERY_CACHE_BYTES = 1 << 20
+_OVERHEAD_BYTES = 250  # of an entry beside its numbers: key, array object, links (measured)
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """What a store embeds with.
+
+    Attributes:
+        name: Which model it is; recorded beside the vectors, which are comparable only within it.
+        dims: The length of a vector; None: not known before the first.
+
+    An embedder may also have `embed_query(text)` and `aembed_query(text)`, for models that treat
+    questions in another way; `in_process = True`, when it computes here, so that no time limit is
+    kept; and `clear_cache()`.
+    """
+
+    @property
+    def name(self) -> str:
+        """Which model it is."""
+
+    @property
+    def dims(self) -> int | None:
+        """The length of a vector."""
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        """The texts' vectors, float32[len(texts), dims]."""
+
+    async def aembed(self, texts: Sequence[str]) -> Any:
+        """The same, without blocking the event loop."""
+
+
+EmbedderSpec = Embedder | Embeddings | Callable[[list[str]], Any] | str
+
+
+def embedder_from(
+    spec: EmbedderSpec,
+    dims: int | None = None,
+    name: str | None = None,
+    *,
+    batch_size: int = BATCH_SIZE,
+    timeout_s: float | None = TIMEOUT_S,
+    cache_bytes: int = CACHE_BYTES,
+) -> CheckedEmbedder:
+    """An embedder over what the user has.
+
+    Args:
+        spec: An `Embedder`; a langchain-core `Embeddings`; a function, blocking or async, from a
+            list of texts to a list of vectors; or `"provider:model"` for langchain's
+            `init_embeddings`.
+        dims: How long its vectors are; None: as long as the first.
+        name: Which model it is, recorded with the vectors. None: what `spec` tells of itself; a
+            function tells only its own name, so give one where a function's model may change.
+        batch_size: How many texts go to the model at once.
+        timeout_s: How long one batch may take; None: as long as it takes. Nothing is timed that
+            computes in this process (`in_process`).
+        cache_bytes: How much of the documents' vectors is kept in memory.
+
+    Raises:
+        ConfigurationError: An argument is none of these, or `dims` is not the embedder's own.
+        MissingDependency: A string was given, and langchain or the provider is not installed.
+    """
+    _check_options(dims, name, batch_size, timeout_s, cache_bytes)
+    if isinstance(spec, CheckedEmbedder) and name in (None, spec.name):
+        _check_dims(spec.dims, dims)
+        return spec
+    name = name or _name_of(spec)
+    model = _from_string(spec) if isinstance(spec, str) else spec
+    own_dims = getattr(model, "dims", None) if isinstance(model, Embedder) else None
+    _check_dims(own_dims, dims)
+    calls, acalls = _calls(model)
+    here = getattr(model, "in_process", False) is True
+    threads = Threads()
+    documents, queries = (
+        ModelFunction(
+            name, call, acall, threads, timeout_s=None if here else timeout_s, trusted=here
+        )
+        for call, acall in zip(calls, acalls, strict=True)
+    )
+    return CheckedEmbedder(
+        name,
+        dims or own_dims,
+        documents,
+        queries,
+        batch_size=batch_size,
+        cache_bytes=cache_bytes,
+        on_clear=getattr(model, "clear_cache", None),
+    )
+
+
+def _calls(model: Any) -> tuple[tuple[Call, Call], tuple[Call | None, Call | None]]:
+    """A model's functions for documents and for queries, then the async ones."""
+    if isinstance(model, Embeddings):
+        # the inherited async forms go to the event loop's own threads, where a call that hangs
+        # would keep the process from ending: ours are used instead
+        own = type(model).aembed_documents is not Embeddings.aembed_documents
+        own_query = type(model).aembed_query is not Embeddings.aembed_query
+        return (
+            (model.embed_documents, _of_one(model.embed_query)),
+            (
+                model.aembed_documents if own else None,
+                _aof_one(model.aembed_query) if own_query else None,
+            ),
+        )
+    if isinstance(model, Embedder):
+        query, aquery = getattr(model, "embed_query", None), getattr(model, "aembed_query", None)
+        if query is None:
+            return (model.embed, model.embed), (model.aembed, model.aembed)
+        return (model.embed, _of_one(query)), (model.aembed, _aof_one(aquery) if aquery else None)
+    if callable(model):
+        is_async = inspect.iscoroutinefunction(model) or inspect.iscoroutinefunction(
+            type(model).__call__
+        )
+        acall = model if is_async else None
+        return (model, model), (acall, acall)
+    raise ConfigurationError(
+        f"an embedder cannot be made of {model!r}: expected an Embedder, a langchain Embeddings, a "
+        "function from texts to vectors, or 'provider:model'"
+    )
+
+
+def _of_one(embed_query: Callable[[str], Any]) -> Call:
+    return lambda texts: [embed_query(texts[0])]
+
+
+def _aof_one(aembed_query: Callable[[str], Any]) -> Call:
+    async def call(texts: list[str]) -> list[Any]:
+        return [await aembed_query(texts[0])]
+
+    return call
+
+
+def _from_string(spec: str) -> Embeddings:
+    if importlib.util.find_spec("langchain") is None:
+        raise MissingDependency(
+            f"the embedder {spec!r} is made by langchain, which is not installed: "
+            "pip install langchain, and the provider's package"
+        )
+    try:
+        return ensure_embeddings(spec)
+    except ImportError as exc:
+        raise MissingDependency(f"the embedder {spec!r} needs another package: {exc}") from exc
+    except Exception as exc:  # a provider's own complaints: a key that is missing, say
+        raise ConfigurationError(f"langchain cannot make the embedder {spec!r}: {exc}") from exc
+
+
+def _name_of(spec: Any) -> str:
+    """What a model tells of itself."""
+    if isinstance(spec, str):
+        return spec
+    if isinstance(spec, Embedder) and not isinstance(spec, Embeddings):
+        return spec.name
+    named = spec if hasattr(spec, "__qualname__") else type(spec)
+    name = f"{named.__module__}.{named.__qualname__}"
+    for attribute in ("model", "model_name", "model_id"):
+        model = getattr(spec, attribute, None)
+        if isinstance(model, str):
+            return f"{name}:{model}"
+    return name
+
+
+def _check_dims(own: int | None, dims: int | None) -> None:
+    if own is not None and dims is not None and own != dims:
+        raise ConfigurationError(
+            f"dims={dims!r} is given for an embedder whose vectors have {own}: leave it out"
+        )
+
+
+def _check_options(
+    dims: int | None, name: str | None, batch_size: int, timeout_s: float | None, cache_bytes: int
+) -> None:
+    if name is not None and not isinstance(name, str):
+        raise ConfigurationError(f"name={name!r}: expected the model's name as text, or None")
+    for option, value, least in (
+        ("dims", dims, 1),
+        ("batch_size", batch_size, 1),
+        ("cache_bytes", cache_bytes, 0),
+    ):
+        if value is not None and (type(value) is not int or value < least):
+            raise ConfigurationError(f"{option}={value!r}: expected a whole number from {least}")
+    if timeout_s is not None and not timeout_s > 0:
+        raise ConfigurationError(f"timeout_s={timeout_s!r}: expected seconds, more than 0, or None")
+
+
+class CheckedEmbedder:
+    """An embedder whose answers are vectors of length 1, or an error that says what they were.
+
+    Texts go to the model in batches, each text once; vectors are kept by the content of their text,
+    those of queries apart. Threads and event loops may share it. `embedder_from` makes one.
+
+    Args:
+        name: Which model it is.
+        dims: The length of a vector; None: that of the first.
+        documents: The model's function for what is stored.
+        queries: Its function for a query; it is given one text.
+        batch_size: How many texts go to the model at once.
+        cache_bytes: How much of the documents' vectors is kept in memory.
+        on_clear: Called by `clear_cache`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dims: int | None,
+        documents: ModelFunction,
+        queries: ModelFunction,
+        *,
+        batch_size: int = BATCH_SIZE,
+        cache_bytes: int = CACHE_BYTES,
+        on_clear: Callable[[], None] | None = None,
+    ) -> None:
+        self.name = name
+        self._dims = dims
+        self._dims_lock = threading.Lock()
+        self._functions = documents, queries
+        self._batch_size = batch_size
+        self._caches = VectorCache(cache_bytes), VectorCache(min(cache_bytes, _QUERY_CACHE_BYTES))
+        self._on_clear = on_clear
+
+    @property
+    def dims(self) -> int | None:
+        """The length of a vector; None: not known before the first."""
+        return self._dims
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """The vectors of texts to be stored.
+
+        Returns:
+            float32[len(texts), dims], each row of length 1; a zero vector stays zero.
+
+        Raises:
+            EmbeddingFailed: The model raised, took too long, or did not return that. What it
+                answered for the batches before is kept, so that another try is cheaper.
+            ConfigurationError: `texts` is not a list of strings.
+        """
+        return self._run(self._flow(_listed(texts), query=False), self._functions[0])
+
+    async def aembed(self, texts: Sequence[str]) -> Vectors:
+        """The same from a coroutine."""
+        return await self._arun(self._flow(_listed(texts), query=False), self._functions[0])
+
+    def embed_query(self, text: str) -> Vector:
+        """The vector of a query: float32[dims]; raises as `embed` does."""
+        vector: Vector = self._run(self._flow(_listed([text]), query=True), self._functions[1])[0]
+        return vector
+
+    async def aembed_query(self, text: str) -> Vector:
+        """The same from a coroutine."""
+        flow = self._flow(_listed([text]), query=True)
+        vector: Vector = (await self._arun(flow, self._functions[1]))[0]
+        return vector
+
+    def clear_cache(self) -> None:
+        """Drop every vector that is kept, as an erasure must: a vector tells of its text."""
+        for cache in self._caches:
+            cache.clear()
+        if self._on_clear is not None:
+            self._on_clear()
+
+    def _flow(self, texts: list[str], *, query: bool) -> _Batches:
+        """Yields batches for the model, is sent their vectors, returns those of all texts."""
+        cache = self._caches[query]
+        keys = [digest(text) for text in texts]
+        known = cache.found(dict.fromkeys(keys))
+        missing = [
+            pair for pair in dict(zip(keys, texts, strict=True)).items() if pair[0] not in known
+        ]
+        for start in range(0, len(missing), self._batch_size):
+            batch = missing[start : start + self._batch_size]
+            vectors = yield [text for _, text in batch]
+            pairs = [(key, vector) for (key, _), vector in zip(batch, vectors, strict=True)]
+            known.update(pairs)
+            cache.keep(pairs)
+        if not keys:
+            return np.empty((0, self._dims or 0), np.float32)
+        return np.stack([known[key] for key in keys])
+
+    def _run(self, flow: _Batches, function: ModelFunction) -> Vectors:
+        try:
+            batch = next(flow)
+            while True:
+                batch = flow.send(function.call(batch, self._check(len(batch))))
+        except StopIteration as stop:
+            vectors: Vectors = stop.value
+            return vectors
+
+    async def _arun(self, flow: _Batches, function: ModelFunction) -> Vectors:
+        try:
+            batch = next(flow)
+            while True:
+                batch = flow.send(await function.acall(batch, self._check(len(batch))))
+        except StopIteration as stop:
+            vectors: Vectors = stop.value
+            return vectors
+
+    def _check(self, count: int) -> Callable[[Any], Vectors]:
+        def check(answer: Any) -> Vectors:
+            if self._dims is not None:
+                return vectors_of(answer, count, self._dims, self.name)
+            with self._dims_lock:  # two threads may bring a first answer
+                vectors = vectors_of(answer, count, self._dims, self.name)
+                self._dims = vectors.shape[1]
+            return vectors
+
+        return check
+
+
+def _listed(texts: Sequence[str]) -> list[str]:
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in listed):
+        raise ConfigurationError(f"cannot embed {texts!r}: expected a list of strings")
+    return listed
+
+
+def digest(text: str) -> bytes:
+    """What stands for a text: 16 bytes of BLAKE2b. Lone surrogates, which JSON can hold, count."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class VectorCache:
+    """Vectors by digest; threads may share it.
+
+    Args:
+        most_bytes: How much is kept; 0: nothing.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._vectors: OrderedDict[bytes, Vector] = OrderedDict()
+
+    @property
+    def nbytes(self) -> int:
+        """How much is kept, overhead included."""
+        return self._bytes
+
+    def found(self, keys: Iterable[bytes]) -> dict[bytes, Vector]:
+        """Those of some keys that are known; they count as used just now."""
+        known = {}
+        with self._lock:
+            for key in keys:
+                vector = self._vectors.get(key)
+                if vector is not None:
+                    self._vectors.move_to_end(key)
+                    known[key] = vector
+        return known
+
+    def keep(self, vectors: Iterable[tuple[bytes, Vector]]) -> None:
+        """Keep copies, so that no row holds the array it is a part of."""
+        with self._lock:
+            for key, vector in vectors:
+                size = vector.nbytes + _OVERHEAD_BYTES
+                if key in self._vectors or size > self._most:
+                    continue
+                self._vectors[key] = vector.copy()
+                self._bytes += size
+                while self._bytes > self._most:
+                    _, oldest = self._vectors.popitem(last=False)
+                    self._bytes -= oldest.nbytes + _OVERHEAD_BYTES
+
+    def clear(self) -> None:
+        """Drop all."""
+        with self._lock:
+            self._vectors.clear()
+            self._bytes = 0

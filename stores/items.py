@@ -1,0 +1,287 @@
+"""Putting, getting, searching and listing items, as effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from langgraph.store.base import GetOp, ListNamespacesOp, NotProvided, Op, PutOp, Result, SearchOp
+
+from perdure.errors import ConfigurationError, InvalidValue
+from perdure.storage.flow import Flow, Row
+from perdure.stores.base import (
+    TTL,
+    FoundItem,
+    Namespace,
+    Provenance,
+    PutItem,
+    Span,
+    StoredItem,
+    WhyNot,
+)
+from perdure.stores.missing import MissingEmbeddings
+from perdure.stores.namespaces import check_condition, check_key
+from perdure.stores.parts import Parts
+from perdure.stores.puts import Index, Put
+from perdure.stores.reading import Wanted
+from perdure.stores.records import micros
+from perdure.stores.runner import Effects, Read, Write, WritePuts
+from perdure.stores.searching import MODES, Query
+from perdure.stores.weighting import Weights
+
+_MOST: Final = 1 << 60  # rows: SQLite counts in 64 bits
+
+
+class Items:
+    """The items of a store.
+
+    Args:
+        parts: Of the store.
+        missing: Makes the vectors of what is put.
+    """
+
+    def __init__(self, parts: Parts, missing: MissingEmbeddings) -> None:
+        self._parts = parts
+        self._missing = missing
+
+    # -- many operations
+
+    def batch(self, ops: Iterable[Op | PutItem]) -> Effects[list[Result]]:
+        """Answers in order; what is read is read before anything is written, as in langgraph's."""
+        ops = list(ops)
+        puts: dict[tuple[bytes, str], PutOp | PutItem] = {}
+        reads: list[tuple[int, Effects[Any]]] = []
+        for number, op in enumerate(ops):
+            if isinstance(op, PutOp | PutItem):
+                # the last counts
+                puts[self._parts.preparer.place(op.namespace, op.key)] = op
+            else:
+                reads.append((number, self._read(op)))
+        prepared = [self._prepared(place, op) for place, op in puts.items()]
+        results: list[Result] = [None] * len(ops)
+        for number, effects in reads:
+            results[number] = yield from effects
+        if prepared:
+            yield from self._write(prepared)
+        return results
+
+    def _prepared(self, place: tuple[bytes, str], op: PutOp | PutItem) -> Put:
+        extra = (op.if_version, op.provenance) if isinstance(op, PutItem) else ()
+        return self._parts.preparer.put(place, op.value, op.index, self._minutes(op.ttl), *extra)
+
+    def _read(self, op: Op) -> Effects[Any]:
+        match op:
+            case GetOp():
+                return self._got(op.namespace, op.key, refresh=self._op_refreshes(op))
+            case SearchOp():
+                wanted = self._parts.wanted(op.namespace_prefix, op.filter)
+                page = _page(op.limit, op.offset)
+                return self._found(
+                    wanted, query_of(op.query), *page, refresh=self._op_refreshes(op)
+                )
+            case ListNamespacesOp():
+                return self.namespaces(op, None)
+            case _:
+                raise ConfigurationError(
+                    f"a store has no operation {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
+                    "ListNamespacesOp"
+                )
+
+    def _op_refreshes(self, op: GetOp | SearchOp) -> bool:
+        # true is also what an operation says by default
+        return op.refresh_ttl and self._parts.refreshes(None)
+
+    # -- writing
+
+    def put(
+        self,
+        namespace: Any,
+        key: Any,
+        value: Any,
+        index: Index,
+        ttl: TTL,
+        if_version: int | None,
+        provenance: Provenance | None,
+    ) -> Effects[None]:
+        """Put an item."""
+        if value is None:  # in langgraph's own form of a put that is a delete; here it is a slip
+            raise InvalidValue("the value is None; expected a dict: to remove an item, delete it")
+        return self._put(namespace, key, value, index, self._minutes(ttl), if_version, provenance)
+
+    def delete(self, namespace: Any, key: Any, if_version: int | None) -> Effects[None]:
+        """Close the present version of a key."""
+        return self._put(namespace, key, None, if_version=if_version)
+
+    def _put(
+        self,
+        namespace: Any,
+        key: Any,
+        value: Any,
+        index: Index = None,
+        minutes: float | None = None,
+        if_version: int | None = None,
+        provenance: Provenance | None = None,
+    ) -> Effects[None]:
+        preparer = self._parts.preparer
+        place = preparer.place(namespace, key)
+        put = preparer.put(place, value, index, minutes, if_version, provenance)
+        yield from self._write([put])
+
+    def _write(self, puts: Sequence[Put]) -> Effects[None]:
+        model = yield from self._missing.make(puts)
+        yield WritePuts(puts, self._parts.now(), model)
+        if model is not None:
+            yield from self._missing.make_some(len(puts))
+
+    def _minutes(self, ttl: TTL) -> float | None:
+        if isinstance(ttl, NotProvided):
+            return (self._parts.ttl or {}).get("default_ttl")
+        return ttl
+
+    # -- reading
+
+    def get(
+        self, namespace: Any, key: Any, refresh_ttl: bool | None, as_of: Any
+    ) -> Effects[StoredItem | None]:
+        """An item, at present or at a moment."""
+        refresh = self._parts.refreshes(refresh_ttl)
+        return self._got(namespace, key, refresh=refresh, as_of=as_of)
+
+    def _got(
+        self, namespace: Any, key: Any, *, refresh: bool, as_of: Any = None
+    ) -> Effects[StoredItem | None]:
+        parts = self._parts
+        path, text = parts.path(namespace), check_key(key)
+        when = None if as_of is None else micros(as_of)
+        row = yield Read(parts.reader.get(path, text, parts.now(), when), snapshot=False)
+        if row is None:
+            return None
+        if refresh and when is None:
+            yield from self._touch([row])
+        return parts.records.item(row)
+
+    def _touch(self, rows: Sequence[Row]) -> Effects[None]:
+        """Let items that expire live on, now that they were read."""
+        mortal = [row[0] for row in rows if row[7] is not None]
+        if mortal and not self._parts.database.read_only:
+            yield Write(partial(self._parts.writer.touch, mortal, self._parts.now))
+
+    def search(
+        self,
+        wanted: Wanted,
+        asked: Query | None,
+        limit: int,
+        offset: int,
+        refresh_ttl: bool | None,
+    ) -> Effects[list[FoundItem]]:
+        """What answers a query best, or a page of all that is wanted."""
+        refresh = self._parts.refreshes(refresh_ttl)
+        return self._found(wanted, asked, *_page(limit, offset), refresh=refresh)
+
+    def _found(
+        self, wanted: Wanted, asked: Query | None, limit: int, offset: int, *, refresh: bool
+    ) -> Effects[list[FoundItem]]:
+        refresh = refresh and wanted.as_of is None
+        if asked is None:
+            pairs = yield Read(self._parts.reader.search(wanted, limit, offset))
+            if refresh:
+                yield from self._touch([row for row, _ in pairs])
+            return [FoundItem(item) for _, item in pairs]
+        found: list[FoundItem] = yield from self._parts.searcher.search(
+            wanted, asked, limit, offset
+        )
+        keys = [(self._parts.path(item.namespace), item.key) for item in found if item.expires_at]
+        if refresh and keys:
+            yield from self._touch((yield Read(self._rows(keys))))
+        return found
+
+    def _rows(self, keys: Sequence[tuple[bytes, str]]) -> Flow[list[Row]]:
+        out = []
+        for path, key in keys:
+            row = yield from self._parts.reader.get(path, key, self._parts.now(), None)
+            if row is not None:
+                out.append(row)
+        return out
+
+    def namespaces(self, op: ListNamespacesOp, as_of: Any) -> Effects[list[Namespace]]:
+        """Namespaces that hold something."""
+        conditions = tuple(op.match_conditions or ())
+        for condition in conditions:
+            check_condition(condition)
+        depth = op.max_depth
+        if depth is not None and (type(depth) is not int or depth < 1):
+            raise ConfigurationError(f"max_depth is {depth!r}; expected 1 or more, or None")
+        page = _page(op.limit, op.offset)
+        when = None if as_of is None else micros(as_of)
+        parts = self._parts
+        return _one(
+            parts.reader.namespaces(parts.root, conditions, depth, *page, parts.now(), when)
+        )
+
+    def history(self, namespace: Any, key: Any) -> Effects[list[StoredItem]]:
+        """Every version of a key."""
+        parts = self._parts
+        return _one(parts.reader.history(parts.path(namespace), check_key(key), parts.now()))
+
+    def why_not(
+        self, namespace: Any, key: Any, wanted: Wanted, asked: Query | None
+    ) -> Effects[WhyNot]:
+        """Where an item stands in the answers to a query."""
+        path, text = self._parts.path(namespace), check_key(key)
+        if asked is None:
+            raise ConfigurationError("why_not needs a query")
+        if not path.startswith(wanted.prefix):
+            return WhyNot("it is not under the prefix")
+        row = yield Read(self._parts.reader.get(path, text, wanted.now, wanted.as_of))
+        return (yield from self._parts.searcher.why_not(wanted, asked, row))
+
+
+def _one(flow: Flow[Any]) -> Effects[Any]:
+    return (yield Read(flow))
+
+
+def query_of(
+    text: Any,
+    mode: Any = "hybrid",
+    context: bool = True,
+    explain: bool = False,
+    weights: Weights | None = None,
+    during: Span | None = None,
+) -> Query | None:
+    """What a search asks; None: nothing, it goes by filters alone.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
+    if mode not in MODES:
+        raise ConfigurationError(f"mode is {mode!r}; expected one of {MODES}")
+    span = None if during is None else _span(during)
+    if text is None or text == "":
+        return None
+    if not isinstance(text, str):
+        raise ConfigurationError(f"query is {text!r}; expected text")
+    words = text.encode("utf-8", "replace").decode()
+    return Query(words, mode, context, explain, weights or Weights(), span)
+
+
+def _page(limit: Any, offset: Any) -> tuple[int, int]:
+    for name, number in (("limit", limit), ("offset", offset)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise ConfigurationError(f"{name} is {number!r}; expected a whole number, zero or more")
+    return min(limit, _MOST), min(offset, _MOST)
+
+
+def _span(during: Any) -> tuple[float, float]:
+    """A span in seconds since 1970."""
+    if not isinstance(during, tuple | list) or len(during) != 2:
+        raise ConfigurationError(
+            f"during is {during!r:.80}; expected two datetimes, from when and up to when"
+        )
+    start, end = map(micros, during)
+    if start >= end:
+        raise ConfigurationError(
+            f"during ends at {during[1]}, not after it starts at {during[0]}; expected the earlier "
+            "moment first"
+        )
+    return start / 1e6, end / 1e6

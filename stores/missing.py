@@ -1,0 +1,195 @@
+"""Vectors as effects: those of puts, those that are missing, and those of another model.
+
+An item whose embedder failed is found by text until it gets its vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from perdure.errors import ConfigurationError, EmbeddingFailed
+from perdure.storage.flow import Flow, Row, Statement, rows_of
+from perdure.stores.base import Pending, Progress
+from perdure.stores.embeddings import divided
+from perdure.stores.models import Model
+from perdure.stores.namespaces import labels, span
+from perdure.stores.parts import Parts
+from perdure.stores.puts import Put
+from perdure.stores.runner import Effects, EmbedAll, Read, Write
+from perdure.stores.values import texts
+
+BATCH = 256  # items embedded at a time
+_BY_THE_WAY = 3  # failed attempts after which an item is no longer tried together with a put
+_ANY = 1 << 62
+
+
+class MissingEmbeddings:
+    """Makes the vectors of a store.
+
+    Args:
+        parts: Of the store.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._sql = parts.sql
+        self._embeddings = parts.preparer.embeddings
+        self._some = False  # something was put here whose vectors could not be made
+
+    # -- of puts
+
+    def make(self, puts: Sequence[Put]) -> Effects[Model | None]:
+        """Give puts their vectors. Returns the model of these.
+
+        If the embedder fails, the puts are marked as lacking them.
+        """
+        model = self._embeddings.model
+        if model is None:
+            return None
+        if self._embeddings.quick is not None:
+            return model if any(put.text is not None and put.searched for put in puts) else None
+        every = [piece for put in puts for piece in put.pieces]
+        if not every:
+            return None
+        try:
+            vectors = yield EmbedAll(every)
+        except EmbeddingFailed as exc:
+            for put in puts:
+                put.lacking = str(exc) if put.pieces else None
+            self._some = True
+            return None
+        model = model.of(vectors.shape[1])
+        bodies = divided(vectors, [put.pieces for put in puts], model)
+        for put, body in zip(puts, bodies, strict=True):
+            put.vectors = body
+        return model
+
+    def make_some(self, puts: int) -> Effects[None]:
+        """After so many puts got theirs, try some that wait; not those that failed often."""
+        if not self._some:
+            return
+        limit = puts + 16
+        rows = yield Read(self._pending(b"", 0, limit, _BY_THE_WAY))
+        try:
+            if rows:
+                yield from self._give_each(rows)
+        except EmbeddingFailed:
+            self._some = True
+        else:
+            self._some = len(rows) == limit
+
+    # -- that are missing
+
+    def pending(self, prefix: bytes) -> Flow[list[Pending]]:
+        """Items under a prefix whose vectors could not be made yet."""
+        rows = yield from self._pending(prefix, 0, _ANY)
+        root, records = len(self._parts.root), self._parts.records
+        return [
+            Pending(
+                labels(row[1][root:]), row[2], row[11], records.text(row[12], ("pending", row[0]))
+            )
+            for row in rows
+        ]
+
+    def _pending(
+        self, prefix: bytes, since: int, limit: int, attempts: int = _ANY
+    ) -> Flow[list[Row]]:
+        sql = self._sql["pending"]
+        return (yield from rows_of(sql, since, *span(prefix), attempts, limit))
+
+    def count(self) -> Flow[int]:
+        """How many items should have vectors of the file's model, and do not."""
+        rows = yield Statement(self._sql["get_setting"], ("model",))
+        model = Model.parsed(rows[0][0]) if rows else None
+        # the first model replaced none, and one that is quick needs none stored
+        derived = self._embeddings.quick is not None and model == self._embeddings.model
+        if model is None or model.number < 2 or derived:
+            found = yield Statement(self._sql["pending_count"])
+        else:
+            found = yield Statement(self._sql["lacking_count"], (model.number,))
+        return int(found[0][0])
+
+    def embed_all(self, prefix: bytes) -> Effects[int]:
+        """Make those under a prefix. Returns how many items got theirs.
+
+        Raises:
+            EmbeddingFailed: The embedder fails for all.
+        """
+        total = since = 0
+        while rows := (yield Read(self._pending(prefix, since, BATCH))):
+            since = rows[-1][0]
+            total += yield from self._give_each(rows)
+        return total
+
+    def _give_each(self, rows: list[Row]) -> Effects[int]:
+        """Give vectors to as many as get them: a group that fails is halved, down to one item."""
+        groups, done = [rows], 0
+        failed: EmbeddingFailed | None = None
+        while groups:
+            group = groups.pop()
+            try:
+                done += yield from self._give(group)
+            except EmbeddingFailed as exc:
+                if len(group) > 1:
+                    groups += [group[len(group) // 2 :], group[: len(group) // 2]]
+                    continue
+                yield Write(partial(self._parts.writer.still_lacking, group[0][0], str(exc)))
+                if failed is not None and not done:  # the second in a row: it is not the texts
+                    raise
+                failed = exc
+        if failed is not None and not done:
+            raise failed
+        return done
+
+    def _give(self, rows: list[Row]) -> Effects[int]:
+        model = self._model()
+        groups = [self._pieces_of(row) for row in rows]
+        bodies: list[bytes | None] = [None] * len(rows)
+        every = [piece for group in groups for piece in group]
+        if every:
+            vectors = yield EmbedAll(every)
+            model = model.of(vectors.shape[1])
+            bodies = divided(vectors, groups, model)
+        given = [(row[0], body) for row, body in zip(rows, bodies, strict=True)]
+        yield Write(partial(self._parts.writer.give_vectors, given, model))
+        return len(rows)
+
+    def _pieces_of(self, row: Row) -> list[str]:
+        fields = self._parts.preparer.fields_of(row[10])
+        return self._embeddings.pieces(texts(self._parts.records.value(row), fields))
+
+    # -- of another model
+
+    def reembed(self, progress: Progress | None) -> Effects[int]:
+        """Make all vectors anew. Returns how many items got new ones.
+
+        Raises:
+            EmbeddingFailed: The embedder fails for all.
+            ConfigurationError: The store has no embedder.
+        """
+        model = self._model()
+        if self._embeddings.quick is None:
+            probe = yield EmbedAll(["perdure"])
+            model = model.of(probe.shape[1])
+        number = yield Write(partial(self._parts.writer.enrol, model, replace=True))
+        of = (yield Read(rows_of(self._sql["to_embed_count"], number)))[0][0]
+        if self._embeddings.quick is not None:  # the search makes them
+            while (yield Write(partial(rows_of, self._sql["drop_vectors"], number, BATCH))):
+                pass
+            yield Write(partial(rows_of, self._sql["bump_setting"], "embedded"))
+            if progress is not None:
+                progress(of, of)
+            return int(of)
+        done = since = 0
+        while rows := (yield Read(rows_of(self._sql["to_embed"], since, number, BATCH))):
+            since = rows[-1][0]
+            done += yield from self._give_each(rows)
+            if progress is not None:
+                progress(done, of)
+        return done
+
+    def _model(self) -> Model:
+        if self._embeddings.model is None:
+            raise ConfigurationError("the store has no embedder; open it with index=")
+        return self._embeddings.model
