@@ -7,12 +7,13 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Literal, Self
 
 from langgraph.store.base import IndexConfig, TTLConfig
 
-from perdure.errors import ConfigurationError
+from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.encryption import Clear, agree_on_key, seal_for
 from perdure.storage.flow import Flow, Statement
 from perdure.storage.sql import load
@@ -120,8 +121,9 @@ class SQLiteStore(WholeStore):
             yield from agree_on_key(seal, os.fsdecode(path), read_only=read_only)
             fields[:] = yield from agreed_fields(_SQL, given, kept, read_only=read_only)
             recorded = yield Statement(_SQL["get_setting"], ("model",))
-            if recorded:
-                embeddings.adopt(Model.parsed(recorded[0][0]))
+            with suppress(CorruptRecord):  # what needs the model says so
+                for (model,) in recorded:
+                    embeddings.adopt(Model.parsed(model))
 
         database = SQLiteDatabase(
             path,

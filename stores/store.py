@@ -37,7 +37,6 @@ from perdure.stores.base import (
 from perdure.stores.erasure import Eraser, ErasesMessages
 from perdure.stores.items import Items, query_of
 from perdure.stores.missing import MissingEmbeddings
-from perdure.stores.namespaces import check_prefix
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Index, is_brief, limits_of
 from perdure.stores.weighting import Weights
@@ -459,10 +458,9 @@ class Store(BaseStore):
             InvalidNamespace: The prefix is none, or empty.
             ConfigurationError: A limit is no whole number.
         """
-        path = check_prefix(prefix)
+        path = self._parts.path(prefix)
         if not path:
             raise InvalidNamespace("the prefix is empty; give at least one label")
-        path = self._parts.root + path
         return ScopedStore(self._parts.under(path, limits_of(path, max_items, max_bytes)))
 
 

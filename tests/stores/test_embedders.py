@@ -171,8 +171,10 @@ def test_another_model(backend: str, name: str, dims: int, tmp_path: Path) -> No
 
 def test_vectors_stored_in_another_way(tmp_path: Path) -> None:
     """It is the option that differs, not the embedder, and the error says which."""
-    with BACKENDS["file"](tmp_path) as store:
+    with BACKENDS["file"](tmp_path, vectors="float32") as store:
         write(store, A, a="my car")
+    with BACKENDS["file"](tmp_path) as store:
+        assert keys(store.search(A, query="automobile")) == ["a"]  # unless it is given
     with (
         BACKENDS["file"](tmp_path, vectors="int8") as store,
         pytest.raises(EmbedderMismatch, match=r"with vectors='int8': open it with vectors='float3"),

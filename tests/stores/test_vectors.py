@@ -107,7 +107,7 @@ class Course:
 def test_the_nearest_are_numpys(key: bytes | None, tmp_path: Path) -> None:
     """Through puts, updates, deletes, merges of segments and a reopening: recall is 1.0."""
     given = Given()
-    with opened(tmp_path / "x.db", given, key=key) as store:
+    with opened(tmp_path / "x.db", given, key=key, vectors="float32") as store:
         course = Course(store, given)
         for size in (1, 1, 3, 40, 1, 100, 2, 2, 2, 300, 1, 1, 70, 5):
             course.change(size)
