@@ -210,7 +210,10 @@ class Forgetting(Operations):
 
     def _erase(self, choice: _Choice) -> Flow[_Doomed]:
         doomed = yield from self._doomed(choice)
-        ids = [(row[0],) for row in (*doomed.present, *doomed.closed)]
+        every = (*doomed.present, *doomed.closed)
+        ids = [(row[0],) for row in every]
+        paths = [(path,) for path in {row[1] for row in every}]
+        yield Statement(self._sql["drop_index_at"], paths, many=True)
         for row in doomed.present:
             yield Statement(self._sql["shrink_namespace"], (row[0],))
         for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
@@ -218,6 +221,7 @@ class Forgetting(Operations):
         emptied = yield Statement(self._sql["drop_empty_namespaces"], span(choice.prefix))
         if not ids and not emptied:
             return doomed
+        yield Statement(self._sql["drop_index_left"])
         yield from self._writer.hush()
         yield Statement(self._sql["bump_setting"], ("erasures",))
         yield from scrub_wanted()
@@ -225,7 +229,7 @@ class Forgetting(Operations):
 
     def _forget_caches(self) -> None:
         """Words and vectors leave this process now, others when they next search."""
-        self._searcher.resident.forget()
+        self._searcher.indexes.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,8 @@ from perdure.stores.chunking import chunks
 from perdure.stores.models import Model
 from perdure.stores.namespaces import check_key, check_namespace
 from perdure.stores.records import provenance_fields
-from perdure.stores.resident import ASKS
 from perdure.stores.steps import EmbedAll, Steps
-from perdure.stores.text import asks, tokens
+from perdure.stores.text import ANALYZER, asks, tokens
 from perdure.stores.values import decode, encode, texts
 from perdure.stores.vectors import stored
 from perdure.stores.writing import Limit, Put
@@ -90,17 +89,19 @@ class Preparer:
             return put, []
         return put, self.pieces(texts(decode(put.text or ""), put.fields or self.fields))
 
-    def analysed(self, value: Mapping[str, Any], fields: str | None) -> str:
-        """The words of a value as they are stored; none if it has no text."""
+    def analysed(self, value: Mapping[str, Any], fields: str | None) -> tuple[list[str], bool]:
+        """The words of a value, none if it has no text, and whether it ends as a question does."""
         found = texts(value, self.fields_of(fields))
         if not found:
-            return ""
+            return [], False
         words = tokens("\n".join(found))
         if self.masked is not None:
             words = [self.masked(word) for word in words]
-        if asks(found[-1]):
-            words.append(ASKS)
-        return " ".join(words)
+        return words, asks(found[-1])
+
+    def made(self) -> list[Any]:
+        """How words are made: those that are made in another way cannot be compared."""
+        return [ANALYZER, list(self.fields), self.masked is not None]
 
     def fields_of(self, packed: str | None) -> Sequence[str]:
         """The paths that an item is searched by."""

@@ -2,7 +2,10 @@
 
 `store_items` holds the present version of each key, `store_versions` the closed ones. A version
 keeps its `id` when it is closed; ids and `seq` only grow, so what changed since one looked is a
-range of each. `store_index` holds what search needs of a version, whether present or closed.
+range of each. `store_index` holds what search needs of a version, whether present or closed;
+`store_indexes` the compact form of a namespace's index (`index_format.py`): it covers items up to
+the id `newest`, less those closed up to the `seq` `closed`. `store_namespaces.changes` is raised by
+whatever changes what search finds. `store_index.tokens` is of the first version, and empty since.
 Times are microseconds since 1970 (UTC).
 """
 
@@ -64,6 +67,16 @@ SQLITE = Migration(
             attempts INTEGER NOT NULL,
             error ANY NOT NULL
         ) STRICT
+        """,
+        """
+        ALTER TABLE store_namespaces ADD COLUMN changes INTEGER NOT NULL DEFAULT 0;
+        CREATE TABLE store_indexes (
+            ns INTEGER PRIMARY KEY,
+            newest INTEGER NOT NULL,
+            closed INTEGER NOT NULL,
+            body BLOB NOT NULL
+        ) STRICT;
+        INSERT INTO store_settings (name, value) SELECT 'words of items', 1 FROM store_index LIMIT 1
         """,
     ),
 )

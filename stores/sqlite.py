@@ -6,7 +6,6 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Final, Literal, Self
 
 from langgraph.store.base import IndexConfig, TTLConfig
@@ -19,13 +18,13 @@ from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import Synchronous
 from perdure.stores.core import Parts, forget_filters, system_clock
 from perdure.stores.embedding import CheckedEmbedder, embedder_from
+from perdure.stores.index_cache import Indexes
 from perdure.stores.models import Model
 from perdure.stores.offline import DIMS, StaticEmbedder
 from perdure.stores.options import TextIndex, check_names, check_options
 from perdure.stores.preparing import Preparer
 from perdure.stores.reading import Reader
 from perdure.stores.records import Records
-from perdure.stores.resident import Resident
 from perdure.stores.schema import SQLITE
 from perdure.stores.searching import Searcher
 from perdure.stores.steps import Driver
@@ -38,6 +37,7 @@ from perdure.stores.writing import Writer
 Offline = Literal["offline"]
 _SQL: Final = load("perdure.stores", "sqlite.sql")  # here, as no event loop may wait for a file
 _INDEX: Final = ("embed", "dims", "fields", "name")
+_INDEX_BYTES: Final = 256 << 20
 _APPROXIMATE_ABOVE: Final = 200_000  # vectors; 384 dimensions of float32 are 300 MB then
 
 
@@ -61,8 +61,11 @@ class SQLiteStore(Store):
             kept as keyed hashes (`"keyed"`): quicker to load, blind to misspellings, and it
             shows which items share words.
         vectors: How the numbers of a vector are stored; `"int8"` takes a quarter.
-        approximate_above: Vectors under a prefix from which a search may miss some of the
+        approximate_above: Vectors of a namespace from which a search may miss some of the
             nearest.
+        index_bytes: What the search indexes of namespaces may take in memory. Those that were
+            not searched for longest are dropped, and read again when they are needed; the one
+            searched last stays, whatever it takes.
         max_value_bytes: Of a value's JSON.
         synchronous: `"full"`: an acknowledged write survives a power cut. `"normal"`: it
             survives a crash of the process.
@@ -89,6 +92,7 @@ class SQLiteStore(Store):
         text_index: TextIndex = "sealed",
         vectors: Kind = "float32",
         approximate_above: int = _APPROXIMATE_ABOVE,
+        index_bytes: int = _INDEX_BYTES,
         max_value_bytes: int = MAX_BYTES,
         synchronous: Synchronous = "full",
         read_only: bool = False,
@@ -103,6 +107,7 @@ class SQLiteStore(Store):
             text_index=text_index,
             vectors=vectors,
             approximate_above=approximate_above,
+            index_bytes=index_bytes,
             max_value_bytes=max_value_bytes,
             read_only=read_only,
             timeout_s=timeout_s,
@@ -130,17 +135,16 @@ class SQLiteStore(Store):
         )
         records = Records(seal)
         masked = _mask(seal.hash_key) if kept == "keyed" else None
-        writer = Writer(_SQL, records, open_index=masked is not None)
+        writer = Writer(_SQL, records)
         preparer = Preparer(fields, max_value_bytes, model, masked)
-        resident = Resident(
+        indexes = Indexes(
             _SQL,
             records,
-            sealed_tokens=kept == "sealed",
+            budget=index_bytes,
             approximate_above=approximate_above,
             analyse=preparer.analysed,
-            keep=_ignored
-            if read_only
-            else lambda made: database.post(partial(writer.keep_tokens, made)),
+            made=preparer.made,
+            post=None if read_only else database.post,
             erased=lambda: _clear_caches(embedder),
         )
         reader = Reader(_SQL, records)
@@ -151,7 +155,7 @@ class SQLiteStore(Store):
                 reader,
                 writer,
                 preparer,
-                Searcher(_SQL, reader, resident, model, masked, _micros(clock)),
+                Searcher(_SQL, reader, indexes, model, masked, _micros(clock)),
                 Driver(database, writer, embedder, in_process),
                 ttl,
                 clock,
@@ -185,10 +189,6 @@ class SQLiteStore(Store):
 
 def _micros(clock: Callable[[], float]) -> Callable[[], int]:
     return lambda: int(clock() * 1_000_000)
-
-
-def _ignored(_: object) -> None:
-    """What reads only keeps nothing."""
 
 
 def _clear_caches(embedder: CheckedEmbedder | None) -> None:

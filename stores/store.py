@@ -115,9 +115,7 @@ class Store(DatabaseOwner, Transfer):
         ):
             total += found
         if total:
-            self.database.write(
-                lambda: rows_of(self._sql["drop_empty_namespaces"], *span(wanted.prefix))
-            )
+            self.database.write(lambda: self._drop_empty(wanted.prefix))
             self.database.shrink()
         return total
 
@@ -129,9 +127,17 @@ class Store(DatabaseOwner, Transfer):
         far = 1 << 62  # as the statement knows it
         bound = (*span(prefix), far if since is None else since, far if last is None else last)
         rows = yield Statement(self._sql["old_versions"], (*bound, _SWEEP))
-        yield Statement(self._sql["drop_version"], rows, many=True)
-        yield Statement(self._sql["drop_index"], rows, many=True)
+        if rows:
+            yield Statement(self._sql["drop_index_with"], rows, many=True)
+            yield Statement(self._sql["drop_version"], rows, many=True)
+            yield Statement(self._sql["drop_index"], rows, many=True)
+            yield Statement(self._sql["bump_setting"], ("erasures",))
         return len(rows)
+
+    def _drop_empty(self, prefix: bytes) -> Flow[None]:
+        yield Statement(self._sql["drop_empty_namespaces"], span(prefix))
+        yield Statement(self._sql["drop_index_left"])
+        yield Statement(self._sql["bump_setting"], ("erasures",))
 
     # -- indexes on paths
 

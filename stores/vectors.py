@@ -75,6 +75,12 @@ class Matrix:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        parts = (self.rows, self.scale, self.sketch)
+        return sum(part.nbytes for part in parts if part is not None)
+
     def taken(self, order: NDArray[Any]) -> Matrix:
         """Some rows, in an order."""
         return Matrix(self.rows[order], None if self.scale is None else self.scale[order])
