@@ -33,8 +33,8 @@ ROW: Final = np.dtype(
     ],
     align=True,
 )
-_SHORT: Final = 1 << 14  # entries of the list of words, 256 vectors: not sorted in before
-_SHARE: Final = 16  # nor before they are one in so many of what is sorted
+_SHORT: Final = 1 << 13  # entries of the list of words, 128 vectors: not sorted in before
+_SHARE: Final = 32  # nor before they are one in so many of what is sorted
 _MOST_COUNTED: Final = 255  # more often in one row counts no more
 _PER_WORD: Final = 120  # bytes of a word in a dict, about
 _ROW_BITS, _COUNT_BITS = 30, 8  # of a number that sorts by word, then row; the count rides along
@@ -239,16 +239,19 @@ class Index:
         of = place[np.concatenate([sorted_rows, of])].astype(np.int64)
         counts = np.concatenate([sorted_counts, counts])
         key = (every << (_ROW_BITS + _COUNT_BITS)) | (of << _COUNT_BITS) | counts
-        key = np.sort(key[of >= 0])
-        numbers = key >> (_ROW_BITS + _COUNT_BITS)
-        begins = np.flatnonzero(np.diff(numbers, prepend=-1))
-        used = numbers[begins]
+        inside = of >= 0
+        key = key[inside]
+        key[np.count_nonzero(inside[: len(sorted_rows)]) :].sort()
+        key.sort(kind="stable")  # which merges what is in order: rows keep their order
+        numbers = np.arange(len(self.vocabulary) + 1) << (_ROW_BITS + _COUNT_BITS)
+        starts = np.searchsorted(key, numbers)
+        used = np.flatnonzero(np.diff(starts))
         if len(used) < len(self.vocabulary):
             known = list(self.vocabulary.numbers)
             self.vocabulary = Vocabulary([known[number] for number in used.tolist()])
         kind = np.uint16 if len(order) <= 1 << 16 else np.int32
         self.postings = Postings(
-            np.append(begins, len(key)),
+            np.append(starts[used], len(key)),
             ((key >> _COUNT_BITS) & ((1 << _ROW_BITS) - 1)).astype(kind),
             (key & _MOST_COUNTED).astype(np.uint8),
         )

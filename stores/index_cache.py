@@ -1,10 +1,10 @@
 """The indexes of namespaces in memory: each is loaded when its namespace is first searched.
 
-A namespace has a counter that every change of its items raises, so a search first compares counters.
-An index whose counter is behind reads the items that are newer than those it knows, and drops those
-that are gone. An index that is not in memory is read from its compact form in the file, which a
-search writes that had many texts to analyse. The indexes that were not searched for longest are
-dropped when all of them take more than a number of bytes.
+A namespace has a counter that every change of its items raises, and a search first compares the
+counters. An index whose counter is behind reads the items that are newer than those it knows, and
+drops those that are gone. An index that is not in memory is read from its compact form in the file,
+which is written by a search that had many texts to analyse. The indexes that were not searched for
+longest are dropped when all of them take more than a number of bytes.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ class Indexes:
     def _read(
         self, held: _Held, index: Index, namespace: _Namespace, newest: int, state: _State
     ) -> Flow[tuple[int, int]]:
-        """Take in the items that are newer than some. Returns the newest, and how many there are."""
+        """Take in the items that are newer than one. Returns the newest, and their count."""
         total = 0
         while True:
             bound = (state.number, namespace.ns, newest, _READ)

@@ -1,8 +1,8 @@
 """The compact form of an index, as it is kept in the file: a head in JSON, then arrays.
 
-It is read by whoever searches the namespace next, in place of the texts. The row that holds it has a
-checksum or is encrypted, so a form that was damaged does not open; one that was made of other fields
-of the values, or by another analyzer, is not used either.
+It is read by whoever searches the namespace next, in place of the texts. It is stored with a
+checksum, or encrypted, so one that was damaged does not open; one whose words were made of other
+fields of the values, or by another analyzer, is not used.
 """
 
 from __future__ import annotations

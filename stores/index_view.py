@@ -69,7 +69,7 @@ class Vocabulary:
     def __init__(self, words: Iterable[str] = ()) -> None:
         self.numbers: dict[str, int] = defaultdict(lambda: len(self.numbers))
         for word in words:
-            self.numbers[word]  # noqa: B018 - gives it the next number
+            self.numbers.setdefault(word, len(self.numbers))
         self._spelling: Trigrams | None = None
         self._lock = threading.Lock()
 
@@ -86,7 +86,7 @@ class Vocabulary:
             return self._spelling.similar(word, limit=1, among=among)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Vectors:
     """Vectors and the row of each; the vectors of a row stand side by side."""
 
@@ -100,9 +100,14 @@ class Vectors:
             scores = self.matrix.estimates(query, 0, count, second_look(count))
         else:
             scores = self.matrix.scores(query, 0, count)
+        firsts, owners = self._firsts
+        out[owners] = scores if len(firsts) == count else np.maximum.reduceat(scores, firsts)
+
+    @cached_property
+    def _firsts(self) -> tuple[Ints, NDArray[np.int32]]:
+        """The first vector of each row that has one, and the row."""
         firsts = np.flatnonzero(np.diff(self.owner, prepend=-1))
-        best = scores if len(firsts) == count else np.maximum.reduceat(scores, firsts)
-        out[self.owner[firsts]] = best
+        return firsts, self.owner[firsts]
 
 
 @dataclass(frozen=True)
@@ -132,9 +137,14 @@ class View:
     vectors: tuple[Vectors, ...]
 
     @cached_property
+    def _is_whole(self) -> bool:
+        """Whether all rows are in, in their own order."""
+        return len(self.order) == len(self.rows) and bool((self.order[1:] > self.order[:-1]).all())
+
+    @cached_property
     def columns(self) -> Columns:
         """What is known of each row."""
-        rows = self.rows[self.order]
+        rows = self.rows if self._is_whole else self.rows[self.order]
         return Columns(
             ids=np.ascontiguousarray(rows["id"]),
             thread=rows["thread"].astype(np.int64),
@@ -153,10 +163,12 @@ class View:
             begin, end = self.postings.starts[number : number + 2]
             rows, counts = self.postings.rows[begin:end], self.postings.counts[begin:end]
         words, of, often = self.recent
-        hits = np.flatnonzero(words == number)
+        hits = (words == number).nonzero()[0]
         if len(hits):
             rows = np.concatenate([rows, of[hits]])
             counts = np.concatenate([counts, often[hits]])
+        if self._is_whole:
+            return rows.astype(np.int64), counts.astype(np.float32)
         places = self.place[rows]
         inside = places >= 0
         return places[inside].astype(np.int64), counts[inside].astype(np.float32)
@@ -171,7 +183,7 @@ class View:
         out = np.full(len(self.rows), np.nan, np.float32)
         for vectors in self.vectors:
             vectors.into(out, query, approximate_above)
-        return out[self.order]
+        return out if self._is_whole else out[self.order]
 
     def narrowed(self, ids: Ints) -> View:
         """The same with only the rows that have one of some ids."""

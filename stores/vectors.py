@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Kind = Literal["float32", "float16", "int8"]
 Floats = NDArray[np.float32]
 
-_BLOCK: Final = 4096  # rows widened to float32 at a time: they stay in the cache
+_BLOCK: Final = 1024  # rows widened to float32 at a time: they stay in the cache
 _SKETCH_BLOCK: Final = 1 << 14  # rows whose sketches are compared at a time
 _SECOND_LOOK: Final = 0.01  # share of the rows
 _AT_LEAST: Final = 4_000  # rows
