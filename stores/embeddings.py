@@ -44,6 +44,10 @@ class Embeddings:
         """The pieces of texts that are embedded, each by itself."""
         return [piece for text in texts for piece in chunks(text)]
 
+    def derives(self, file: Model) -> bool:
+        """Whether the vectors of a file's model are made by the search."""
+        return self.quick is not None and self.model == file
+
     def derive(self, rows: Sequence[Sequence[str]], file: Model | None) -> list[bytes | None]:
         """The vectors of some rows, given the texts of each; None where there is nothing to embed.
 
@@ -51,7 +55,7 @@ class Embeddings:
             rows: The texts of each row.
             file: What the file's vectors come from: if that is another model, there are none.
         """
-        if self.quick is None or self.model is None or self.model != file:
+        if self.quick is None or file is None or not self.derives(file):
             return [None] * len(rows)
         groups = [self.pieces(texts) for texts in rows]
         return divided(self.quick([piece for group in groups for piece in group]), groups, file)

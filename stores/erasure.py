@@ -127,7 +127,7 @@ class Eraser:
             late = {t: ids - (said.get(t) or set()) for t, ids in doomed.messages.items()}
             more = _erased(checkpointer, {t: ids for t, ids in late.items() if ids})
             # words and vectors leave this process now, others when they next search
-            parts.searcher.resident.forget()
+            parts.searcher.indexes.clear()
             gone = _Gone(
                 gone.messages + more.messages,
                 (*gone.cancelled, *more.cancelled),
@@ -169,7 +169,10 @@ class Eraser:
 
     def _erase(self, choice: _Choice) -> Flow[_Doomed]:
         doomed = yield from self._doomed(choice)
-        ids = [(row[0],) for row in (*doomed.present, *doomed.closed)]
+        every = (*doomed.present, *doomed.closed)
+        ids = [(row[0],) for row in every]
+        paths = [(path,) for path in {row[1] for row in every}]
+        yield Statement(self._parts.sql["drop_index_at"], paths, many=True)
         for row in doomed.present:
             yield Statement(self._parts.sql["shrink_namespace"], (row[0],))
         for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
@@ -177,6 +180,7 @@ class Eraser:
         emptied = yield Statement(self._parts.sql["drop_empty_namespaces"], span(choice.prefix))
         if not ids and not emptied:
             return doomed
+        yield Statement(self._parts.sql["drop_index_left"])
         yield from self._parts.writer.hush()
         yield Statement(self._parts.sql["bump_setting"], ("erasures",))
         yield from scrub_wanted()

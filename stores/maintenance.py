@@ -49,7 +49,7 @@ class Maintenance:
         while found := self._write(lambda: self._drop_versions(path, rule.last, since)):
             total += found
         if total:
-            self._write(lambda: rows_of(self._sql["drop_empty_namespaces"], *span(path)))
+            self._write(lambda: self._drop_empty(path))
             self._parts.database.shrink()
         return total
 
@@ -57,9 +57,16 @@ class Maintenance:
         far = 1 << 62  # as the statement knows it
         bound = (*span(prefix), far if since is None else since, far if last is None else last)
         rows = yield Statement(self._sql["old_versions"], (*bound, _SWEEP))
-        yield Statement(self._sql["drop_version"], rows, many=True)
-        yield Statement(self._sql["drop_index"], rows, many=True)
+        if rows:
+            for statement in ("drop_index_with", "drop_version", "drop_index"):
+                yield Statement(self._sql[statement], rows, many=True)
+            yield Statement(self._sql["bump_setting"], ("erasures",))
         return len(rows)
+
+    def _drop_empty(self, prefix: bytes) -> Flow[None]:
+        yield Statement(self._sql["drop_empty_namespaces"], span(prefix))
+        yield Statement(self._sql["drop_index_left"])
+        yield Statement(self._sql["bump_setting"], ("erasures",))
 
     def create_index(self, path: str) -> None:
         """Make an index on a path.

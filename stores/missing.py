@@ -103,8 +103,7 @@ class MissingEmbeddings:
         rows = yield Statement(self._sql["get_setting"], ("model",))
         model = Model.parsed(rows[0][0]) if rows else None
         # the first model replaced none, and one that is quick needs none stored
-        derived = self._embeddings.quick is not None and model == self._embeddings.model
-        if model is None or model.number < 2 or derived:
+        if model is None or model.number < 2 or self._embeddings.derives(model):
             found = yield Statement(self._sql["pending_count"])
         else:
             found = yield Statement(self._sql["lacking_count"], (model.number,))

@@ -89,6 +89,7 @@ _OPTIONS: Final[dict[str, _Rule]] = {
         lambda value: _is_whole(value, 0),
         "a whole number of vectors, zero or more",
     ),
+    "index_bytes": (lambda value: _is_whole(value, 0), "a whole number of bytes, zero or more"),
     "max_value_bytes": (lambda value: _is_whole(value, 1), "a whole number of bytes, 1 or more"),
     "read_only": (lambda value: isinstance(value, bool), "True or False"),
     "timeout_s": (

@@ -14,8 +14,7 @@ from perdure.stores.embeddings import Embeddings
 from perdure.stores.models import Model
 from perdure.stores.namespaces import check_key, check_namespace
 from perdure.stores.records import provenance_fields
-from perdure.stores.resident import ASKS
-from perdure.stores.text import asks, tokens
+from perdure.stores.text import ANALYZER, asks, tokens
 from perdure.stores.values import decode, encode, texts
 
 Index = Literal[False] | list[str] | None
@@ -186,17 +185,20 @@ class Preparer:
             )
         return put
 
-    def analysed(self, value: Mapping[str, Any], fields: str | None) -> str:
-        """The words of a value as they are stored; none if it has no text."""
+    def analysed(self, value: Mapping[str, Any], fields: str | None) -> tuple[list[str], bool]:
+        """The words of a value, none if it has no text, and whether it ends as a question does."""
         found = texts(value, self.fields_of(fields))
         if not found:
-            return ""
+            return [], False
         words = tokens("\n".join(found))
         if self.masked is not None:
             words = [self.masked(word) for word in words]
-        if asks(found[-1]):
-            words.append(ASKS)
-        return " ".join(words)
+        return words, asks(found[-1])
+
+    def made(self, file: Model | None) -> list[Any]:
+        """How words and vectors are made in a file of a model; others cannot be compared."""
+        number = file.number if file is not None and self.embeddings.derives(file) else 0
+        return [ANALYZER, list(self.fields), self.masked is not None, number]
 
     def fields_of(self, packed: str | None) -> Sequence[str]:
         """The paths that an item is searched by."""

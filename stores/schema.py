@@ -3,7 +3,11 @@
 `store_items` holds the present version of each key, `store_versions` the closed ones. A version
 keeps its `id` when it is closed; ids and `seq` only grow, so what changed since one looked is a
 range of each. `store_index` holds what search needs of a version, whether present or closed, and
-cannot make from it.
+cannot make from it; `store_indexes` the compact form of a namespace's index (`index_format.py`): it
+covers items up to the id `newest`, less those closed up to the `seq` `closed`.
+`store_namespaces.changes` is raised by whatever changes what search finds. Whether search finds a
+version at all is said by `searched`, and of what the first version wrote, where that is NULL, by
+there being a row in `store_index`. `store_index.tokens` is of the first version, and empty since.
 Times are microseconds since 1970 (UTC).
 """
 
@@ -66,10 +70,17 @@ SQLITE = Migration(
             error ANY NOT NULL
         ) STRICT
         """,
-        # whether search finds a version; before, it did if there was a row in `store_index`
         """
         ALTER TABLE store_items ADD COLUMN searched INTEGER;
-        ALTER TABLE store_versions ADD COLUMN searched INTEGER
+        ALTER TABLE store_versions ADD COLUMN searched INTEGER;
+        ALTER TABLE store_namespaces ADD COLUMN changes INTEGER NOT NULL DEFAULT 0;
+        CREATE TABLE store_indexes (
+            ns INTEGER PRIMARY KEY,
+            newest INTEGER NOT NULL,
+            closed INTEGER NOT NULL,
+            body BLOB NOT NULL
+        ) STRICT;
+        INSERT INTO store_settings (name, value) SELECT 'words of items', 1 FROM store_index LIMIT 1
         """,
     ),
 )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -16,19 +15,20 @@ from perdure.stores.base import FoundItem, Mode, StoredItem, WhyNot
 from perdure.stores.bm25 import Term
 from perdure.stores.cues import named_actors, names_of, said_when
 from perdure.stores.embeddings import Embeddings
+from perdure.stores.index_cache import Indexes, Overtaken
 from perdure.stores.kinship import kin_of
 from perdure.stores.models import Model
 from perdure.stores.ranking import Cues, Ranked, rank
 from perdure.stores.reading import Reader, Wanted
-from perdure.stores.resident import Overtaken, Resident
 from perdure.stores.runner import Effects, Embed, Read
-from perdure.stores.scopes import Scope
+from perdure.stores.scopes import Scope, Sought
 from perdure.stores.text import is_misspellable, query_tokens, without
 from perdure.stores.vectors import Floats
 from perdure.stores.weighting import Weights
 
 _LOG = logging.getLogger("perdure")
 MODES: Final = ("hybrid", "text", "semantic")
+_Past = dict[int, StoredItem]  # the items of a scope of the past, by id
 _NO_VECTOR: Final = -1.0  # a row without a vector comes after all that have one
 _MOST_GUESSED: Final = 16  # words of a query that may be misspelt: 1 ms each
 _MANY_ACTORS: Final = 1_000  # a scope with more is no conversation: nobody is named in it
@@ -62,7 +62,7 @@ class Searcher:
     Args:
         sql: The statements, by name.
         reader: Reads items.
-        resident: The index.
+        indexes: The indexes of the namespaces.
         embeddings: What makes the query's vector.
         masked: Turns tokens into keyed hashes, if the index holds those.
         now: The time, in microseconds.
@@ -70,7 +70,7 @@ class Searcher:
 
     sql: dict[str, str]
     reader: Reader
-    resident: Resident
+    indexes: Indexes
     embeddings: Embeddings
     masked: Any
     now: Callable[[], int]
@@ -84,8 +84,7 @@ class Searcher:
         self, wanted: Wanted, query: Query, limit: int, offset: int
     ) -> Effects[list[FoundItem]]:
         """The best items, best first; ties by age, newest first."""
-        scope, past = yield from self._scoped(wanted)
-        ranked = yield from self._ranked(scope, query, wanted)
+        scope, past, ranked = yield from self._ranked(query, wanted)
         if ranked is None:
             return []
         found: list[FoundItem] = yield Read(
@@ -99,11 +98,10 @@ class Searcher:
             return WhyNot("there is no such item")
         if self.reader.checked(row, wanted) is None:
             return WhyNot("the filter leaves it out")
-        scope, _ = yield from self._scoped(wanted)
+        scope, _, ranked = yield from self._ranked(query, wanted)
         place = np.flatnonzero(scope.ids == row[0])
         if not len(place):
             return WhyNot("it was put with index=False, or has no text to search")
-        ranked = yield from self._ranked(scope, query, wanted)
         if ranked is None:
             return WhyNot("the query has no words and there is no embedder")
         score = ranked.scores[place[0]]
@@ -113,46 +111,51 @@ class Searcher:
 
     # -- the rows in question
 
-    def _scoped(self, wanted: Wanted) -> Effects[tuple[Scope, dict[int, StoredItem]]]:
+    def _scoped(self, wanted: Wanted, sought: Sought) -> Effects[tuple[Scope, _Past]]:
         while True:
             try:
-                found: tuple[Scope, dict[int, StoredItem]] = yield Read(self._scope(wanted))
+                found: tuple[Scope, _Past] = yield Read(self._scope(wanted, sought))
             except Overtaken:
                 continue
             return found
 
-    def _scope(self, wanted: Wanted) -> Flow[tuple[Scope, dict[int, StoredItem]]]:
+    def _scope(self, wanted: Wanted, sought: Sought) -> Flow[tuple[Scope, _Past]]:
         if wanted.as_of is not None:
             found = yield from self.reader.rows(wanted)
-            scope = yield from self.resident.past([row for row, _ in found])
+            scope = yield from self.indexes.past([row for row, _ in found])
             return scope, {row[0]: item for row, item in found}
         ids = None
         if wanted.filter is not None or wanted.provenance is not None:
             ids = yield from self.reader.ids(wanted)
-        return (yield from self.resident.scope(wanted.prefix, wanted.now, ids)), {}
+        return (yield from self.indexes.scope(wanted.prefix, wanted.now, sought, ids)), {}
 
     # -- their scores
 
-    def _ranked(self, scope: Scope, query: Query, wanted: Wanted) -> Effects[Ranked | None]:
-        words = query_tokens(query.text)
-        named = self._named(scope, words)
-        cosines = None
-        if query.mode != "text" and len(scope):
-            cosines = yield from self._cosines(scope, query, named)
-            if cosines is not None and wanted.as_of is None:
-                self._tell_lacking(cosines)
-        terms = (
-            []
-            if query.mode == "semantic"
-            else self._terms(scope, words, named, cosines is not None)
-        )
+    def _ranked(self, query: Query, wanted: Wanted) -> Effects[tuple[Scope, _Past, Ranked | None]]:
+        words = [] if query.mode == "semantic" else query_tokens(query.text)
+        sought = Sought([self._kept(other) for word in words for other in self._meant(word)])
+        scope, past = yield from self._scoped(wanted, sought)
+        if not len(scope):
+            return scope, past, None
+        named = self._named(scope, query.text)
+        vector = yield from self._vector(scope, query, named)
+        guesses = yield from self._guesses(scope, words, named, vector is not None, wanted)
+        if not scope.held and (vector is not None or guesses):
+            every = [*sought.words, *guesses.values()]
+            sought = Sought(every, vector=vector, model=scope.model)
+            scope, past = yield from self._scoped(wanted, sought)
+            named = self._named(scope, query.text)
+        cosines = None if vector is None else scope.cosines(vector)
+        if cosines is not None and wanted.as_of is None:
+            self._tell_lacking(cosines)
+        terms = self._terms(scope, words, named, guesses, cosines is not None)
         if not len(scope) or (cosines is None and not terms):
-            return None
+            return scope, past, None
         arrangement = scope.arrangement() if query.context else None
         cues = self._cues(scope, query, named, wanted.now)
         if cosines is not None and not terms and arrangement is None and cues.silent:
             scores = np.nan_to_num(cosines, nan=_NO_VECTOR)  # nothing to weigh it with
-            return Ranked(scores, {"vector": scores})
+            return scope, past, Ranked(scores, {"vector": scores})
         ranked = rank(
             len(scope),
             terms=terms,
@@ -162,13 +165,15 @@ class Searcher:
             cues=cues,
             weights=query.weights,
         )
-        return ranked if cosines is None or terms else _with_vectors_first(ranked, cosines)
+        if cosines is not None and not terms:
+            ranked = _with_vectors_first(ranked, cosines)
+        return scope, past, ranked
 
     def _tell_lacking(self, cosines: Floats) -> None:
         """Say once that a search by vectors cannot see all: nothing else would show it."""
-        lacking = 0 if self.resident.told_lacking else int(np.isnan(cosines).sum())
+        lacking = 0 if self.indexes.told_lacking else int(np.isnan(cosines).sum())
         if lacking:
-            self.resident.told_lacking = True
+            self.indexes.told_lacking = True
             _LOG.warning(
                 "%d of %d items are found by their words only, for they have no vectors of the "
                 "store's model: unless a reembed() is at work it was cut off, or their embedder "
@@ -177,9 +182,12 @@ class Searcher:
                 len(cosines),
             )
 
-    def _cosines(
+    def _vector(
         self, scope: Scope, query: Query, named: dict[int, frozenset[str]]
     ) -> Effects[Floats | None]:
+        """The vector of a query; None if there is none, or nothing to compare it with."""
+        if query.mode == "text":
+            return None
         if self.model is None:
             if query.mode == "semantic":
                 raise ConfigurationError(
@@ -195,20 +203,20 @@ class Searcher:
                 raise
             _LOG.warning("the query is answered by words alone: %s", exc)
             return None
-        stored = scope.known.model
-        if stored is None:
+        if scope.model is None:
             return None
-        if stored != self.model.of(len(vector)):
-            raise stored.mismatch(self.model.of(len(vector)))
-        return scope.cosines(vector, self.resident.approximate_above)
+        if scope.model != self.model.of(len(vector)):
+            raise scope.model.mismatch(self.model.of(len(vector)))
+        found: Floats = vector
+        return found
 
-    def _named(self, scope: Scope, words: Sequence[str]) -> dict[int, frozenset[str]]:
+    def _named(self, scope: Scope, text: str) -> dict[int, frozenset[str]]:
         """The actors of the scope that a query names, with the tokens of their names."""
         codes = np.unique(scope.actor[scope.actor >= 0])
         if not len(codes) or len(codes) > _MANY_ACTORS:
             return {}
-        names = [scope.known.actors[code] for code in codes]
-        said = named_actors(words, names)
+        names = [scope.actors[code] for code in codes]
+        said = named_actors(query_tokens(text), names)
         return {
             int(code): names_of(name)
             for code, name, is_named in zip(codes, names, said, strict=True)
@@ -220,44 +228,59 @@ class Searcher:
         scope: Scope,
         words: Sequence[str],
         named: dict[int, frozenset[str]],
+        guesses: dict[str, str],
         by_meaning: bool,
     ) -> list[Term]:
         """The query's words in the scope; by meaning, also with words that say nearly the same."""
         names = _all(named)
-        guesses = _MOST_GUESSED
         out = []
         for word in words:
-            rows, counts = self._term(scope, word)
+            rows, counts = scope.term(self._kept(guesses.get(word, word)))
             is_name = word in names
             kin = self._kin(scope, word) if by_meaning and not is_name else ()
             if len(rows) or kin:
                 out.append(Term(rows, counts, is_name, kin))
-            elif self.masked is None and guesses and is_misspellable(word):
-                guesses -= 1
-                out += self._near(scope, word)
         return out
 
     def _kin(self, scope: Scope, word: str) -> tuple[tuple[Any, float], ...]:
         """Rows that have words near in meaning; those of keyed hashes cannot be told."""
         if self.masked is not None:
             return ()
-        found = ((self._term(scope, other)[0], near) for other, near in kin_of(word))
+        found = ((scope.term(other)[0], near) for other, near in kin_of(word))
         return tuple((rows, near) for rows, near in found if len(rows))
 
-    def _term(self, scope: Scope, word: str) -> tuple[Any, Any]:
-        number = scope.known.words.get(word if self.masked is None else self.masked(word))
-        return scope.term(-1 if number is None else number)
+    def _meant(self, word: str) -> Iterator[str]:
+        """A word, and those near in meaning."""
+        yield word
+        yield from (other for other, _ in kin_of(word))
 
-    def _near(self, scope: Scope, word: str) -> list[Term]:
-        """What a word that nothing has may have meant."""
-        out = []
-        here = partial(self._has, scope)
-        for other, _ in self.resident.similar(word, here):
-            out.append(Term(*self._term(scope, other)))
-        return out
+    def _kept(self, word: str) -> str:
+        """A word as the index has it."""
+        return word if self.masked is None else str(self.masked(word))
 
-    def _has(self, scope: Scope, word: str) -> bool:
-        return len(self._term(scope, word)[0]) > 0
+    def _guesses(
+        self,
+        scope: Scope,
+        words: Sequence[str],
+        named: dict[int, frozenset[str]],
+        by_meaning: bool,
+        wanted: Wanted,
+    ) -> Effects[dict[str, str]]:
+        """What words that nothing has may have meant."""
+        if self.masked is not None:
+            return {}
+        names = _all(named)
+        unknown = [
+            word
+            for word in words
+            if is_misspellable(word)
+            and not len(scope.term(word)[0])
+            and not (by_meaning and word not in names and self._kin(scope, word))
+        ][:_MOST_GUESSED]
+        if unknown and not scope.held:
+            scope, _ = yield from self._scoped(wanted, Sought(vocabulary=True))
+        found = ((word, scope.similar(word)) for word in unknown)
+        return {word: other for word, other in found if other is not None}
 
     def _cues(self, scope: Scope, query: Query, named: dict[int, frozenset[str]], now: int) -> Cues:
         return Cues(
@@ -274,7 +297,7 @@ class Searcher:
         query: Query,
         scope: Scope,
         ranked: Ranked,
-        past: dict[int, StoredItem],
+        past: _Past,
         limit: int,
         offset: int,
     ) -> Flow[list[FoundItem]]:

@@ -8,7 +8,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final, Literal, Self
 
 from langgraph.store.base import IndexConfig, TTLConfig
@@ -21,6 +20,7 @@ from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import Synchronous
 from perdure.stores.embedders import embedder_from
 from perdure.stores.embeddings import Embeddings
+from perdure.stores.index_cache import Indexes
 from perdure.stores.models import Model
 from perdure.stores.offline import DIMS, StaticEmbedder
 from perdure.stores.options import TextIndex, check_names, check_options
@@ -28,7 +28,6 @@ from perdure.stores.parts import Parts, clear_filters
 from perdure.stores.puts import Preparer
 from perdure.stores.reading import Reader
 from perdure.stores.records import Records
-from perdure.stores.resident import Resident
 from perdure.stores.runner import Runner
 from perdure.stores.schema import SQLITE
 from perdure.stores.searching import Searcher
@@ -41,6 +40,7 @@ from perdure.stores.writer import Writer
 Offline = Literal["offline"]
 _SQL: Final = load("perdure.stores", "sqlite.sql")  # here, as no event loop may wait for a file
 _INDEX: Final = ("embed", "dims", "fields", "name")
+_INDEX_BYTES: Final = 256 << 20
 _APPROXIMATE_ABOVE: Final = 200_000  # vectors; 384 dimensions of float32 are 300 MB then
 
 
@@ -65,8 +65,11 @@ class SQLiteStore(WholeStore):
             shows which items share words.
         vectors: How the numbers of a vector are stored; None: as in the file, `"int8"` in a new
             one, which takes a quarter of `"float32"`.
-        approximate_above: Vectors under a prefix from which a search may miss some of the
+        approximate_above: Vectors of a namespace from which a search may miss some of the
             nearest.
+        index_bytes: What the search indexes of namespaces may take in memory. Those that were
+            not searched for longest are dropped, and read again when they are needed; the one
+            searched last stays, whatever it takes.
         max_value_bytes: Of a value's JSON.
         synchronous: `"full"`: an acknowledged write survives a power cut. `"normal"`: it
             survives a crash of the process.
@@ -95,6 +98,7 @@ class SQLiteStore(WholeStore):
         text_index: TextIndex = "sealed",
         vectors: Kind | None = None,
         approximate_above: int = _APPROXIMATE_ABOVE,
+        index_bytes: int = _INDEX_BYTES,
         max_value_bytes: int = MAX_BYTES,
         synchronous: Synchronous = "full",
         read_only: bool = False,
@@ -107,6 +111,7 @@ class SQLiteStore(WholeStore):
             text_index=text_index,
             vectors=vectors,
             approximate_above=approximate_above,
+            index_bytes=index_bytes,
             max_value_bytes=max_value_bytes,
             read_only=read_only,
             timeout_s=timeout_s,
@@ -136,18 +141,17 @@ class SQLiteStore(WholeStore):
         )
         records = Records(seal)
         masked = _mask(seal.hash_key) if kept == "keyed" else None
-        writer = Writer(_SQL, records, open_index=masked is not None)
+        writer = Writer(_SQL, records)
         preparer = Preparer(fields, max_value_bytes, embeddings, masked)
-        resident = Resident(
+        indexes = Indexes(
             _SQL,
             records,
-            sealed_tokens=kept == "sealed",
+            budget=index_bytes,
             approximate_above=approximate_above,
             analyse=preparer.analysed,
             derive=preparer.derived,
-            keep=_ignored
-            if read_only
-            else lambda made: database.post(partial(writer.keep_tokens, made)),
+            made=preparer.made,
+            post=None if read_only else database.post,
             erased=lambda: _clear_caches(preparer),
         )
         reader = Reader(_SQL, records)
@@ -159,7 +163,7 @@ class SQLiteStore(WholeStore):
                 reader,
                 writer,
                 preparer,
-                Searcher(_SQL, reader, resident, embeddings, masked, _micros(clock)),
+                Searcher(_SQL, reader, indexes, embeddings, masked, _micros(clock)),
                 Runner(database, writer, embeddings.embedder, embeddings.in_process),
                 ttl,
                 clock,
@@ -193,10 +197,6 @@ class SQLiteStore(WholeStore):
 
 def _micros(clock: Callable[[], float]) -> Callable[[], int]:
     return lambda: int(clock() * 1_000_000)
-
-
-def _ignored(_: object) -> None:
-    """What reads only keeps nothing."""
 
 
 def _clear_caches(preparer: Preparer) -> None:

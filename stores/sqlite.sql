@@ -12,12 +12,13 @@ ON CONFLICT (name) DO UPDATE SET value = value + 1;
 -- add_namespace: a new namespace
 INSERT INTO store_namespaces (path) VALUES (?) RETURNING ns;
 
--- grow_namespace: count its items and bytes
-UPDATE store_namespaces SET items = items + ?, bytes = bytes + ? WHERE ns = ?;
+-- grow_namespace: count its items and bytes, and that it has changed
+UPDATE store_namespaces SET items = items + ?, bytes = bytes + ?, changes = changes + 1 WHERE ns = ?;
 
--- grow_path: count items and bytes of a namespace by its path, which may be new
-INSERT INTO store_namespaces (path, items, bytes) VALUES (?, ?, ?)
-ON CONFLICT (path) DO UPDATE SET items = items + excluded.items, bytes = bytes + excluded.bytes;
+-- grow_path: the same of a namespace that may be new, by its path
+INSERT INTO store_namespaces (path, items, bytes, changes) VALUES (?, ?, ?, 1)
+ON CONFLICT (path) DO UPDATE SET
+    items = items + excluded.items, bytes = bytes + excluded.bytes, changes = changes + 1;
 
 -- drop_empty_namespaces: those of a range in which nothing is left, not even a closed version
 DELETE FROM store_namespaces WHERE path >= ? AND path < ?
@@ -98,13 +99,10 @@ SELECT id FROM store_items WHERE id >= ?;
 -- add_index: what search needs of a version
 INSERT INTO store_index (id, vectors, model, fields) VALUES (?, ?, ?, ?);
 
--- drop_words: words that were made in another way than from now on
-UPDATE store_index SET tokens = NULL WHERE tokens IS NOT NULL;
-
--- keep_tokens: the words of a version, made by the first search that needed them
-INSERT INTO store_index (tokens, id)
-SELECT ?1, ?2 WHERE EXISTS (SELECT 1 FROM store_items WHERE id = ?2)
-ON CONFLICT (id) DO UPDATE SET tokens = excluded.tokens WHERE tokens IS NULL;
+-- drop_words: words that the first version kept with each item, once an index of its namespace is kept
+UPDATE store_index SET tokens = NULL WHERE id IN (
+    SELECT i.id FROM store_settings s CROSS JOIN store_items i
+    WHERE s.name = 'words of items' AND i.ns = ?);
 
 -- set_vectors: the vectors of a version
 INSERT INTO store_index (id, vectors, model) VALUES (?, ?, ?)
@@ -113,6 +111,10 @@ ON CONFLICT (id) DO UPDATE SET vectors = excluded.vectors, model = excluded.mode
 -- drop_vectors: some vectors of other models
 UPDATE store_index SET vectors = NULL, model = NULL
 WHERE id IN (SELECT id FROM store_index WHERE model <> ? LIMIT ?) RETURNING 1;
+
+-- raise_changes: the namespace of an item has changed
+UPDATE store_namespaces SET changes = changes + 1
+WHERE ns = (SELECT i.ns FROM store_items i WHERE i.id = ?);
 
 -- add_pending: a version that waits for its vectors
 INSERT INTO store_pending (id, attempts, error) VALUES (?, 1, ?)
@@ -178,7 +180,7 @@ WHERE n.path = ?1 AND v.key = ?2
 ORDER BY 4;
 
 -- shrink_namespace: an item is about to go
-UPDATE store_namespaces SET items = items - 1, bytes = bytes - i.size
+UPDATE store_namespaces SET items = items - 1, bytes = bytes - i.size, changes = changes + 1
 FROM store_items i WHERE i.id = ? AND store_namespaces.ns = i.ns;
 
 -- every_path: namespaces under a prefix, also those of which only closed versions are left
@@ -206,9 +208,6 @@ ORDER BY 4;
 
 -- touch: let items live on for their time from now
 UPDATE store_items SET expires_at = ?1 + ttl WHERE id = ?2 AND ttl IS NOT NULL AND expires_at > ?1;
-
--- expired_since: items whose time was over within a span
-SELECT id FROM store_items WHERE expires_at > ? AND expires_at <= ?;
 
 -- expired: items whose time is over
 SELECT id, ns, size, expires_at FROM store_items
@@ -269,31 +268,56 @@ ORDER BY n.path LIMIT ?5;
 -- path_indexes: names of the indexes on JSON paths
 SELECT name FROM sqlite_master WHERE type = 'index' AND name LIKE 'store\_path:%' ESCAPE '\';
 
--- marks: the newest id, the newest closing, how often something was erased or got its vectors later, the model
-SELECT (SELECT seq FROM sqlite_sequence WHERE name = 'store_items'),
-       (SELECT seq FROM sqlite_sequence WHERE name = 'store_versions'),
-       (SELECT value FROM store_settings WHERE name = 'erasures'),
-       (SELECT value FROM store_settings WHERE name = 'embedded'),
+-- marks: how often something was erased or got its vectors later, the newest closing, the model
+SELECT coalesce((SELECT value FROM store_settings WHERE name = 'erasures'), 0),
+       coalesce((SELECT value FROM store_settings WHERE name = 'embedded'), 0),
+       coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'store_versions'), 0),
        (SELECT value FROM store_settings WHERE name = 'model');
 
--- index_since: what search needs of present items that are newer
+-- namespaces_under: those under a prefix in which something is present, and how often they have changed
+SELECT ns, path, changes, items FROM store_namespaces
+WHERE path >= ? AND path < ? AND items > 0 ORDER BY path;
+
+-- get_index: the compact form of a namespace's index
+SELECT body FROM store_indexes WHERE ns = ?;
+
+-- keep_index: the compact form of a namespace's index, unless something was erased since it was made
+INSERT OR REPLACE INTO store_indexes (newest, closed, body, ns)
+SELECT ?, ?, ?, n.ns FROM store_namespaces n WHERE n.ns = ? AND n.path = ?
+AND coalesce((SELECT value FROM store_settings WHERE name = 'erasures'), 0) = ?;
+
+-- drop_indexes: all compact forms
+DELETE FROM store_indexes;
+
+-- drop_index_at: the compact form of a namespace, in which something is erased
+DELETE FROM store_indexes WHERE ns = (SELECT n.ns FROM store_namespaces n WHERE n.path = ?);
+
+-- drop_index_with: the compact form that holds the words of a closed version, which is about to go
+DELETE FROM store_indexes WHERE ns = (SELECT v.ns FROM store_versions v WHERE v.id = ?1)
+AND newest >= ?1 AND closed < (SELECT v.seq FROM store_versions v WHERE v.id = ?1);
+
+-- drop_index_left: the compact forms of namespaces that are gone
+DELETE FROM store_indexes WHERE ns NOT IN (SELECT ns FROM store_namespaces);
+
+-- index_since: what search needs of the present items of a namespace that are newer than one
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at,
-       CASE WHEN x.tokens IS NULL OR ?5 THEN i.value END, i.provenance,
-       x.tokens, CASE x.model WHEN ?1 THEN x.vectors END, x.fields
-FROM store_items i JOIN store_namespaces n ON n.ns = i.ns LEFT JOIN store_index x ON x.id = i.id
-WHERE i.id > ?2 AND i.id <= ?3 AND (i.searched OR x.id IS NOT NULL) ORDER BY i.id LIMIT ?4;
+       CASE WHEN i.searched OR x.id IS NOT NULL THEN i.value END, i.provenance,
+       CASE x.model WHEN ?1 THEN x.vectors END, x.fields
+FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns LEFT JOIN store_index x ON x.id = i.id
+WHERE n.ns = ?2 AND i.id > ?3 ORDER BY i.id LIMIT ?4;
 
--- index_of: what search needs of one version
-SELECT x.tokens, CASE x.model WHEN ?1 THEN x.vectors END, x.fields
-FROM (SELECT id, searched FROM store_items WHERE id = ?2
-      UNION ALL SELECT id, searched FROM store_versions WHERE id = ?2) v
-LEFT JOIN store_index x ON x.id = v.id WHERE v.searched OR x.id IS NOT NULL;
+-- index_of: what search needs of the versions of a list of ids, but for their values
+SELECT asked.value, CASE x.model WHEN ?1 THEN x.vectors END, x.fields
+FROM json_each(?2) AS asked LEFT JOIN store_index x ON x.id = asked.value
+WHERE x.id IS NOT NULL OR (SELECT i.searched FROM store_items i WHERE i.id = asked.value)
+OR (SELECT v.searched FROM store_versions v WHERE v.id = asked.value);
 
--- closed_since: versions closed since
-SELECT id FROM store_versions WHERE seq > ?;
+-- expiries: when items of a list of ids expire
+SELECT i.id, i.expires_at FROM json_each(?) AS asked CROSS JOIN store_items i ON i.id = asked.value
+WHERE i.expires_at IS NOT NULL;
 
--- present_ids: the ids of all present items
-SELECT id FROM store_items;
+-- present_ids: the ids of all present items of a namespace
+SELECT id FROM store_items WHERE ns = ?;
 
 -- counts: namespaces, items, their bytes, versions
 SELECT (SELECT count(*) FROM store_namespaces WHERE items > 0),
@@ -307,10 +331,3 @@ SELECT count(*) FROM store_pending;
 -- lacking_count: how many wait for their vectors, or have those of another model
 SELECT count(*) FROM store_items i LEFT JOIN store_index x ON x.id = i.id LEFT JOIN store_pending p ON p.id = i.id
 WHERE (i.searched AND x.id IS NULL) OR x.model <> ? OR p.id IS NOT NULL;
-
--- index_filled: what search needs of those present items, of a list of ids, that have vectors of a model
-SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at,
-       CASE WHEN x.tokens IS NULL THEN i.value END, i.provenance, x.tokens, x.vectors, x.fields
-FROM json_each(?2) AS lacking CROSS JOIN store_index x ON x.id = lacking.value
-CROSS JOIN store_items i ON i.id = x.id JOIN store_namespaces n ON n.ns = i.ns
-WHERE x.model = ?1 AND x.vectors IS NOT NULL;

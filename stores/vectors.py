@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Kind = Literal["float32", "float16", "int8"]
 Floats = NDArray[np.float32]
 
-_BLOCK: Final = 4096  # rows widened to float32 at a time: they stay in the cache
+_BLOCK: Final = 1024  # rows widened to float32 at a time: they stay in the cache
 _SKETCH_BLOCK: Final = 1 << 14  # rows whose sketches are compared at a time
 _SECOND_LOOK: Final = 0.01  # share of the rows
 _AT_LEAST: Final = 4_000  # rows
@@ -74,6 +74,12 @@ class Matrix:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        parts = (self.rows, self.scale, self.sketch)
+        return sum(part.nbytes for part in parts if part is not None)
 
     def taken(self, order: NDArray[Any]) -> Matrix:
         """Some rows, in an order."""

@@ -46,7 +46,7 @@ def agreed_fields(
     if found != wanted and not read_only:
         yield Statement(sql["set_setting"], (_NAME, json.dumps(wanted)))
         if found is not None:
-            yield Statement(sql["drop_words"])
+            yield Statement(sql["drop_indexes"])
             yield Statement(sql["bump_setting"], ("erasures",))
     return fields
 

@@ -74,7 +74,6 @@ class Writer:
 
     sql: dict[str, str]
     records: Records
-    open_index: bool = False  # tokens are keyed hashes already, and stored as they are
 
     def write(self, puts: Sequence[Put], now: int, model: Model | None = None) -> Flow[None]:
         """Apply puts and deletes in order, all or none.
@@ -255,14 +254,6 @@ class Writer:
         of = None if vectors is None else model
         return row, vectors, of, pack_fields(put.fields)
 
-    def keep_tokens(self, made: Sequence[tuple[int, str]]) -> Flow[None]:
-        """Store the words of versions that the first search made."""
-        rows = [
-            (words if self.open_index else self.records.shut(words, ("tokens", row)), row)
-            for row, words in made
-        ]
-        yield Statement(self.sql["keep_tokens"], rows, many=True)
-
     def _check_version(self, put: Put, found: int) -> None:
         if put.if_version is not None and put.if_version != found:
             at = f"at version {found}" if found else "not there"
@@ -316,6 +307,7 @@ class Writer:
             of = None if shut is None else number
             yield Statement(self.sql["set_vectors"], (row, shut, of))
             yield Statement(self.sql["drop_pending"], (row,))
+        yield Statement(self.sql["raise_changes"], [(row,) for row, _ in given], many=True)
         yield Statement(self.sql["bump_setting"], ("embedded",))
 
     def still_lacking(self, row: int, error: str) -> Flow[None]:

@@ -101,9 +101,7 @@ def traces(path: Path, namespace: Sequence[str]) -> list[bytes]:
             cells += db.execute(rows.format("value, provenance", table), bound)
             ids = [row for (row,) in db.execute(rows.format("id", table), bound)]
             marks = ", ".join("?" * len(ids))
-            cells += db.execute(
-                f"SELECT tokens, vectors FROM store_index WHERE id IN ({marks})", ids
-            )
+            cells += db.execute(f"SELECT vectors FROM store_index WHERE id IN ({marks})", ids)
     found = [cell for row in cells for cell in row if cell is not None and len(cell) > 8]
     words = [*SECRETS, *(token for secret in SECRETS for token in tokens(secret))]
     return [text.encode() if isinstance(text, str) else text for text in [*found, *words]]

@@ -1,0 +1,406 @@
+"""The indexes of namespaces in memory: each is loaded when its namespace is first searched.
+
+A namespace has a counter that every change of its items raises, and a search first compares the
+counters. An index whose counter is behind reads the items that are newer than those it knows, and
+drops those that are gone. An index that is not in memory is read from its compact form in the file,
+which is written by a search that had many texts to analyse. The indexes that were not searched for
+longest are dropped when all of them take more than a number of bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from perdure.errors import CorruptRecord
+from perdure.storage.encryption import Place
+from perdure.storage.flow import Flow, Row, Statement
+from perdure.stores.index import FOREVER, Entry, Index
+from perdure.stores.index_format import LARGEST, Covered, packed, unpacked
+from perdure.stores.index_view import View
+from perdure.stores.models import Model
+from perdure.stores.namespaces import labels, span
+from perdure.stores.records import Records
+from perdure.stores.scopes import Part, Scope, Sought
+
+_LOG = logging.getLogger("perdure")
+
+_READ: Final = 1 << 12  # rows read at a time
+_LEAST_KEPT, _MOST_FRESH, _FRESH_SHARE = 16, 256, 16  # see `_is_worth_keeping`
+
+Analyse = Callable[[Mapping[str, Any], str | None], tuple[list[str], bool]]
+Derive = Callable[[Sequence[tuple[Mapping[str, Any], str | None]], Model | None], list[Any]]
+
+
+class Overtaken(Exception):
+    """The snapshot that is read is older than the index: read again, on a newer one."""
+
+
+class _State(NamedTuple):
+    """What concerns all namespaces.
+
+    Attributes:
+        erasures: How often something was erased.
+        embedded: How often items got their vectors later.
+        closed: The newest closing of a version.
+        model: What vectors come from.
+    """
+
+    erasures: int
+    embedded: int
+    closed: int
+    model: Model | None
+
+    @property
+    def number(self) -> int:
+        """Of the model; 0: there is none."""
+        return 0 if self.model is None else self.model.number
+
+
+class _Namespace(NamedTuple):
+    """The row of a namespace."""
+
+    ns: int
+    path: bytes
+    changes: int
+    items: int
+
+
+class _Held:
+    """The index of a namespace, and how far it has read."""
+
+    def __init__(self, erasures: int) -> None:
+        self.lock = threading.Lock()
+        self.erasures = erasures
+        self.nbytes = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was read."""
+        self.index: Index | None = None
+        self.covered = Covered(0, 0, -1)
+        self.changes = self.number = -1
+        self.fresh = 0  # items that were analysed since the compact form was written
+        self.expired_to = 0
+
+
+class Indexes:
+    """The indexes of a store's namespaces, for several threads at once.
+
+    Args:
+        sql: The statements, by name.
+        records: Opens rows.
+        budget: Bytes that all indexes may take; the one searched last stays whatever it takes.
+        approximate_above: Vectors of a namespace from which sketches are kept.
+        analyse: Makes the words of a value, given the paths it is searched by, and tells whether
+            it is a question.
+        derive: Makes the vectors of values, given these paths and the file's model.
+        made: Tells how words and vectors are made in a file of a model.
+        post: Writes a flow that nobody waits for; None: nothing is written.
+        erased: Is called when something was erased, here or by another process.
+
+    Attributes:
+        told_lacking: Whether it was said that items lack vectors.
+    """
+
+    told_lacking = False
+
+    def __init__(
+        self,
+        sql: dict[str, str],
+        records: Records,
+        *,
+        budget: int,
+        approximate_above: int,
+        analyse: Analyse,
+        derive: Derive,
+        made: Callable[[Model | None], Sequence[Any]],
+        post: Callable[[Callable[[], Flow[object]]], None] | None,
+        erased: Callable[[], None],
+    ) -> None:
+        self._sql = sql
+        self._records = records
+        self._budget = budget
+        self._approximate_above = approximate_above
+        self._analyse = analyse
+        self._derive = derive
+        self._made = made
+        self._post = post
+        self._erased = erased
+        self._lock = threading.Lock()  # of what follows; nothing is read while it is held
+        self._held: OrderedDict[bytes, _Held] = OrderedDict()
+        self._nbytes = 0
+        self._erasures = 0
+
+    # -- looking
+
+    def scope(
+        self, prefix: bytes, now: int, sought: Sought, ids: Sequence[int] | None = None
+    ) -> Flow[Scope]:
+        """The items under a prefix that are alive now, at most those with some ids.
+
+        Raises:
+            Overtaken: Another thread has read a newer state.
+        """
+        marks, rows = yield [
+            Statement(self._sql["marks"]),
+            Statement(self._sql["namespaces_under"], span(prefix)),
+        ]
+        state = self._entered(marks[0])
+        if sought.model is not None and state.model is not None and sought.model != state.model:
+            raise state.model.mismatch(sought.model)  # all vectors were made anew meanwhile
+        chosen = None if ids is None else np.array(ids, np.int64)
+        parts: list[Part] = []
+        total = let_go = 0
+        for row in rows:
+            namespace = _Namespace(*row)
+            view = yield from self._view(namespace, state, now, admit=total <= self._budget)
+            total += view.nbytes
+            if chosen is not None:
+                view = view.narrowed(chosen)
+            if len(view.order):
+                parts.append(Part.of(view))
+            if total > self._budget and len(rows) > 1:
+                for part in parts[let_go:]:
+                    part.let_go(sought, self._approximate_above)
+                let_go = len(parts)
+        return Scope(parts, state.model, self._approximate_above)
+
+    def past(self, rows: Sequence[Row]) -> Flow[Scope]:
+        """A scope of some versions, present or closed, made for one search."""
+        state = self._entered((yield Statement(self._sql["marks"]))[0])
+        ids = json.dumps([row[0] for row in rows])
+        found = yield Statement(self._sql["index_of"], (state.number, ids))
+        searched = {number: (vectors, fields) for number, vectors, fields in found}
+        rows = [
+            (*row[:7], None, *row[8:10], *searched[row[0]]) for row in rows if row[0] in searched
+        ]
+        entries: dict[bytes, list[Entry]] = {}
+        for row, entry in zip(rows, self._entries(rows, state.model), strict=True):
+            entries.setdefault(row[1], []).append(entry)
+        parts = []
+        for of in entries.values():
+            index = Index(state.model, self._approximate_above)
+            index.add(sorted(of))
+            view = index.view(0)
+            parts += [Part.of(view)] if len(view.order) else []
+        return Scope(parts, state.model, self._approximate_above)
+
+    def clear(self) -> None:
+        """Let go of everything; the next search reads it anew."""
+        with self._lock:
+            self._held.clear()
+            self._nbytes = 0
+        self._erased()
+
+    # -- what is held
+
+    def _entered(self, marks: Row) -> _State:
+        erasures, embedded, closed, model = marks
+        with self._lock:
+            if erasures < self._erasures:
+                raise Overtaken
+            outdated = erasures > self._erasures
+            self._erasures = erasures
+        if outdated:
+            self.clear()
+        return _State(erasures, embedded, closed, None if model is None else Model.parsed(model))
+
+    def _of(self, path: bytes, state: _State, *, admit: bool) -> _Held:
+        with self._lock:
+            held = self._held.get(path)
+            if held is not None and held.erasures == state.erasures:
+                self._held.move_to_end(path)
+                return held
+            if held is not None and held.erasures > state.erasures:
+                raise Overtaken
+            held = _Held(state.erasures)
+            if admit:
+                self._nbytes -= self._held[path].nbytes if path in self._held else 0
+                self._held[path] = held
+            return held
+
+    def _weigh(self, path: bytes, held: _Held, nbytes: int) -> None:
+        """Note what an index takes, and let go of others if it is too much."""
+        with self._lock:
+            if self._held.get(path) is not held:
+                return
+            self._nbytes += nbytes - held.nbytes
+            held.nbytes = nbytes
+            while self._nbytes > self._budget and len(self._held) > 1:
+                _, dropped = self._held.popitem(last=False)
+                self._nbytes -= dropped.nbytes
+
+    def _view(self, namespace: _Namespace, state: _State, now: int, *, admit: bool) -> Flow[View]:
+        held = self._of(namespace.path, state, admit=admit)
+        with held.lock:
+            if (
+                held.changes > namespace.changes
+                or held.number > state.number
+                or held.covered.embedded > state.embedded
+            ):
+                raise Overtaken
+            try:
+                index = yield from self._in_step(held, namespace, state)
+                yield from self._expire(held, index, now)
+            except BaseException:
+                held.clear()  # else what was read would be read again, and stand there twice
+                raise
+            view = index.view(now)
+        self._weigh(namespace.path, held, view.nbytes)
+        return view
+
+    # -- keeping in step
+
+    def _in_step(self, held: _Held, namespace: _Namespace, state: _State) -> Flow[Index]:
+        """The index of a namespace as it is now."""
+        if held.number != state.number:
+            held.clear()
+        if held.index is None:
+            held.index = yield from self._load(held, namespace, state)
+            held.number = state.number
+        index = held.index
+        if held.changes == namespace.changes:
+            return index
+        newest, items, embedded = held.covered
+        newest, added = yield from self._read(held, index, namespace, newest, state)
+        if items + added != namespace.items:  # some are gone
+            rows = yield Statement(self._sql["present_ids"], (namespace.ns,))
+            index.keep(np.array([number for (number,) in rows], np.int64))
+        if state.model is not None and embedded != state.embedded:
+            yield from self._fill(index, state.number)
+        held.covered = Covered(newest, namespace.items, state.embedded)
+        held.changes = namespace.changes
+        if self._post is not None and _is_worth_keeping(held.fresh, namespace.items):
+            self._keep(held, index, namespace, state)
+        return index
+
+    def _load(self, held: _Held, namespace: _Namespace, state: _State) -> Flow[Index]:
+        """The index that is in the file; an empty one if there is none that can be used."""
+        for (body,) in (yield Statement(self._sql["get_index"], (namespace.ns,))):
+            try:
+                found = unpacked(
+                    self._records.seal.open(body, _place(namespace.path)),
+                    state.model,
+                    self._approximate_above,
+                    self._made(state.model),
+                )
+            except (CorruptRecord, LookupError, TypeError, ValueError) as exc:
+                of = labels(namespace.path)
+                _LOG.warning("the search index of %r is damaged, and is made anew: %s", of, exc)
+                continue
+            if found is not None:
+                index, held.covered = found
+                return index
+        return Index(state.model, self._approximate_above)
+
+    def _read(
+        self, held: _Held, index: Index, namespace: _Namespace, newest: int, state: _State
+    ) -> Flow[tuple[int, int]]:
+        """Take in the items that are newer than one. Returns the newest, and their count."""
+        total = 0
+        while True:
+            bound = (state.number, namespace.ns, newest, _READ)
+            rows = yield Statement(self._sql["index_since"], bound)
+            # of an item that is not searched only the id is there
+            entries = self._entries([row for row in rows if row[8] is not None], state.model)
+            index.add(entries)
+            held.fresh += len(entries)
+            total += len(rows)
+            newest = rows[-1][0] if rows else newest
+            if len(rows) < _READ:
+                return newest, total
+
+    def _fill(self, index: Index, number: int) -> Flow[None]:
+        """Take in the vectors of items that had none."""
+        bare = index.bare()
+        for begin in range(0, len(bare), _READ):
+            page = json.dumps(bare[begin : begin + _READ])
+            rows = yield Statement(self._sql["index_of"], (number, page))
+            found = {
+                row: self._records.vectors(vectors, row)
+                for row, vectors, _ in rows
+                if vectors is not None
+            }
+            if found:
+                index.fill(found)
+
+    def _expire(self, held: _Held, index: Index, now: int) -> Flow[None]:
+        """Ask when items expire whose time seems to be over: reading them may have prolonged it."""
+        if now < held.expired_to:  # the clock was put back
+            held.expired_to = now
+        elif not index.is_settled(now) and (due := index.due(held.expired_to, now)):
+            rows = yield Statement(self._sql["expiries"], (json.dumps(due),))
+            index.prolong(dict(rows))
+        held.expired_to = now
+
+    def _entries(self, rows: Sequence[Row], model: Model | None) -> list[Entry]:
+        """What search needs of some versions; vectors that are not stored are made now."""
+        values = [self._records.value(row) for row in rows]
+        bare = [
+            (value, row[11]) for row, value in zip(rows, values, strict=True) if row[10] is None
+        ]
+        derived = iter(self._derive(bare, model))
+        return [
+            self._entry(
+                row,
+                value,
+                next(derived) if row[10] is None else self._records.vectors(row[10], row[0]),
+            )
+            for row, value in zip(rows, values, strict=True)
+        ]
+
+    def _entry(self, row: Row, value: Mapping[str, Any], vectors: bytes | None) -> Entry:
+        number, path, key, version, _, _, _, expires, _, stored, _, fields = row
+        words, asks = self._analyse(value, fields)
+        said = self._records.provenance(stored, path, key, version)
+        position, at = said.get("position"), said.get("at")
+        return Entry(
+            number,
+            words,
+            asks,
+            vectors or b"",
+            said.get("thread_id"),
+            float(number if position is None else position),
+            said.get("actor"),
+            math.nan if at is None else datetime.fromisoformat(at).timestamp(),
+            FOREVER if expires is None else expires,
+        )
+
+    # -- the compact form
+
+    def _keep(self, held: _Held, index: Index, namespace: _Namespace, state: _State) -> None:
+        """Write the index to the file, unless something is erased before that."""
+        assert self._post is not None
+        body = packed(index, held.covered, self._made(state.model))
+        held.fresh = 0
+        if len(body) > LARGEST:
+            return
+        sealed = self._records.seal.seal(body, _place(namespace.path))
+        bound = (held.covered.newest, state.closed, sealed)
+        which = (namespace.ns, namespace.path, state.erasures)
+
+        def write() -> Flow[None]:
+            yield Statement(self._sql["keep_index"], (*bound, *which))
+            yield Statement(self._sql["drop_words"], (namespace.ns,))
+
+        self._post(write)
+
+
+def _is_worth_keeping(fresh: int, items: int) -> bool:
+    """Whether so many items were analysed that the next to load should not have to."""
+    few = min(_MOST_FRESH, items // 4)
+    return fresh >= max(_LEAST_KEPT, few, items // _FRESH_SHARE)
+
+
+def _place(path: bytes) -> Place:
+    """What binds a compact form to its namespace."""
+    return ("index", path.decode())

@@ -1,0 +1,208 @@
+"""What a search sees of the index of a namespace: rows, words and vectors at a moment."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perdure.stores.context import Arrangement, arrange
+from perdure.stores.models import Model
+from perdure.stores.spelling import Trigrams
+from perdure.stores.vectors import Floats, Matrix, second_look
+
+Ints = NDArray[np.int64]
+Rows = NDArray[np.integer[Any]]
+
+
+class Postings(NamedTuple):
+    """The rows that have each word.
+
+    Attributes:
+        starts: `int64[words + 1]`: where each word's entries begin.
+        rows: The rows, in order.
+        counts: How often each has the word; `uint8`.
+    """
+
+    starts: Ints
+    rows: Rows
+    counts: NDArray[np.uint8]
+
+
+@dataclass
+class Columns:
+    """What is known of each row; rows of a thread stand side by side, in its order.
+
+    Attributes:
+        ids: The items.
+        thread: The number of its thread; negative: none.
+        actor: The number of who said it; negative: nobody.
+        at: When it was said, in seconds since 1970; NaN: unknown.
+        lengths: How many words it has.
+        asks: Whether it is a question.
+    """
+
+    ids: Ints
+    thread: Ints
+    actor: Ints
+    at: NDArray[np.float64]
+    lengths: Floats
+    asks: NDArray[np.bool_]
+
+    @cached_property
+    def arrangement(self) -> Arrangement | None:
+        """Who is next to whom; None if no row belongs to a thread."""
+        if not (self.thread >= 0).any():
+            return None
+        return arrange(self.thread, self.asks)
+
+
+class Vocabulary:
+    """Words with their numbers, and the nearest to one that is not among them."""
+
+    def __init__(self, words: Iterable[str] = ()) -> None:
+        self.numbers: dict[str, int] = defaultdict(lambda: len(self.numbers))
+        for word in words:
+            self.numbers.setdefault(word, len(self.numbers))
+        self._spelling: Trigrams | None = None
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def similar(self, word: str, among: Callable[[str], bool]) -> list[tuple[str, float]]:
+        """See `Trigrams.similar`; one word at most."""
+        with self._lock:
+            if self._spelling is None:
+                self._spelling = Trigrams()
+            if len(self._spelling) < len(self):
+                self._spelling.extend(list(self.numbers)[len(self._spelling) :])
+            return self._spelling.similar(word, limit=1, among=among)
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Vectors and the row of each; the vectors of a row stand side by side."""
+
+    matrix: Matrix
+    owner: NDArray[np.int32]
+
+    def into(self, out: Floats, query: Floats, approximate_above: int) -> None:
+        """Write the best cosine of each row that has a vector."""
+        count = len(self.matrix)
+        if count > approximate_above and self.matrix.sketch is not None:
+            scores = self.matrix.estimates(query, 0, count, second_look(count))
+        else:
+            scores = self.matrix.scores(query, 0, count)
+        firsts, owners = self._firsts
+        out[owners] = scores if len(firsts) == count else np.maximum.reduceat(scores, firsts)
+
+    @cached_property
+    def _firsts(self) -> tuple[Ints, NDArray[np.int32]]:
+        """The first vector of each row that has one, and the row."""
+        firsts = np.flatnonzero(np.diff(self.owner, prepend=-1))
+        return firsts, self.owner[firsts]
+
+
+@dataclass(frozen=True)
+class View:
+    """An index as it was at a moment, or some of its rows.
+
+    Attributes:
+        order: The rows that are in, those of a thread side by side in its order.
+        place: The place of each row in `order`, or -1.
+        vocabulary: The number of each word.
+        actors: Who said something, by number.
+        threads: How many threads have a number.
+        model: What the vectors come from; None: there are none.
+        nbytes: What the index takes, about.
+    """
+
+    order: Ints
+    place: NDArray[np.int32]
+    vocabulary: Vocabulary
+    actors: Sequence[str]
+    threads: int
+    model: Model | None
+    nbytes: int
+    rows: NDArray[Any]
+    postings: Postings
+    recent: tuple[Rows, Rows, NDArray[np.uint8]]
+    vectors: tuple[Vectors, ...]
+
+    @cached_property
+    def _is_whole(self) -> bool:
+        """Whether all rows are in, in their own order."""
+        return len(self.order) == len(self.rows) and bool((self.order[1:] > self.order[:-1]).all())
+
+    @cached_property
+    def columns(self) -> Columns:
+        """What is known of each row."""
+        rows = self.rows if self._is_whole else self.rows[self.order]
+        return Columns(
+            ids=np.ascontiguousarray(rows["id"]),
+            thread=rows["thread"].astype(np.int64),
+            actor=rows["actor"].astype(np.int64),
+            at=np.ascontiguousarray(rows["at"]),
+            lengths=rows["length"].astype(np.float32),
+            asks=np.ascontiguousarray(rows["asks"]),
+        )
+
+    def term(self, word: str) -> tuple[Ints, Floats]:
+        """The rows that have a word, each once, and how often."""
+        number = self.vocabulary.numbers.get(word, -1)
+        rows: Rows = np.empty(0, np.int32)
+        counts = np.empty(0, np.uint8)
+        if 0 <= number < len(self.postings.starts) - 1:
+            begin, end = self.postings.starts[number : number + 2]
+            rows, counts = self.postings.rows[begin:end], self.postings.counts[begin:end]
+        words, of, often = self.recent
+        hits = (words == number).nonzero()[0]
+        if len(hits):
+            rows = np.concatenate([rows, of[hits]])
+            counts = np.concatenate([counts, often[hits]])
+        if self._is_whole:
+            return rows.astype(np.int64), counts.astype(np.float32)
+        places = self.place[rows]
+        inside = places >= 0
+        return places[inside].astype(np.int64), counts[inside].astype(np.float32)
+
+    def cosines(self, query: Floats, approximate_above: int) -> Floats:
+        """Similarity of each row's best vector to the query's; NaN for a row without one.
+
+        Args:
+            query: `float32[dims]`, normalised.
+            approximate_above: Vectors from which sketches are used.
+        """
+        out = np.full(len(self.rows), np.nan, np.float32)
+        for vectors in self.vectors:
+            vectors.into(out, query, approximate_above)
+        return out if self._is_whole else out[self.order]
+
+    def narrowed(self, ids: Ints) -> View:
+        """The same with only the rows that have one of some ids."""
+        order = self.order[np.isin(self.columns.ids, ids)]
+        return replace(self, order=order, place=places(order, len(self.rows)))
+
+    def words(self) -> set[str]:
+        """The words that its rows have."""
+        starts, rows, _ = self.postings
+        words, of, _ = self.recent
+        used = np.zeros(len(self.vocabulary), bool)
+        used[np.repeat(np.arange(len(starts) - 1), np.diff(starts))[self.place[rows] >= 0]] = True
+        used[words[self.place[of] >= 0]] = True
+        every = list(self.vocabulary.numbers)
+        return {every[number] for number in np.flatnonzero(used)}
+
+
+def places(order: Ints, count: int) -> NDArray[np.int32]:
+    """The place of each row among some, or -1."""
+    place = np.full(count, -1, np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    return place
