@@ -504,6 +504,8 @@ def test_a_file_of_the_first_version(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as db, db:  # as the first version left it
         db.execute("DROP TABLE store_indexes")
         db.execute("ALTER TABLE store_namespaces DROP COLUMN changes")
+        for table in ("store_items", "store_versions"):
+            db.execute(f"ALTER TABLE {table} DROP COLUMN searched")
         db.execute("UPDATE store_index SET tokens = 'tea number'")
         db.execute("DELETE FROM migrations WHERE component = 'stores' AND version > 1")
         assert len(SQLITE.steps) >= 2
@@ -554,7 +556,8 @@ def test_a_search_of_all_stays_within_the_budget(tmp_path: Path) -> None:
         for n in range(20):
             fill(store, (f"n{n}",), 100)
         found = store.search((), query="tea", limit=3_000)
-        held, taken = len(store._parts.searcher.indexes._held), store._parts.searcher.indexes._nbytes
+        indexes = store._parts.searcher.indexes
+        held, taken = len(indexes._held), indexes._nbytes
 
     assert len(found) == 2_000
     assert 0 < held < 20
