@@ -6,7 +6,16 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from langgraph.store.base import GetOp, ListNamespacesOp, NotProvided, Op, PutOp, Result, SearchOp
+from langgraph.store.base import (
+    GetOp,
+    ListNamespacesOp,
+    MatchCondition,
+    NotProvided,
+    Op,
+    PutOp,
+    Result,
+    SearchOp,
+)
 
 from perdure.errors import ConfigurationError, InvalidValue
 from perdure.storage.flow import Flow, Row
@@ -81,7 +90,7 @@ class Items:
                     wanted, query_of(op.query), *page, refresh=self._op_refreshes(op)
                 )
             case ListNamespacesOp():
-                return self.namespaces(op, None)
+                return self._listed(op, None)
             case _:
                 raise ConfigurationError(
                     f"a store has no operation {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
@@ -204,8 +213,25 @@ class Items:
                 out.append(row)
         return out
 
-    def namespaces(self, op: ListNamespacesOp, as_of: Any) -> Effects[list[Namespace]]:
-        """Namespaces that hold something."""
+    def namespaces(
+        self,
+        prefix: Namespace | None,
+        suffix: Namespace | None,
+        max_depth: int | None,
+        limit: int,
+        offset: int,
+        as_of: Any,
+    ) -> Effects[list[Namespace]]:
+        """Namespaces that hold something, by their first and last labels."""
+        conditions = []
+        if prefix:
+            conditions.append(MatchCondition("prefix", prefix))
+        if suffix:
+            conditions.append(MatchCondition("suffix", suffix))
+        op = ListNamespacesOp(tuple(conditions), max_depth, limit, offset)
+        return self._listed(op, as_of)
+
+    def _listed(self, op: ListNamespacesOp, as_of: Any) -> Effects[list[Namespace]]:
         conditions = tuple(op.match_conditions or ())
         for condition in conditions:
             check_condition(condition)

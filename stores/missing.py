@@ -42,7 +42,7 @@ class MissingEmbeddings:
     def make(self, puts: Sequence[Put]) -> Effects[Model | None]:
         """Give puts their vectors. Returns the model of these.
 
-        If the embedder fails, the puts are marked as lacking them.
+        If the embedder fails, the puts are marked as missing them.
         """
         model = self._embeddings.model
         if model is None:
@@ -56,7 +56,7 @@ class MissingEmbeddings:
             vectors = yield EmbedAll(every)
         except EmbeddingFailed as exc:
             for put in puts:
-                put.lacking = str(exc) if put.pieces else None
+                put.missing = str(exc) if put.pieces else None
             self._some = True
             return None
         model = model.of(vectors.shape[1])
@@ -106,7 +106,7 @@ class MissingEmbeddings:
         if model is None or model.number < 2 or self._embeddings.derives(model):
             found = yield Statement(self._sql["pending_count"])
         else:
-            found = yield Statement(self._sql["lacking_count"], (model.number,))
+            found = yield Statement(self._sql["missing_count"], (model.number,))
         return int(found[0][0])
 
     def embed_all(self, prefix: bytes) -> Effects[int]:
@@ -133,7 +133,7 @@ class MissingEmbeddings:
                 if len(group) > 1:
                     groups += [group[len(group) // 2 :], group[: len(group) // 2]]
                     continue
-                yield Write(partial(self._parts.writer.still_lacking, group[0][0], str(exc)))
+                yield Write(partial(self._parts.writer.still_missing, group[0][0], str(exc)))
                 if failed is not None and not done:  # the second in a row: it is not the texts
                     raise
                 failed = exc

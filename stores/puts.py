@@ -68,7 +68,7 @@ class Put:
         stored: Whether its vectors are stored, if it has any text.
         pieces: The texts that its vectors are to be made of.
         vectors: As they are stored, one after another; None: it has none, or not yet.
-        lacking: Why its vectors are still to be made; None: they are not.
+        missing: Why its vectors are still to be made; None: they are not.
         fields: The paths it is searched by, if not the store's.
         limits: What must hold afterwards.
     """
@@ -83,7 +83,7 @@ class Put:
     stored: bool = False
     pieces: Sequence[str] = ()
     vectors: bytes | None = None
-    lacking: str | None = None
+    missing: str | None = None
     fields: list[str] | None = None
     limits: Sequence[Limit] = ()
 

@@ -328,6 +328,6 @@ SELECT (SELECT count(*) FROM store_namespaces WHERE items > 0),
 -- pending_count: how many wait for their vectors
 SELECT count(*) FROM store_pending;
 
--- lacking_count: how many wait for their vectors, or have those of another model
+-- missing_count: how many wait for their vectors, or have those of another model
 SELECT count(*) FROM store_items i LEFT JOIN store_index x ON x.id = i.id LEFT JOIN store_pending p ON p.id = i.id
 WHERE (i.searched AND x.id IS NULL) OR x.model <> ? OR p.id IS NOT NULL;

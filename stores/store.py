@@ -11,14 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from langgraph.store.base import (
-    NOT_PROVIDED,
-    BaseStore,
-    ListNamespacesOp,
-    MatchCondition,
-    Op,
-    Result,
-)
+from langgraph.store.base import NOT_PROVIDED, BaseStore, Op, Result
 
 from perdure.errors import InvalidNamespace
 from perdure.stores.base import (
@@ -270,8 +263,7 @@ class Store(BaseStore):
             offset: How many to leave out.
             as_of: Look at that moment instead, as it was then.
         """
-        op = _listing(prefix, suffix, max_depth, limit, offset)
-        return self._run(self._items.namespaces(op, as_of))
+        return self._run(self._items.namespaces(prefix, suffix, max_depth, limit, offset, as_of))
 
     async def alist_namespaces(
         self,
@@ -284,8 +276,8 @@ class Store(BaseStore):
         as_of: datetime | None = None,
     ) -> list[Namespace]:
         """See `list_namespaces`."""
-        op = _listing(prefix, suffix, max_depth, limit, offset)
-        return await self._arun(self._items.namespaces(op, as_of), brief=True)
+        effects = self._items.namespaces(prefix, suffix, max_depth, limit, offset, as_of)
+        return await self._arun(effects, brief=True)
 
     # -- versions
 
@@ -466,18 +458,3 @@ class Store(BaseStore):
 
 class ScopedStore(Store):
     """What is under a prefix of a store, as a store of its own; `()` is the prefix itself."""
-
-
-def _listing(
-    prefix: Namespace | None,
-    suffix: Namespace | None,
-    max_depth: int | None,
-    limit: int,
-    offset: int,
-) -> ListNamespacesOp:
-    conditions = []
-    if prefix:
-        conditions.append(MatchCondition("prefix", prefix))
-    if suffix:
-        conditions.append(MatchCondition("suffix", suffix))
-    return ListNamespacesOp(tuple(conditions), max_depth, limit, offset)

@@ -261,7 +261,7 @@ def _add(writer: Writer, one: Restored, now: int, changes: Changes) -> Flow[None
         changes.grow(ns, -1, -size)
     number = one.version or (version or closed or 0) + 1
     first = one.created if one.created is not None else created if row is not None else since
-    put = one.put if one.until is None else replace(one.put, lacking=None)
+    put = one.put if one.until is None else replace(one.put, missing=None)
     expires = one.expires
     if expires is None and one.put.ttl is not None and one.until is None:
         expires = max(since, now) + one.put.ttl

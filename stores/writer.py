@@ -112,8 +112,8 @@ class Writer:
             grown = [(items, changes.bytes[ns], ns) for ns, items in changes.items.items()]
             yield Statement(self.sql["grow_namespace"], grown, many=True)
         for put, row in changes.indexed:
-            if put.lacking is not None:
-                error = self.records.shut(put.lacking, ("pending", row))
+            if put.missing is not None:
+                error = self.records.shut(put.missing, ("pending", row))
                 yield Statement(self.sql["add_pending"], (row, error))
         # who holds too much may still delete, and put less
         for limit in dict.fromkeys(limit for put in puts for limit in put.limits):
@@ -310,13 +310,13 @@ class Writer:
         yield Statement(self.sql["raise_changes"], [(row,) for row, _ in given], many=True)
         yield Statement(self.sql["bump_setting"], ("embedded",))
 
-    def still_lacking(self, row: int, error: str) -> Flow[None]:
+    def still_missing(self, row: int, error: str) -> Flow[None]:
         """Note that the vectors of a version could not be made once more."""
         shut = self.records.shut(error, ("pending", row))
         yield Statement(self.sql["add_pending"], (row, shut))
 
     def hush(self) -> Flow[None]:
-        """Forget why vectors are lacking: an error may quote other texts."""
+        """Forget why vectors are missing: an error may quote other texts."""
         rows = yield Statement(self.sql["pending_ids"])
         hushed = [(self.records.shut("", ("pending", row)), row) for (row,) in rows]
         yield Statement(self.sql["hush_pending"], hushed, many=True)
