@@ -176,6 +176,7 @@ class MissingEmbeddings:
         if self._embeddings.quick is not None:  # the search makes them
             while (yield Write(partial(rows_of, self._sql["drop_vectors"], number, BATCH))):
                 pass
+            yield Write(partial(rows_of, self._sql["drop_all_pending"]))
             yield Write(partial(rows_of, self._sql["bump_setting"], "embedded"))
             if progress is not None:
                 progress(of, of)

@@ -126,6 +126,9 @@ UPDATE store_pending SET error = ? WHERE id = ?;
 -- pending_ids: all that wait
 SELECT id FROM store_pending;
 
+-- drop_all_pending: none waits any longer
+DELETE FROM store_pending;
+
 -- drop_pending: it waits no longer
 DELETE FROM store_pending WHERE id = ?;
 

@@ -16,6 +16,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.cli.store import namespace, shown
 from perdure.errors import EmbedderMismatch, PerdureError, StorageError, WrongKey
 from perdure.stores import SQLiteStore
+from perdure.stores.offline import StaticEmbedder
 from tests.store_backends import Words, open_store
 from tests.store_commands import AT, attempt, raw, read, rows, run, two_items
 
@@ -301,6 +302,7 @@ def test_a_reembedding_that_is_cut_off_is_seen(db: Path, monkeypatch: pytest.Mon
     with SQLiteStore.open(db, index={"embed": words, "dims": words.dims}) as store:
         for n in range(300):
             store.put(("a",), f"k{n}", {"text": f"car {n}"})
+    monkeypatch.setattr(StaticEmbedder, "quick", False)  # else there is nothing to cut off
     whole = SQLiteStore.reembed
 
     def cut(store: SQLiteStore, progress: Any) -> int:

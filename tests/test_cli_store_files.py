@@ -332,12 +332,8 @@ def test_other_models_and_databases_are_told(
     named = error(monkeypatch, capsys, "import", str(db), "--namespace", "a")
     (db.parent / "x.jsonl").write_text("{}", encoding="utf-8")
     skipping = error(monkeypatch, capsys, "import", f"{db.parent}/x.jsonl", "--skip-unsuitable")
-    with SQLiteStore.open(db.parent / "small.db", vectors="int8") as store:
-        store.put(("a",), "k", {"text": "tea"})
-    small = error(monkeypatch, capsys, "search", "a", "tea", "--db", str(db.parent / "small.db"))
 
     assert "search with --mode text, or let 'perdure store reembed' make all" in model
     assert "bring its items over with 'perdure store export' and 'perdure store import'" in database
     assert "--namespace is for JSON Lines" in named
     assert "--skip-unsuitable is for a database" in skipping
-    assert "use it from Python with vectors='int8', search with --mode text, or let" in small

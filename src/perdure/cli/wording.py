@@ -35,10 +35,6 @@ _IN_COMMANDS: Final = (
         "use it from Python with that one, search with --mode text, or let 'perdure store reembed'",
     ),
     (
-        r"open it with (vectors='\w+'), or call reembed\(\) to",
-        r"use it from Python with \1, search with --mode text, or let 'perdure store reembed'",
-    ),
-    (
         r"with export\(\) and import_lines\(\), or .*",
         "with 'perdure store export' and 'perdure store import'",
     ),
