@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from perdure.stores.vectors import Floats, Matrix, second_look
 
 Ints = NDArray[np.int64]
 Rows = NDArray[np.integer[Any]]
+Found = tuple[Ints, Floats]  # rows that have a word, each once, and how often
+
+NOWHERE: Final[Found] = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 class Postings(NamedTuple):
@@ -154,12 +157,14 @@ class View:
             asks=np.ascontiguousarray(rows["asks"]),
         )
 
-    def term(self, word: str) -> tuple[Ints, Floats]:
+    def term(self, word: str) -> Found:
         """The rows that have a word, each once, and how often."""
-        number = self.vocabulary.numbers.get(word, -1)
+        number = self.vocabulary.numbers.get(word)
+        if number is None:
+            return NOWHERE
         rows: Rows = np.empty(0, np.int32)
         counts = np.empty(0, np.uint8)
-        if 0 <= number < len(self.postings.starts) - 1:
+        if number < len(self.postings.starts) - 1:
             begin, end = self.postings.starts[number : number + 2]
             rows, counts = self.postings.rows[begin:end], self.postings.counts[begin:end]
         words, of, often = self.recent

@@ -76,7 +76,9 @@ entries = st.builds(
     words=st.lists(st.sampled_from("abcdefgh"), max_size=6),
     asks=st.booleans(),
     vectors=st.integers(0, 2).map(
-        lambda n: stored(np.random.default_rng(n).random((n, 8), np.float32), "float32")
+        lambda n: stored(
+            np.random.default_rng(n).integers(0, 9, (n, 8)).astype(np.float32), "float32"
+        )
     ),
     thread=st.none() | st.sampled_from(["t", "u"]),
     position=st.integers(0, 3).map(float),
