@@ -4,9 +4,9 @@
     python benchmarks/many_items.py --items 1000000
     python benchmarks/many_items.py --index none         # without vectors
 
-A twentieth of the items is in one large namespace, the others are in namespaces of 100. Opening, the
-first search and memory are measured in processes of their own. Beside that: a namespace of 6,000
-messages of 2 kB, searched, and put and searched in turn. CPU is that of the searching thread.
+A twentieth of the items is in one large namespace, the others are in namespaces of 100. Opening,
+the first search and memory are measured in processes of their own. Beside that: a namespace of
+6,000 messages of 2 kB, searched, and put and searched in turn. CPU is of the searching thread.
 """
 
 from __future__ import annotations
