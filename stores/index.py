@@ -36,7 +36,7 @@ ROW: Final = np.dtype(
 _SHORT: Final = 1 << 13  # entries of the list of words, 128 vectors: not sorted in before
 _SHARE: Final = 32  # nor before they are one in so many of what is sorted
 _MOST_COUNTED: Final = 255  # more often in one row counts no more
-_PER_WORD: Final = 250  # bytes of a word in a dict, with its trigrams, about
+_PER_NAME: Final = 120  # bytes of a name in a dict, about
 _ROW_BITS, _COUNT_BITS = 30, 8  # of a number that sorts by word, then row; the count rides along
 
 
@@ -157,7 +157,7 @@ class Index:
         total += sum(map(len, self._recent_vectors))
         if self.vectors is not None:
             total += self.vectors.matrix.nbytes + self.vectors.owner.nbytes
-        return total + _PER_WORD * (len(self.vocabulary) + len(self.threads) + len(self.actors))
+        return total + self.vocabulary.nbytes + _PER_NAME * (len(self.threads) + len(self.actors))
 
     # -- changing
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ Ints = NDArray[np.int64]
 Rows = NDArray[np.integer[Any]]
 Found = tuple[Ints, Floats]  # rows that have a word, each once, and how often
 
+_PER_WORD, _PER_SPELLING = 120, 250  # bytes of a word in a dict, and of its trigrams, about
 NOWHERE: Final[Found] = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
@@ -71,13 +73,17 @@ class Vocabulary:
 
     def __init__(self, words: Iterable[str] = ()) -> None:
         self.numbers: dict[str, int] = defaultdict(lambda: len(self.numbers))
-        for word in words:
-            self.numbers.setdefault(word, len(self.numbers))
+        self.numbers.update(zip(words, count(), strict=False))
         self._spelling: Trigrams | None = None
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes, about."""
+        return len(self) * (_PER_WORD if self._spelling is None else _PER_WORD + _PER_SPELLING)
 
     def similar(self, word: str, among: Callable[[str], bool]) -> list[tuple[str, float]]:
         """See `Trigrams.similar`; one word at most."""

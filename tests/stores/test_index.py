@@ -117,9 +117,9 @@ def seen(found: Index, now: int) -> list[Any]:
 @given(steps, st.sampled_from([0, 5, 7, 20]))
 def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
     """After any course it is like one of what is left; threads lie together, in their order."""
-    short, index._SHORT = index._SHORT, 6
     found, left, number = Index(MODEL, 1 << 30), dict[int, Entry](), 0
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "_SHORT", 6)
         for step in course:
             if step is None:
                 found.compact()
@@ -132,16 +132,14 @@ def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
                 left |= {entry.id: entry for entry in new}
                 found.add(new)
             found.view(now)
-        fresh = Index(MODEL, 1 << 30)
-        fresh.add(list(left.values()))
-        alive = [e for e in left.values() if e.expires > now and (e.words or e.vectors)]
-        codes = found.view(now).columns.thread
+    fresh = Index(MODEL, 1 << 30)
+    fresh.add(list(left.values()))
+    alive = [e for e in left.values() if e.expires > now and (e.words or e.vectors)]
+    codes = found.view(now).columns.thread
 
-        assert seen(fresh, now) == seen(found, now)
-        assert sorted(entry.id for entry in alive) == [row[0] for row in seen(found, now)]
-        assert codes.tolist() == sorted(codes)
-    finally:
-        index._SHORT = short
+    assert seen(fresh, now) == seen(found, now)
+    assert sorted(entry.id for entry in alive) == [row[0] for row in seen(found, now)]
+    assert codes.tolist() == sorted(codes)
 
 
 def test_a_view_stays_as_it_is() -> None:
@@ -285,13 +283,9 @@ class SealedHandles(Handles):
     key = KEY
 
 
-@pytest.mark.usefixtures("eager")
-class TestHandles(Handles.TestCase):  # type: ignore[misc]  # hypothesis makes it
-    """All indexes are written to the file."""
-
-    settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
-
-
+TestHandles = Handles.TestCase
+TestHandles.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+pytest.mark.usefixtures("eager")(TestHandles)
 TestSealedHandles = SealedHandles.TestCase
 TestSealedHandles.settings = settings(max_examples=8, stateful_step_count=25, deadline=None)
 
