@@ -214,6 +214,7 @@ class Forgetting(Operations):
         ids = [(row[0],) for row in every]
         paths = [(path,) for path in {row[1] for row in every}]
         yield Statement(self._sql["drop_index_at"], paths, many=True)
+        yield Statement(self._sql["raise_changes_at"], paths, many=True)
         for row in doomed.present:
             yield Statement(self._sql["shrink_namespace"], (row[0],))
         for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
@@ -229,7 +230,7 @@ class Forgetting(Operations):
 
     def _forget_caches(self) -> None:
         """Words and vectors leave this process now, others when they next search."""
-        self._searcher.indexes.clear()
+        self.database.read(self._searcher.indexes.purge())
 
 
 @dataclass(frozen=True, slots=True)

@@ -466,6 +466,37 @@ def test_no_word_survives(key: bytes | None, tmp_path: Path) -> None:
     assert found == 60
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_is_forgotten_leaves_memory(closed: bool, tmp_path: Path, analysed: list[str]) -> None:
+    """Here at once, elsewhere with the next search of anything; nothing else is analysed anew."""
+
+    def known(store: SQLiteStore) -> set[str]:
+        every = store._searcher.indexes._held.values()
+        return {word for held in every if held.index for word in held.index.vocabulary.numbers}
+
+    with opened(tmp_path) as store, opened(tmp_path, read_only=True) as other:
+        fill(store, A, 30)
+        fill(store, B, 30, "milk")
+        store.put(A, "secret", {"text": "zorbaxing"})
+        for each in (store, other):
+            each.search((), query="tea")
+        if closed:
+            store.delete(A, "secret")
+        before = [known(each) for each in (store, other)]
+        store.forget(A, key="secret")
+        here, there = known(store), known(other)
+        other.search(B, query="milk")
+        after = known(other)
+        del analysed[:]
+        found = [len(each.search((), query="tea", limit=99)) for each in (store, other)]
+
+    assert all("zorbax" in words for words in [*before, there])
+    assert "zorbax" not in here | after
+    assert {"tea", "milk", "number7"} <= here & after
+    assert analysed == []
+    assert found[0] == found[1] > 0
+
+
 @pytest.mark.usefixtures("eager")
 def test_a_form_that_comes_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a search read before an erasure is not written after it."""
@@ -484,7 +515,9 @@ def test_a_form_that_comes_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             store.database.write(make)
         after = forms(path)
         monkeypatch.setattr(indexes, "_post", post)
+        store.put(A, "more", {"text": "milk"})
         store.search(A, query="tea")
+
     assert len(late) == 1
     assert after == {}
     assert set(forms(path)) == {"a\0"}
