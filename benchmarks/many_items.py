@@ -1,113 +1,210 @@
-"""How the store's operations take to more items: milliseconds at each size.
+"""What a search costs in a file of many namespaces, and what one namespace of many items costs.
 
-    python benchmarks/many_items.py --items 1000 10000 100000
+    python benchmarks/many_items.py                      # 100,000 items
+    python benchmarks/many_items.py --items 1000000
+    python benchmarks/many_items.py --index none         # without vectors
 
-Items lie in 1,000 namespaces of ten organisations. Nothing is embedded here.
+A twentieth of the items is in one large namespace, the others are in namespaces of 100. Opening,
+the first search and memory are measured in processes of their own. Beside that: a namespace of
+6,000 messages of 2 kB, searched, and put and searched in turn. CPU is of the searching thread.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from langgraph.store.base import PutOp
 
 from perdure.stores import SQLiteStore
+from perdure.stores.text import STOP_WORDS
 
-NAMESPACES, ORGS, BATCH = 1_000, 10, 100
-WORDS = [
-    "oil",
-    "invoice",
-    "server",
-    "rollback",
-    "quarter",
-    "estimate",
-    "python",
-    "product",
-    "owner",
-    "day",
-    "summary",
-    "plan",
-]
+VOCABULARY = Path(__file__).parent.parent / "stores" / "weights" / "static-en-256.vocab"
+SMALL, LARGE_SHARE, BATCH, ASKED, QUERIES = 100, 20, 2_000, 6, 100
+LARGE = ("large",)
+MESSAGES, MESSAGE_WORDS = 6_000, 350
+Search = Callable[[int], Any]
 
 
-def namespace(number: int) -> tuple[str, str]:
-    user = number % NAMESPACES
-    return f"org{user % ORGS}", f"user{user}"
+class Texts:
+    """Texts whose words come as often as those of a language do (Zipf)."""
+
+    def __init__(self, seed: int) -> None:
+        lines = VOCABULARY.read_text("utf-8").splitlines()
+        words = [w for w in lines if re.fullmatch("[a-z]{3,}", w) and w not in STOP_WORDS]
+        np.random.default_rng(0).shuffle(words)
+        self.words = np.array(words)
+        chance = 1 / np.arange(10, len(words) + 10)
+        self.chance = chance / chance.sum()
+        self.draw = np.random.default_rng(seed)
+
+    def made(self, count: int, length: int) -> list[str]:
+        chosen = self.draw.choice(len(self.words), (count, length), p=self.chance)
+        return [" ".join(row) for row in self.words[chosen]]
 
 
-def value(number: int) -> dict[str, Any]:
-    random_ = random.Random(number)
-    return {
-        "text": " ".join(random_.choices(WORDS, k=30)),
-        "kind": random_.choice(["fact", "rule", "plan", "note"]),
-        "score": random_.random(),
-    }
+def small(number: int) -> tuple[str, str]:
+    return "small", f"user{number}"
 
 
-def put(number: int) -> PutOp:
-    return PutOp(namespace(number), f"k{number}", value(number))
+def memory_mb() -> float:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:  # the peak, where the system does not tell what is in use
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+    return pages * resource.getpagesize() / 1e6
 
 
-def puts(start: int) -> list[PutOp]:
-    return [put(number) for number in range(start, start + BATCH)]
+def load(store: SQLiteStore, items: int, length: int) -> None:
+    """Fill a store, by batches of several namespaces."""
+    texts = Texts(1)
+    large = items // LARGE_SHARE
+    for start in range(0, items, BATCH):
+        store.batch(
+            PutOp(
+                LARGE if number < large else small((number - large) // SMALL),
+                f"k{number}",
+                {"text": text},
+            )
+            for number, text in enumerate(texts.made(min(BATCH, items - start), length), start)
+        )
 
 
-def p50(call: Callable[[int], Any], times: int = 100) -> float:
-    call(0)
-    took = []
+def spent(call: Search, times: int) -> dict[str, list[float]]:
+    """Milliseconds of each call, by the clock and of the CPU."""
+    out: dict[str, list[float]] = {"wall": [], "cpu": []}
     for number in range(times):
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.thread_time()
         call(number)
-        took.append((time.perf_counter() - began) * 1e3)
-    return sorted(took)[times // 2]
-
-
-def measured(store: SQLiteStore, size: int) -> dict[str, float]:
-    for start in range(0, size, BATCH * 10):
-        store.batch([put(number) for number in range(start, min(size, start + BATCH * 10))])
-
-    def few(number: int) -> Any:
-        return store.search((f"org{number % ORGS}",), filter={"score": {"$gte": 0.98}})
-
-    out = {
-        "put": p50(lambda n: store.put(namespace(n), f"new{n}", value(n))),
-        "batch of 100": p50(lambda n: store.batch(puts(size + n * BATCH)), 20),
-        "get": p50(lambda n: store.get(namespace(n), f"k{n}")),
-        "filter, namespace": p50(lambda n: store.search(namespace(n), filter={"kind": "fact"})),
-        "newest under a prefix": p50(lambda n: store.search((f"org{n % ORGS}",))),
-        "filter (2 %), prefix": p50(few),
-        "namespaces, a page": p50(lambda n: store.list_namespaces(prefix=(f"org{n % ORGS}",))),
-    }
-    store.create_index("score")
-    out["the same with an index"] = p50(few)
-    began = time.perf_counter()
-    store.search((), query="oil")
-    out["first query"] = (time.perf_counter() - began) * 1e3
-    out["words, namespace"] = p50(lambda n: store.search(namespace(n), query="oil estimate"))
-    out["words, prefix"] = p50(lambda n: store.search((f"org{n % ORGS}",), query="oil estimate"))
+        out["wall"].append((time.perf_counter() - began) * 1e3)
+        out["cpu"].append((time.thread_time() - cpu) * 1e3)
     return out
+
+
+def told(name: str, took: dict[str, list[float]]) -> None:
+    parts = [name.ljust(34)]
+    for clock, each in took.items():
+        p50, p95 = np.quantile(each, (0.5, 0.95))
+        parts.append(f"{clock} p50 {p50:8.2f}  p95 {p95:8.2f} ms")
+    print("   ".join(parts), flush=True)
+
+
+def opened(path: str, index: str) -> SQLiteStore:
+    options: Any = {"index": "offline" if index == "offline" else None}
+    return SQLiteStore.open(path, synchronous="normal", **options)
+
+
+# -- in a process of its own
+
+
+def visit(path: str, index: str, which: str, namespaces: int) -> dict[str, Any]:
+    """Open, search once, and search on."""
+    texts = Texts(time.time_ns()).made(QUERIES + 1, ASKED)
+    began = time.perf_counter()
+    store = opened(path, index)
+    out: dict[str, Any] = {"open": (time.perf_counter() - began) * 1e3}
+    store.get(small(0), "none")
+    before = memory_mb()
+    first = LARGE if which == "large" else small(7 % namespaces)
+
+    def search(number: int) -> Any:
+        return store.search(first, query=texts[number])
+
+    if which != "memory":
+        out["first"] = spent(search, 1)
+        out["then"] = spent(search, QUERIES)
+    else:
+        for number in range(100):
+            store.search(small(number % namespaces), query=texts[number])
+        out["memory"] = memory_mb() - before
+    store.close()
+    return out
+
+
+def visits(path: str, index: str, which: str, namespaces: int, times: int) -> list[dict[str, Any]]:
+    command = [sys.executable, __file__, "--visit", path, index, which, str(namespaces)]
+    return [json.loads(subprocess.check_output(command)) for _ in range(times)]
+
+
+# -- all
+
+
+def many(folder: str, items: int, index: str) -> None:
+    path = os.path.join(folder, "many.db")
+    namespaces = max((items - items // LARGE_SHARE) // SMALL, 1)
+    print(f"{items:,} items: {namespaces:,} namespaces of {SMALL}, one of {items // LARGE_SHARE:,}")
+    began = time.perf_counter()
+    with opened(path, index) as store:
+        load(store, items, 15)
+    print(f"put in {time.perf_counter() - began:.0f} s, {os.path.getsize(path) / 1e6:.0f} MB")
+    for which in ("small", "large"):
+        [never] = visits(path, index, which, namespaces, 1)
+        told(f"{which}: the first search ever", never["first"])
+        times = visits(path, index, which, namespaces, 5)
+        told(f"{which}: open", {"wall": [each["open"] for each in times]})
+        for part in ("first", "then"):
+            joined: dict[str, list[float]] = {"wall": [], "cpu": []}
+            for each in times:
+                for clock, took in each[part].items():
+                    joined[clock] += took
+            told(f"{which}: {'first search' if part == 'first' else 'then'}", joined)
+    [last] = visits(path, index, "memory", namespaces, 1)
+    print(f"memory after searching 100 small ones: {last['memory']:.0f} MB above the start")
+    began = time.perf_counter()
+    with opened(path, index) as store:
+        store.search((), query="oil price")
+        print(f"a search of all namespaces, the first {time.perf_counter() - began:.1f} s", end="")
+        began = time.perf_counter()
+        store.search((), query="oil price")
+        print(f", the second {time.perf_counter() - began:.1f} s")
+
+
+def messages(folder: str, index: str) -> None:
+    """One namespace of long messages."""
+    texts = Texts(3)
+    with opened(os.path.join(folder, "messages.db"), index) as store:
+        held = texts.made(MESSAGES, MESSAGE_WORDS)
+        for start in range(0, MESSAGES, BATCH):
+            page = enumerate(held[start : start + BATCH], start)
+            store.batch(PutOp(LARGE, f"k{number}", {"text": text}) for number, text in page)
+        asked = texts.made(2 * QUERIES + 1, ASKED)
+        new = texts.made(QUERIES, MESSAGE_WORDS)
+        store.search(LARGE, query=asked[-1])
+        print(f"{MESSAGES:,} messages of {len(held[0]):,} characters in one namespace")
+        told("search", spent(lambda n: store.search(LARGE, query=asked[n]), QUERIES))
+
+        def turn(number: int) -> Any:
+            store.put(LARGE, f"new{number}", {"text": new[number]})
+            return store.search(LARGE, query=asked[QUERIES + number])
+
+        told("put and search in turn", spent(turn, QUERIES))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--items", type=int, nargs="+", default=[1_000, 10_000, 100_000])
-    sizes = parser.parse_args().items
-    columns = []
-    for size in sizes:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            SQLiteStore.open(Path(folder) / "store.db", index=None) as store,
-        ):
-            columns.append(measured(store, size))
-    print(f"{'p50, ms':24}", *(f"{size:>10,}" for size in sizes))
-    for name in columns[0]:
-        print(f"{name:24}", *(f"{column[name]:10.2f}" for column in columns))
+    parser.add_argument("--items", type=int, default=100_000)
+    parser.add_argument("--index", choices=("offline", "none"), default="offline")
+    parser.add_argument("--visit", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.visit:
+        path, index, which, namespaces = args.visit
+        print(json.dumps(visit(path, index, which, int(namespaces))))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        many(folder, args.items, args.index)
+        messages(folder, args.index)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ class Eraser:
             late = {t: ids - (said.get(t) or set()) for t, ids in doomed.messages.items()}
             more = _erased(checkpointer, {t: ids for t, ids in late.items() if ids})
             # words and vectors leave this process now, others when they next search
-            parts.searcher.indexes.clear()
+            parts.database.read(parts.searcher.indexes.purge())
             gone = _Gone(
                 gone.messages + more.messages,
                 (*gone.cancelled, *more.cancelled),
@@ -172,7 +172,8 @@ class Eraser:
         every = (*doomed.present, *doomed.closed)
         ids = [(row[0],) for row in every]
         paths = [(path,) for path in {row[1] for row in every}]
-        yield Statement(self._parts.sql["drop_index_at"], paths, many=True)
+        for statement in ("drop_index_at", "raise_changes_at"):
+            yield Statement(self._parts.sql[statement], paths, many=True)
         for row in doomed.present:
             yield Statement(self._parts.sql["shrink_namespace"], (row[0],))
         for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):

@@ -36,7 +36,7 @@ ROW: Final = np.dtype(
 _SHORT: Final = 1 << 13  # entries of the list of words, 128 vectors: not sorted in before
 _SHARE: Final = 32  # nor before they are one in so many of what is sorted
 _MOST_COUNTED: Final = 255  # more often in one row counts no more
-_PER_WORD: Final = 120  # bytes of a word in a dict, about
+_PER_NAME: Final = 120  # bytes of a name in a dict, about
 _ROW_BITS, _COUNT_BITS = 30, 8  # of a number that sorts by word, then row; the count rides along
 
 
@@ -157,7 +157,7 @@ class Index:
         total += sum(map(len, self._recent_vectors))
         if self.vectors is not None:
             total += self.vectors.matrix.nbytes + self.vectors.owner.nbytes
-        return total + _PER_WORD * (len(self.vocabulary) + len(self.threads) + len(self.actors))
+        return total + self.vocabulary.nbytes + _PER_NAME * (len(self.threads) + len(self.actors))
 
     # -- changing
 
@@ -188,7 +188,10 @@ class Index:
         numbers = self.vocabulary.numbers
         words = np.array([numbers[word] for entry in entries for word in entry.words], np.int64)
         of = np.repeat(np.arange(first, len(self.rows)), [len(e.words) for e in entries])
-        pairs, counts = np.unique((words << _ROW_BITS) | of, return_counts=True)
+        pairs = np.sort((words << _ROW_BITS) | of)
+        firsts = np.flatnonzero(np.diff(pairs, prepend=-1))
+        counts = np.diff(firsts, append=len(pairs))
+        pairs = pairs[firsts]
         self._recent[0].extend(pairs >> _ROW_BITS)
         self._recent[1].extend(pairs & ((1 << _ROW_BITS) - 1))
         self._recent[2].extend(np.minimum(counts, _MOST_COUNTED))

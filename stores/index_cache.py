@@ -154,7 +154,7 @@ class Indexes:
             Statement(self._sql["marks"]),
             Statement(self._sql["namespaces_under"], span(prefix)),
         ]
-        state = self._entered(marks[0])
+        state = yield from self._entered(marks[0])
         if sought.model is not None and state.model is not None and sought.model != state.model:
             raise state.model.mismatch(sought.model)  # all vectors were made anew meanwhile
         chosen = None if ids is None else np.array(ids, np.int64)
@@ -176,7 +176,7 @@ class Indexes:
 
     def past(self, rows: Sequence[Row]) -> Flow[Scope]:
         """A scope of some versions, present or closed, made for one search."""
-        state = self._entered((yield Statement(self._sql["marks"]))[0])
+        state = yield from self._entered((yield Statement(self._sql["marks"]))[0])
         ids = json.dumps([row[0] for row in rows])
         found = yield Statement(self._sql["index_of"], (state.number, ids))
         searched = {number: (vectors, fields) for number, vectors, fields in found}
@@ -194,25 +194,46 @@ class Indexes:
             parts += [Part.of(view)] if len(view.order) else []
         return Scope(parts, state.model, self._approximate_above)
 
-    def clear(self) -> None:
-        """Let go of everything; the next search reads it anew."""
-        with self._lock:
-            self._held.clear()
-            self._nbytes = 0
-        self._erased()
+    def purge(self) -> Flow[None]:
+        """Let go of what was erased; a search does so too."""
+        yield from self._entered((yield Statement(self._sql["marks"]))[0])
 
     # -- what is held
 
-    def _entered(self, marks: Row) -> _State:
+    def _entered(self, marks: Row) -> Flow[_State]:
         erasures, embedded, closed, model = marks
+        state = _State(erasures, embedded, closed, None if model is None else Model.parsed(model))
         with self._lock:
             if erasures < self._erasures:
                 raise Overtaken
             outdated = erasures > self._erasures
-            self._erasures = erasures
         if outdated:
-            self.clear()
-        return _State(erasures, embedded, closed, None if model is None else Model.parsed(model))
+            self._erased()
+            rows = yield Statement(self._sql["namespaces_under"], span(b""))
+            there = {namespace.path: namespace for namespace in map(_Namespace._make, rows)}
+            with self._lock:
+                every = list(self._held.items())
+            for path, held in every:
+                yield from self._purge(held, path, there.get(path), state)
+            with self._lock:
+                self._erasures = max(self._erasures, erasures)
+        return state
+
+    def _purge(
+        self, held: _Held, path: bytes, namespace: _Namespace | None, state: _State
+    ) -> Flow[None]:
+        """Bring an index into step and drop the words that none of its items has any more."""
+        with held.lock:
+            if held.erasures >= state.erasures:
+                return
+            if namespace is None or held.index is None or held.changes > namespace.changes:
+                held.clear()
+                self._weigh(path, held, 0)
+            elif held.changes != namespace.changes:
+                index = yield from self._whole(held, namespace, state)
+                index.compact()
+                held.fresh = namespace.items  # the compact form is gone
+            held.erasures = state.erasures
 
     def _of(self, path: bytes, state: _State, *, admit: bool) -> _Held:
         with self._lock:
@@ -248,17 +269,21 @@ class Indexes:
                 or held.covered.embedded > state.embedded
             ):
                 raise Overtaken
-            try:
-                index = yield from self._in_step(held, namespace, state)
-                yield from self._expire(held, index, now)
-            except BaseException:
-                held.clear()  # else what was read would be read again, and stand there twice
-                raise
+            index = yield from self._whole(held, namespace, state)
+            yield from self._expire(held, index, now)
             view = index.view(now)
         self._weigh(namespace.path, held, view.nbytes)
         return view
 
     # -- keeping in step
+
+    def _whole(self, held: _Held, namespace: _Namespace, state: _State) -> Flow[Index]:
+        """See `_in_step`; if it fails, nothing of what was read is left to be read twice."""
+        try:
+            return (yield from self._in_step(held, namespace, state))
+        except BaseException:
+            held.clear()
+            raise
 
     def _in_step(self, held: _Held, namespace: _Namespace, state: _State) -> Flow[Index]:
         """The index of a namespace as it is now."""

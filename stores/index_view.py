@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from itertools import count
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,10 @@ from perdure.stores.vectors import Floats, Matrix, second_look
 
 Ints = NDArray[np.int64]
 Rows = NDArray[np.integer[Any]]
+Found = tuple[Ints, Floats]  # rows that have a word, each once, and how often
+
+_PER_WORD, _PER_SPELLING = 120, 250  # bytes of a word in a dict, and of its trigrams, about
+NOWHERE: Final[Found] = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 class Postings(NamedTuple):
@@ -68,13 +73,17 @@ class Vocabulary:
 
     def __init__(self, words: Iterable[str] = ()) -> None:
         self.numbers: dict[str, int] = defaultdict(lambda: len(self.numbers))
-        for word in words:
-            self.numbers.setdefault(word, len(self.numbers))
+        self.numbers.update(zip(words, count(), strict=False))
         self._spelling: Trigrams | None = None
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes, about."""
+        return len(self) * (_PER_WORD if self._spelling is None else _PER_WORD + _PER_SPELLING)
 
     def similar(self, word: str, among: Callable[[str], bool]) -> list[tuple[str, float]]:
         """See `Trigrams.similar`; one word at most."""
@@ -154,12 +163,14 @@ class View:
             asks=np.ascontiguousarray(rows["asks"]),
         )
 
-    def term(self, word: str) -> tuple[Ints, Floats]:
+    def term(self, word: str) -> Found:
         """The rows that have a word, each once, and how often."""
-        number = self.vocabulary.numbers.get(word, -1)
+        number = self.vocabulary.numbers.get(word)
+        if number is None:
+            return NOWHERE
         rows: Rows = np.empty(0, np.int32)
         counts = np.empty(0, np.uint8)
-        if 0 <= number < len(self.postings.starts) - 1:
+        if number < len(self.postings.starts) - 1:
             begin, end = self.postings.starts[number : number + 2]
             rows, counts = self.postings.rows[begin:end], self.postings.counts[begin:end]
         words, of, often = self.recent

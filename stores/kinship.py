@@ -29,7 +29,7 @@ class _Table:
             self.starts: npt.NDArray[np.uint32] = arrays["starts"]
             self.kin: npt.NDArray[np.uint16] = arrays["kin"]
             self.near: npt.NDArray[np.uint8] = arrays["near"]
-        self.numbers = {stem: number for number, stem in enumerate(self.stems)}
+        self.numbers = dict(zip(self.stems, range(len(self.stems)), strict=True))
 
 
 def kin_of(token: str) -> list[tuple[str, float]]:

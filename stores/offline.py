@@ -93,8 +93,7 @@ class WordPieces:
     """
 
     def __init__(self, tokens: Sequence[str]) -> None:
-        self._first = {t: i for i, t in enumerate(tokens) if not t.startswith("##")}
-        self._inner = {t[2:]: i for i, t in enumerate(tokens) if t.startswith("##")}
+        self._ids = dict(zip(tokens, range(len(tokens)), strict=True))
         self._longest = max(map(len, tokens), default=1)
         self._fold = _Fold()
         self._memo = _Memo(self._look_up)
@@ -122,16 +121,16 @@ class WordPieces:
         if len(part) > _LONGEST_WORD:
             return (_UNKNOWN,)
         ids: list[int] = []
-        start, vocabulary = 0, self._first
+        start, within = 0, ""
         while start < len(part):
             for end in range(min(len(part), start + self._longest), start, -1):
-                found = vocabulary.get(part[start:end])
+                found = self._ids.get(within + part[start:end])
                 if found is not None:
                     break
             else:
                 return (_UNKNOWN,)
             ids.append(found)
-            start, vocabulary = end, self._inner
+            start, within = end, "##"
         return tuple(ids)
 
 

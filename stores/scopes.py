@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perdure.stores.context import Arrangement
-from perdure.stores.index_view import Columns, Ints, View
+from perdure.stores.index_view import NOWHERE, Columns, Found, Ints, View
 from perdure.stores.models import Model
 from perdure.stores.spelling import Trigrams
 from perdure.stores.vectors import Floats
@@ -44,7 +44,7 @@ class Part:
     columns: Columns
     actors: Sequence[str]
     threads: int
-    terms: dict[str, tuple[Ints, Floats]] = field(default_factory=dict)
+    terms: dict[str, Found] = field(default_factory=dict)
     cosines: Floats | None = None
     vocabulary: set[str] = field(default_factory=set)
 
@@ -57,16 +57,17 @@ class Part:
         """Take what is sought from the view, and keep no more of it."""
         if self.view is None:
             return
-        self.terms = {word: self.view.term(word) for word in sought.words}
+        found = ((word, self.view.term(word)) for word in sought.words)
+        self.terms = {word: term for word, term in found if len(term[0])}
         if sought.vector is not None:
             self.cosines = self.view.cosines(sought.vector, approximate_above)
         if sought.vocabulary:
             self.vocabulary = self.view.words()
         self.view = None
 
-    def term(self, word: str) -> tuple[Ints, Floats]:
+    def term(self, word: str) -> Found:
         """The rows that have a word, each once, and how often."""
-        return self.terms[word] if self.view is None else self.view.term(word)
+        return self.terms.get(word, NOWHERE) if self.view is None else self.view.term(word)
 
 
 class Scope:
@@ -86,6 +87,7 @@ class Scope:
         self.model = model
         self._approximate_above = approximate_above
         self.held = all(part.view is not None for part in parts)
+        self._terms: dict[str, Found] = {}
         numbers: dict[str, int] = {}
         if len(parts) == 1:
             self.columns, self.actors = parts[0].columns, parts[0].actors
@@ -103,11 +105,17 @@ class Scope:
         """Who is next to whom; None if no row belongs to a thread."""
         return self.columns.arrangement
 
-    def term(self, word: str) -> tuple[Ints, Floats]:
+    def term(self, word: str) -> Found:
         """The rows that have a word, each once, and how often."""
+        found = self._terms.get(word)
+        if found is None:
+            found = self._terms[word] = self._found(word)
+        return found
+
+    def _found(self, word: str) -> Found:
         if len(self._parts) == 1:
             return self._parts[0].term(word)
-        rows, counts = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+        rows, counts = [NOWHERE[0]], [NOWHERE[1]]
         base = 0
         for part in self._parts:
             found, often = part.term(word)

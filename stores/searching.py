@@ -212,13 +212,13 @@ class Searcher:
 
     def _named(self, scope: Scope, text: str) -> dict[int, frozenset[str]]:
         """The actors of the scope that a query names, with the tokens of their names."""
-        codes = np.unique(scope.actor[scope.actor >= 0])
-        if not len(codes) or len(codes) > _MANY_ACTORS:
+        codes = np.flatnonzero(np.bincount(scope.actor[scope.actor >= 0])).tolist()
+        if not codes or len(codes) > _MANY_ACTORS:
             return {}
         names = [scope.actors[code] for code in codes]
         said = named_actors(query_tokens(text), names)
         return {
-            int(code): names_of(name)
+            code: names_of(name)
             for code, name, is_named in zip(codes, names, said, strict=True)
             if is_named
         }

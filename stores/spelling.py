@@ -6,11 +6,11 @@ quickly but hold a transposition for a different word, and edit distance alone r
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 import numpy as np
+import numpy.typing as npt
 
 _LOOKED_AT = 1_000  # candidates of which it is asked whether they may be returned
 _CANDIDATES = 24  # whose edit distance is computed: 20 µs each
@@ -31,8 +31,9 @@ class Trigrams:
     def __init__(self, words: Iterable[str] = ()) -> None:
         self._words: list[str] = []
         self._known: set[str] = set()
-        self._sizes = array("H")  # trigrams of each word
-        self._postings: dict[str, array[int]] = {}
+        self._sizes = np.empty(0, np.int64)  # trigrams of each word
+        self._grams = np.empty(0, np.int64)  # all trigrams, in order, and the word that each is of
+        self._owners = np.empty(0, np.int64)
         self.extend(words)
 
     def __len__(self) -> int:
@@ -40,16 +41,16 @@ class Trigrams:
 
     def extend(self, words: Iterable[str]) -> None:
         """Add words; those already known are passed over."""
-        for word in words:
-            if word in self._known:
-                continue
-            grams = trigrams(word)
-            number = len(self._words)
-            self._known.add(word)
-            self._words.append(word)
-            self._sizes.append(min(len(grams), 0xFFFF))
-            for gram in grams:
-                self._postings.setdefault(gram, array("I")).append(number)
+        new = [word for word in dict.fromkeys(words) if word not in self._known]
+        grams, owners = _trigrams(new)
+        sizes = np.bincount(owners, minlength=len(new))
+        owners += len(self._words)
+        self._words += new
+        self._known.update(new)
+        self._sizes = np.concatenate([self._sizes, sizes])
+        every = np.concatenate([self._grams, grams])
+        order = np.argsort(every, kind="stable")
+        self._grams, self._owners = every[order], np.concatenate([self._owners, owners])[order]
 
     def similar(
         self,
@@ -68,14 +69,13 @@ class Trigrams:
                 slip is forgiven, from six letters on two; the first letter counts in short words.
             among: Which words may be returned; None: all.
         """
-        grams = trigrams(word)
-        postings = [self._postings[gram] for gram in grams if gram in self._postings]
-        if not postings:
-            return []
-        shared = np.bincount(np.concatenate([np.array(each) for each in postings]))
+        grams, _ = _trigrams([word])
+        begins = np.searchsorted(self._grams, grams)
+        ends = np.searchsorted(self._grams, grams, side="right")
+        spans = zip(begins.tolist(), ends.tolist(), strict=True)
+        shared = np.bincount(np.concatenate([self._owners[begin:end] for begin, end in spans]))
         numbers = np.flatnonzero(shared)
-        sizes = np.array(self._sizes, np.float32)[numbers]
-        dice = 2 * shared[numbers] / (sizes + len(grams))
+        dice = 2 * shared[numbers] / (self._sizes[numbers] + len(grams))
         best = np.argsort(-dice, kind="stable")[:_LOOKED_AT]
         others = (self._words[number] for number in numbers[best][dice[best] >= _SHARED])
         wanted = others if among is None else filter(among, others)
@@ -84,14 +84,23 @@ class Trigrams:
         return sorted(near, key=lambda pair: (-pair[1], pair[0]))[:limit]
 
 
-def trigrams(word: str) -> frozenset[str]:
-    """The trigrams of a word with its start and end marked.
+def _trigrams(words: Sequence[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The distinct trigrams of words whose start and end are marked, and the number of the word.
 
-    >>> sorted(trigrams("cat"))
-    ['  c', ' ca', 'at ', 'cat']
+    >>> len(_trigrams(["cat"])[0]), len(_trigrams(["aaaaaa"])[0])
+    (4, 4)
     """
-    padded = f"  {word} "
-    return frozenset(padded[i : i + 3] for i in range(len(padded) - 2))
+    text = "".join(f"  {word} " for word in words)
+    chars = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.int64)
+    sizes = np.array([len(word) + 1 for word in words], np.int64)
+    owners = np.repeat(np.arange(len(words)), sizes)
+    places = np.arange(len(owners)) + 2 * owners  # each word has two characters more than trigrams
+    grams = chars[places] << 42 | chars[places + 1] << 21 | chars[places + 2]
+    order = np.lexsort((grams, owners))
+    grams, owners = grams[order], owners[order]
+    again = np.zeros(len(grams), bool)
+    again[1:] = (grams[1:] == grams[:-1]) & (owners[1:] == owners[:-1])
+    return grams[~again], owners[~again]
 
 
 def slips(one: str, other: str, most: int = 2) -> int:

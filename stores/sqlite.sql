@@ -116,6 +116,9 @@ WHERE id IN (SELECT id FROM store_index WHERE model <> ? LIMIT ?) RETURNING 1;
 UPDATE store_namespaces SET changes = changes + 1
 WHERE ns = (SELECT i.ns FROM store_items i WHERE i.id = ?);
 
+-- raise_changes_at: a namespace has changed
+UPDATE store_namespaces SET changes = changes + 1 WHERE path = ?;
+
 -- add_pending: a version that waits for its vectors
 INSERT INTO store_pending (id, attempts, error) VALUES (?, 1, ?)
 ON CONFLICT (id) DO UPDATE SET attempts = attempts + 1, error = excluded.error;

@@ -76,7 +76,9 @@ entries = st.builds(
     words=st.lists(st.sampled_from("abcdefgh"), max_size=6),
     asks=st.booleans(),
     vectors=st.integers(0, 2).map(
-        lambda n: stored(np.random.default_rng(n).random((n, 8), np.float32), "float32")
+        lambda n: stored(
+            np.random.default_rng(n).integers(0, 9, (n, 8)).astype(np.float32), "float32"
+        )
     ),
     thread=st.none() | st.sampled_from(["t", "u"]),
     position=st.integers(0, 3).map(float),
@@ -115,9 +117,9 @@ def seen(found: Index, now: int) -> list[Any]:
 @given(steps, st.sampled_from([0, 5, 7, 20]))
 def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
     """After any course it is like one of what is left; threads lie together, in their order."""
-    short, index._SHORT = index._SHORT, 6
     found, left, number = Index(MODEL, 1 << 30), dict[int, Entry](), 0
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "_SHORT", 6)
         for step in course:
             if step is None:
                 found.compact()
@@ -130,16 +132,14 @@ def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
                 left |= {entry.id: entry for entry in new}
                 found.add(new)
             found.view(now)
-        fresh = Index(MODEL, 1 << 30)
-        fresh.add(list(left.values()))
-        alive = [e for e in left.values() if e.expires > now and (e.words or e.vectors)]
-        codes = found.view(now).columns.thread
+    fresh = Index(MODEL, 1 << 30)
+    fresh.add(list(left.values()))
+    alive = [e for e in left.values() if e.expires > now and (e.words or e.vectors)]
+    codes = found.view(now).columns.thread
 
-        assert seen(fresh, now) == seen(found, now)
-        assert sorted(entry.id for entry in alive) == [row[0] for row in seen(found, now)]
-        assert codes.tolist() == sorted(codes)
-    finally:
-        index._SHORT = short
+    assert seen(fresh, now) == seen(found, now)
+    assert sorted(entry.id for entry in alive) == [row[0] for row in seen(found, now)]
+    assert codes.tolist() == sorted(codes)
 
 
 def test_a_view_stays_as_it_is() -> None:
@@ -283,13 +283,9 @@ class SealedHandles(Handles):
     key = KEY
 
 
-@pytest.mark.usefixtures("eager")
-class TestHandles(Handles.TestCase):  # type: ignore[misc]  # hypothesis makes it
-    """All indexes are written to the file."""
-
-    settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
-
-
+TestHandles = Handles.TestCase
+TestHandles.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+pytest.mark.usefixtures("eager")(TestHandles)
 TestSealedHandles = SealedHandles.TestCase
 TestSealedHandles.settings = settings(max_examples=8, stateful_step_count=25, deadline=None)
 
@@ -470,6 +466,37 @@ def test_no_word_survives(key: bytes | None, tmp_path: Path) -> None:
     assert found == 60
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_is_forgotten_leaves_memory(closed: bool, tmp_path: Path, analysed: list[str]) -> None:
+    """Here at once, elsewhere with the next search of anything; nothing else is analysed anew."""
+
+    def known(store: SQLiteStore) -> set[str]:
+        every = store._parts.searcher.indexes._held.values()
+        return {word for held in every if held.index for word in held.index.vocabulary.numbers}
+
+    with opened(tmp_path) as store, opened(tmp_path, read_only=True) as other:
+        fill(store, A, 30)
+        fill(store, B, 30, "milk")
+        store.put(A, "secret", {"text": "zorbaxing"})
+        for each in (store, other):
+            each.search((), query="tea")
+        if closed:
+            store.delete(A, "secret")
+        before = [known(each) for each in (store, other)]
+        store.forget(A, key="secret")
+        here, there = known(store), known(other)
+        other.search(B, query="milk")
+        after = known(other)
+        del analysed[:]
+        found = [len(each.search((), query="tea", limit=99)) for each in (store, other)]
+
+    assert all("zorbax" in words for words in [*before, there])
+    assert "zorbax" not in here | after
+    assert {"tea", "milk", "number7"} <= here & after
+    assert analysed == []
+    assert found[0] == found[1] > 0
+
+
 @pytest.mark.usefixtures("eager")
 def test_a_form_that_comes_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a search read before an erasure is not written after it."""
@@ -488,7 +515,9 @@ def test_a_form_that_comes_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             store.database.write(make)
         after = forms(path)
         monkeypatch.setattr(indexes, "_post", post)
+        store.put(A, "more", {"text": "milk"})
         store.search(A, query="tea")
+
     assert len(late) == 1
     assert after == {}
     assert set(forms(path)) == {"a\0"}
