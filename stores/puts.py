@@ -117,7 +117,7 @@ class Preparer:
     masked: Callable[[str], str] | None = None
     root: bytes = b""
     limits: tuple[Limit, ...] = ()
-    _paths: dict[Namespace, bytes] = field(default_factory=dict)
+    _paths: dict[tuple[bytes, Namespace], bytes] = field(default_factory=dict)
 
     def place(self, namespace: Any, key: Any) -> tuple[bytes, str]:
         """The path and key at which an item may be put.
@@ -126,13 +126,13 @@ class Preparer:
             InvalidNamespace: The namespace or key cannot be stored.
         """
         try:
-            return self._paths[namespace], check_key(key)
+            return self._paths[self.root, namespace], check_key(key)
         except (KeyError, TypeError):  # not met yet, or a list
             path = check_namespace(namespace, self.root)
         if type(namespace) is tuple:
             if len(self._paths) >= _MOST_PATHS:
                 self._paths.clear()
-            self._paths[namespace] = path
+            self._paths[self.root, namespace] = path
         return path, check_key(key)
 
     def clear_caches(self) -> None:
@@ -143,8 +143,7 @@ class Preparer:
 
     def under(self, root: bytes, limits: tuple[Limit, ...]) -> Preparer:
         """The same for what is put under a path."""
-        limits = (*self.limits, *limits)
-        return replace(self, root=root, limits=limits, _paths={})
+        return replace(self, root=root, limits=(*self.limits, *limits))
 
     def put(
         self,

@@ -73,7 +73,8 @@ class Store(BaseStore):
     async def abatch(self, ops: Iterable[Op | PutItem]) -> list[Result]:
         """See `batch`."""
         ops = list(ops)
-        brief = len(ops) <= _FEW and all(is_brief(getattr(op, "value", None)) for op in ops)
+        values = {number: getattr(op, "value", None) for number, op in enumerate(ops)}
+        brief = len(ops) <= _FEW and is_brief(values)
         return await self._arun(self._items.batch(ops), brief=brief)
 
     def put(
