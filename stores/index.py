@@ -238,11 +238,13 @@ class Index:
         vectors = self._joined_vectors(place)
         words, of, counts = (part.values for part in self._recent)
         starts, sorted_rows, sorted_counts = self.postings
-        every = np.concatenate([np.repeat(np.arange(len(starts) - 1), np.diff(starts)), words])
-        of = place[np.concatenate([sorted_rows, of])].astype(np.int64)
-        counts = np.concatenate([sorted_counts, counts])
-        key = (every << (_ROW_BITS + _COUNT_BITS)) | (of << _COUNT_BITS) | counts
+        key = np.concatenate([np.repeat(np.arange(len(starts) - 1), np.diff(starts)), words])
+        of = place[np.concatenate([sorted_rows, of])]
         inside = of >= 0
+        key <<= _ROW_BITS  # in place: there may be millions
+        key |= of
+        key <<= _COUNT_BITS
+        key |= np.concatenate([sorted_counts, counts])
         key = key[inside]
         key[np.count_nonzero(inside[: len(sorted_rows)]) :].sort()
         key.sort(kind="stable")  # which merges what is in order: rows keep their order
@@ -252,12 +254,11 @@ class Index:
         if len(used) < len(self.vocabulary):
             known = list(self.vocabulary.numbers)
             self.vocabulary = Vocabulary([known[number] for number in used.tolist()])
+        counts = (key & _MOST_COUNTED).astype(np.uint8)
+        key >>= _COUNT_BITS
+        key &= (1 << _ROW_BITS) - 1
         kind = np.uint16 if len(order) <= 1 << 16 else np.int32
-        self.postings = Postings(
-            np.append(starts[used], len(key)),
-            ((key >> _COUNT_BITS) & ((1 << _ROW_BITS) - 1)).astype(kind),
-            (key & _MOST_COUNTED).astype(np.uint8),
-        )
+        self.postings = Postings(np.append(starts[used], len(key)), key.astype(kind), counts)
         rows = rows[order]
         self.threads = _renumbered(rows, "thread", self.threads)
         self.actors = _renumbered(rows, "actor", self.actors)

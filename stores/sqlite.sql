@@ -9,8 +9,9 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 INSERT INTO store_settings (name, value) VALUES (?, 1)
 ON CONFLICT (name) DO UPDATE SET value = value + 1;
 
--- add_namespace: a new namespace
-INSERT INTO store_namespaces (path) VALUES (?) RETURNING ns;
+-- add_namespace: a new namespace; its counter is higher than that of one that was there and dropped
+INSERT INTO store_namespaces (path, changes)
+VALUES (?, coalesce((SELECT value FROM store_settings WHERE name = 'erasures'), 0) << 32) RETURNING ns;
 
 -- grow_namespace: count its items and bytes, and that it has changed
 UPDATE store_namespaces SET items = items + ?, bytes = bytes + ?, changes = changes + 1 WHERE ns = ?;

@@ -96,8 +96,9 @@ def traces(path: Path, namespace: Sequence[str]) -> list[bytes]:
     rows = "SELECT {} FROM {} JOIN store_namespaces n USING (ns) WHERE n.path >= ? AND n.path < ?"
     with closing(sqlite3.connect(path)) as db:
         cells: list[Any] = []
+        bound = (low, low[:-1] + b"\1")
+        cells += db.execute(rows.format("substr(body, -40)", "store_indexes"), bound)
         for table in ("store_items", "store_versions"):
-            bound = (low, low[:-1] + b"\1")
             cells += db.execute(rows.format("value, provenance", table), bound)
             ids = [row for (row,) in db.execute(rows.format("id", table), bound)]
             marks = ", ".join("?" * len(ids))

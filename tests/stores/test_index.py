@@ -319,6 +319,23 @@ def test_writers_and_searchers_at_once(tmp_path: Path) -> None:
     assert len(set(every)) == 1
 
 
+def test_a_namespace_that_was_there_before(tmp_path: Path) -> None:
+    """One that was emptied and is made again is not taken for the former one."""
+    with opened(tmp_path) as store, opened(tmp_path, read_only=True) as other:
+        for texts in (["tea"], ["milk", "milk"], ["tea", "tea"]):
+            for n, text in enumerate(texts):
+                store.put(A, f"{text}{n}", {"text": text})
+            found = [keys(each.search(A, query="tea milk", mode="text")) for each in (store, other)]
+            assert sorted(found[0]) == sorted(found[1]) == sorted(store_keys(store))
+            for key in store_keys(store):
+                store.delete(A, key)
+            store.retain(VersionRetention(last=0))
+
+
+def store_keys(store: SQLiteStore) -> list[str]:
+    return keys(store.search(A))
+
+
 def test_another_process_writes(tmp_path: Path) -> None:
     """Its puts and deletes are seen by the next search here."""
     script = (
