@@ -37,7 +37,7 @@ from perdure.stores.writing import Writer
 
 Offline = Literal["offline"]
 _SQL: Final = load("perdure.stores", "sqlite.sql")  # here, as no event loop may wait for a file
-_INDEX: Final = ("embed", "dims", "fields", "name")
+_INDEX: Final = ("embed", "dims", "fields", "name", "text_fields", "distance_type")
 _APPROXIMATE_ABOVE: Final = 200_000  # vectors; 384 dimensions of float32 are 300 MB then
 
 
@@ -51,8 +51,9 @@ class SQLiteStore(Store):
         path: A file, or `":memory:"`.
         index: What search embeds with: `"offline"`, the English table within the package over
             all text of a value; langgraph's `IndexConfig` (`embed`, `dims`, `fields`); None:
-            nothing, search goes by words. `fields` also says what text search reads; without
-            it, what the file was last opened with.
+            nothing, search goes by words. `fields`, or `text_fields` as langgraph's SQLite store
+            calls it, also says what text search reads; without it, what the file was last
+            opened with.
         ttl: Langgraph's `TTLConfig`, in minutes.
         key: Encrypts values, provenance, words and vectors with AES-GCM; namespaces, keys and
             times are not. 16, 24 or 32 bytes, or as many in hexadecimal; by default the
@@ -216,15 +217,27 @@ def _embedding(
     if config is None:
         return None, None, None, False
     check_names("index", config, _INDEX)
+    if config.get("distance_type", "cosine") != "cosine":
+        raise ConfigurationError(
+            f"index distance_type is {config['distance_type']!r}; expected 'cosine', by which "
+            "vectors are always compared here"
+        )
     embedder = embedder_from(config["embed"], config.get("dims"), config.get("name"))
-    fields = config.get("fields")
+    in_process = getattr(config["embed"], "in_process", False) is True
+    return embedder, Model(embedder.name, embedder.dims or 0, kind), _fields(config), in_process
+
+
+def _fields(config: Mapping[str, Any]) -> list[str] | None:
+    """The paths that are searched, by either of langgraph's names for them."""
+    fields = config.get("fields") or config.get("text_fields") or None
+    if isinstance(fields, str):  # langgraph's stores take one path as it is
+        fields = [fields]
     listed = isinstance(fields, list | tuple) or fields is None
     if not listed or not all(isinstance(path, str) and path for path in fields or ()):
         raise ConfigurationError(
             f"index fields are {fields!r}; expected a list of paths like ['text'], or None"
         )
-    in_process = getattr(config["embed"], "in_process", False) is True
-    return embedder, Model(embedder.name, embedder.dims or 0, kind), fields or None, in_process
+    return fields
 
 
 def _mask(key: bytes) -> Callable[[str], str]:
