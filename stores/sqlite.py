@@ -229,15 +229,14 @@ def _embedding(
 
 def _fields(config: Mapping[str, Any]) -> list[str] | None:
     """The paths that are searched, by either of langgraph's names for them."""
-    fields = config.get("fields") or config.get("text_fields") or None
-    if isinstance(fields, str):  # langgraph's stores take one path as it is
-        fields = [fields]
+    name = "text_fields" if config.get("fields") is None else "fields"
+    fields = config.get(name)
     listed = isinstance(fields, list | tuple) or fields is None
     if not listed or not all(isinstance(path, str) and path for path in fields or ()):
         raise ConfigurationError(
-            f"index fields are {fields!r}; expected a list of paths like ['text'], or None"
+            f"index {name} are {fields!r}; expected a list of paths like ['text'], or None"
         )
-    return fields
+    return fields or None
 
 
 def _mask(key: bytes) -> Callable[[str], str]:
