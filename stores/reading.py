@@ -11,6 +11,7 @@ from langgraph.store.base import MatchCondition
 
 from perdure.storage.flow import Flow, Row, Statement, rows_of
 from perdure.stores.base import Namespace, QueryPlan, StoredItem
+from perdure.stores.filter_sql import condition_of, indexable
 from perdure.stores.filters import Filter
 from perdure.stores.namespaces import (
     is_head,
@@ -156,10 +157,11 @@ class Reader:
         if wanted.filter is None or self.records.sealed:
             return "1", (), ""
         usable: Collection[str] = ()
-        if wanted.filter.indexable():
+        paths = indexable(wanted.filter)
+        if paths:
             usable = yield from self._usable()
-        condition = wanted.filter.sql("i.value", usable)
-        for path in wanted.filter.indexable():
+        condition = condition_of(wanted.filter, "i.value", usable)
+        for path in paths:
             if path in usable:
                 hint = f'INDEXED BY "{index_name(path)}"'
                 probe = self.sql["probe"].format(condition=condition.text, indexed=hint)

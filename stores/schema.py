@@ -65,5 +65,10 @@ SQLITE = Migration(
             error ANY NOT NULL
         ) STRICT
         """,
+        # a listing is in the order in which items were made, which puts do not change
+        """
+        DROP INDEX store_items_ns;
+        CREATE INDEX store_items_made ON store_items (ns, created_at)
+        """,
     ),
 )

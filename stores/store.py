@@ -13,7 +13,7 @@ from perdure.storage.awaitables import AwaitableInt
 from perdure.storage.database import DatabaseOwner
 from perdure.storage.flow import Flow, Row, Statement, rows_of
 from perdure.stores.base import Namespace, Progress, QueryPlan, StoreStats, VersionRetention
-from perdure.stores.filter_paths import index_expression, index_path
+from perdure.stores.filter_sql import index_expression, index_path
 from perdure.stores.models import Model
 from perdure.stores.namespaces import check_prefix, span
 from perdure.stores.pending import BATCH

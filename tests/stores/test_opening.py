@@ -177,5 +177,5 @@ def test_the_settings_of_langgraphs_own_index(tmp_path: Path) -> None:
         store.put(A, "k", {"a": "tea", "b": "milk"})
 
         assert given == store.index_config
-        assert ["k"] == [item.key for item in store.search(A, query="tea", mode="text")]
-        assert [] == store.search(A, query="milk", mode="text")
+        assert [item.key for item in store.search(A, query="tea", mode="text")] == ["k"]
+        assert store.search(A, query="milk", mode="text") == []
