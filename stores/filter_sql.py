@@ -48,12 +48,13 @@ class Condition:
     Attributes:
         text: What goes after WHERE; it may be joined by AND as it is.
         params: A value for each `?`.
-        exact: No row comes through that the filter does not match.
     """
 
     text: str
     params: tuple[str | int | float, ...] = ()
-    exact: bool = False
+
+
+_ANY = Condition("TRUE")  # what is said of a value of which SQL can say nothing
 
 
 def condition_of(filter: Filter, column: str, indexed: Collection[str] = ()) -> Condition:
@@ -70,8 +71,7 @@ def condition_of(filter: Filter, column: str, indexed: Collection[str] = ()) -> 
     form = column, frozenset(indexed).intersection(indexable(filter))
     if form not in filter.cache:
         paths = frozenset(index_path(path) for path in indexed)
-        found = _Writer(column, paths).condition(filter.node, _ROOT)
-        filter.cache[form] = found or Condition("TRUE")
+        filter.cache[form] = _Writer(column, paths).condition(filter.node, _ROOT)
     condition: Condition = filter.cache[form]
     return condition
 
@@ -142,8 +142,8 @@ class _Writer:
         self._column = column
         self._indexed = indexed
 
-    def condition(self, node: Node, place: _Place) -> Condition | None:
-        """The condition for a value at a place; None when nothing can be said of it."""
+    def condition(self, node: Node, place: _Place) -> Condition:
+        """The condition for a value at a place."""
         match node:
             case Compare(name, operand):
                 return self._compare(name, operand, place)
@@ -157,7 +157,7 @@ class _Writer:
             case Some(parts):
                 return _any([self.condition(part, place) for part in parts])
             case Not():
-                return None
+                return _ANY
 
     def _below(self, place: _Place, key: str | int) -> _Place:
         ends = [f"[{key}]"] if isinstance(key, int) else _json_paths(key)
@@ -168,16 +168,16 @@ class _Writer:
             return _Place(paths, index_expression(str(key), self._column))
         return _Place(paths)
 
-    def _compare(self, name: str, operand: Any, place: _Place) -> Condition | None:
+    def _compare(self, name: str, operand: Any, place: _Place) -> Condition:
         match name:
             case "object":
-                return self._typed(place, "= 'object'", exact=True)
+                return self._typed(place, "= 'object'")
             case "array":
-                typed = self._typed(place, "= 'array'", exact=True)
+                typed = self._typed(place, "= 'array'")
                 if len(place.paths) != 1:
                     return typed
                 length = f"json_array_length({self._column}, ?) = {operand}"
-                return _all([typed, Condition(length, place.paths, exact=True)])
+                return _all([typed, Condition(length, place.paths)])
             case "$eq":
                 if isinstance(operand, str) and not place.paths:
                     return self._written(operand, quoted=True)
@@ -185,7 +185,7 @@ class _Writer:
             case "$in":
                 return self._among(operand, place)
             case "$exists":
-                return self._typed(place, "IS NOT NULL" if operand else "IS NULL", exact=True)
+                return self._typed(place, "IS NOT NULL" if operand else "IS NULL")
             case "$contains":
                 if not isinstance(operand, str):
                     return self._typed(place, "= 'array'")
@@ -194,11 +194,11 @@ class _Writer:
             case _:
                 return _all(self._ranges([Compare(name, operand)], place))
 
-    def _among(self, operands: Sequence[Any], place: _Place) -> Condition | None:
+    def _among(self, operands: Sequence[Any], place: _Place) -> Condition:
         if not operands:
-            return Condition("FALSE", exact=True)
+            return Condition("FALSE")
         keys, numbers, types = _sorted(operands)
-        parts: list[Condition | None] = []
+        parts: list[Condition] = []
         if len(keys) == 1:
             parts.append(self._value(place, "= ?", keys[0]))
         elif keys:
@@ -212,17 +212,16 @@ class _Writer:
             parts.append(self._of_types(types, place))
         return _any(parts)
 
-    def _of_types(self, types: Sequence[str], place: _Place) -> Condition | None:
+    def _of_types(self, types: Sequence[str], place: _Place) -> Condition:
         named = ", ".join(f"'{name}'" for name in types)
-        sure = set(types) <= _TRUTHS | {"null"}
-        found = self._typed(place, f"IN ({named})", exact=sure)
+        found = self._typed(place, f"IN ({named})")
         if place.expression and set(types) <= _TRUTHS:
             return _all([self._value(place, "IN (0, 1)"), found])
         return found
 
-    def _ranges(self, parts: Sequence[Compare], place: _Place) -> list[Condition | None]:
+    def _ranges(self, parts: Sequence[Compare], place: _Place) -> list[Condition]:
         """Range operators on one value, as one BETWEEN: an index is searched by both its ends."""
-        found: list[Condition | None] = []
+        found: list[Condition] = []
         texts = [part for part in parts if isinstance(part.operand, str)]
         numbers = [part for part in parts if not isinstance(part.operand, str)]
         if texts and all(_storable(part.operand) for part in texts):
@@ -241,21 +240,20 @@ class _Writer:
             found.append(self._value(place, "BETWEEN ? AND ?", low, high))
         return found
 
-    def _value(self, place: _Place, asked: str, *params: str | int | float) -> Condition | None:
+    def _value(self, place: _Place, asked: str, *params: str | int | float) -> Condition:
         if place.expression:
             return Condition(f"{place.expression} {asked}", params)
         text = f"json_extract({self._column}, ?) {asked}"
         return _any([Condition(text, (path, *params)) for path in place.paths])
 
-    def _typed(self, place: _Place, asked: str, *, exact: bool = False) -> Condition | None:
+    def _typed(self, place: _Place, asked: str) -> Condition:
         text = f"json_type({self._column}, ?) {asked}"
-        sure = exact and len(place.paths) == 1  # of several places, only one is the filter's
-        return _any([Condition(text, (path,), sure) for path in place.paths])
+        return _any([Condition(text, (path,)) for path in place.paths])
 
-    def _written(self, text: str, *, quoted: bool) -> Condition | None:
+    def _written(self, text: str, *, quoted: bool) -> Condition:
         """The column's JSON has the text somewhere, in either way that `json.dumps` writes it."""
         if not _storable(text):
-            return None
+            return _ANY
         forms = dict.fromkeys(json.dumps(text, ensure_ascii=ascii) for ascii in (False, True))
         asked = f"instr({self._column}, ?) > 0"
         return _any([Condition(asked, (form if quoted else form[1:-1],)) for form in forms])
@@ -364,32 +362,26 @@ def _rank(node: Node) -> int:
     return _BETWEEN if served else _NEVER
 
 
-def _all(parts: Iterable[Condition | None]) -> Condition | None:
-    """Parts joined by AND. One that is unknown, or too long, is left out."""
-    given = list(parts)
+def _all(parts: Sequence[Condition]) -> Condition:
+    """Parts joined by AND; those that make it too long are left out."""
     found: list[Condition] = []
     length = 0
-    for part in given:
-        if part is not None and length + len(part.text) <= _LONGEST:
+    for part in parts:
+        if part is not _ANY and length + len(part.text) <= _LONGEST:
             found.append(part)
             length += len(part.text)
-    exact = len(found) == len(given) and all(part.exact for part in found)
-    if not found:
-        return Condition("TRUE", exact=True) if not given else None
-    return _joined(" AND ", found, exact)
+    return _joined(" AND ", found)
 
 
-def _any(parts: Iterable[Condition | None]) -> Condition | None:
-    """Parts joined by OR; unknown if there are none, one is unknown, or they are too long."""
-    given = list(parts)
-    found = [part for part in given if part is not None]
-    length = sum(len(part.text) for part in found)
-    if not found or len(found) < len(given) or length > _LONGEST:
-        return None
-    return _joined(" OR ", found, all(part.exact for part in found))
+def _any(parts: Sequence[Condition]) -> Condition:
+    """Parts joined by OR, if all say something and are not too long."""
+    if _ANY in parts or sum(len(part.text) for part in parts) > _LONGEST:
+        return _ANY
+    return _joined(" OR ", parts)
 
 
-def _joined(word: str, parts: Sequence[Condition], exact: bool) -> Condition:
-    text = word.join(part.text for part in parts)
+def _joined(word: str, parts: Sequence[Condition]) -> Condition:
+    if len(parts) < 2:
+        return parts[0] if parts else _ANY
     params = tuple(value for part in parts for value in part.params)
-    return Condition(f"({text})" if len(parts) > 1 else text, params, exact)
+    return Condition(f"({word.join(part.text for part in parts)})", params)

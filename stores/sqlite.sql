@@ -196,7 +196,7 @@ WHERE expires_at IS NOT NULL AND expires_at <= ? ORDER BY expires_at LIMIT ?;
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
 FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
 WHERE n.path >= ? AND n.path < ? AND (i.expires_at IS NULL OR i.expires_at > ?) AND ({condition})
-ORDER BY n.path, i.created_at, i.key LIMIT ?;
+ORDER BY n.path, i.created_at, i.key LIMIT ? OFFSET ?;
 
 -- under_as_of: items under a prefix as they were at a moment
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
@@ -207,7 +207,7 @@ UNION ALL
 SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance
 FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
 WHERE n.path >= ?1 AND n.path < ?2 AND v.valid_from <= ?3 AND v.valid_to > ?3
-ORDER BY 2, 5, 3;
+ORDER BY 2, 5, 3 LIMIT ?4 OFFSET ?5;
 
 -- by_id: one present item
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance

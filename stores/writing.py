@@ -160,7 +160,9 @@ class Writer:
         """Apply puts and deletes of different keys."""
         closed: list[tuple[int, int]] = []
         added: list[New] = []
-        for put, there in zip(puts, (yield from self.locate(puts)), strict=True):
+        located = yield from self.locate(puts)
+        # items of one batch are microseconds apart: a listing is in the order of their creation
+        for before, put, there in zip(range(len(puts))[::-1], puts, located, strict=True):
             ns, row, version, created, valid_from, expires, size, last, ended = there
             alive = row is not None and (expires is None or expires > now)
             self._check_version(put, version if alive else 0)
@@ -175,7 +177,7 @@ class Writer:
             if put.text is not None:
                 number = (version or last or 0) + 1
                 expires = None if put.ttl is None else since + put.ttl
-                times = Times(created if alive else since, since, expires)
+                times = Times(created if alive else since - before, since, expires)
                 added.append(New(put, ns, number, times))
         if closed:
             yield from self.close(closed)

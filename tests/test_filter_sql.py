@@ -169,12 +169,3 @@ def test_only_plain_paths_are_indexed(path: Any) -> None:
         index_path(path)
     with pytest.raises(ConfigurationError):
         condition_of(parse({"a": 1}), "value", [path])
-
-
-def test_exact_conditions_say_so() -> None:
-    """Where the type alone decides, no row has to be checked again."""
-    exact: list[Any] = [None, {}, {"a": None}, {"a": {"b": True}}, {"a": {"$exists": False}}]
-    others: list[Any] = [{"a": 1}, {"a.b": None}, {"$not": {"a": None}}, {"a": {"$contains": 1}}]
-
-    assert all(condition_of(parse(filter), "value").exact for filter in exact)
-    assert not any(condition_of(parse(filter), "value").exact for filter in others)
