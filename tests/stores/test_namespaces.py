@@ -72,9 +72,10 @@ def kept(state: Place, runtime: Runtime[None]) -> Place:
     assert store is not None
     store.put(namespace, "by put", {"text": "tea"})
     store.batch([PutOp(namespace, "by batch", {"text": "tea"})])
-    got, found, spaces = store.batch(
+    answers: list[Any] = store.batch(
         [GetOp(namespace, "by put"), SearchOp(namespace), ListNamespacesOp()]
     )
+    got, found, spaces = answers
     assert got == store.get(namespace, "by put")
     assert spaces == store.list_namespaces(prefix=namespace) == [namespace]
     return {"found": [item.key for item in [*store.search(namespace, query="tea"), *found]]}
@@ -86,9 +87,10 @@ async def akept(state: Place, runtime: Runtime[None]) -> Place:
     assert store is not None
     await store.aput(namespace, "by put", {"text": "tea"})
     await store.abatch([PutOp(namespace, "by batch", {"text": "tea"})])
-    got, found, spaces = await store.abatch(
+    answers: list[Any] = await store.abatch(
         [GetOp(namespace, "by put"), SearchOp(namespace), ListNamespacesOp()]
     )
+    got, found, spaces = answers
     assert got == await store.aget(namespace, "by put")
     assert spaces == await store.alist_namespaces(prefix=namespace) == [namespace]
     return {"found": [item.key for item in [*await store.asearch(namespace, query="tea"), *found]]}
