@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeGuard
 from perdure.errors import ConfigurationError
 from perdure.stores.filters import (
     MAX_STEPS,
+    ORDER,
     Compare,
     Every,
     Field,
@@ -35,6 +36,7 @@ from perdure.stores.filters import (
 
 _LONGEST = 10_000  # characters of SQL: keeps expressions under SQLite's depth limit of 1,000
 _MOST_PLACES = 8
+_LOWER = ("$gt", "$gte")  # ends of a range
 _TRUTHS = frozenset(("true", "false"))
 _EQUAL, _BETWEEN, _NEVER = range(3)
 _UNSURE = re.compile(r'["\\\x00-\x1f\x7f]')  # as labels of a JSON path
@@ -150,7 +152,9 @@ class _Writer:
             case Field(key, inner):
                 return self.condition(inner, self._below(place, key))
             case Every(parts):
-                ranges = [part for part in parts if isinstance(part, Compare) and part.is_range]
+                ranges = [
+                    part for part in parts if isinstance(part, Compare) and part.operator in ORDER
+                ]
                 others = [part for part in parts if part not in ranges]
                 found = [self.condition(part, place) for part in others]
                 return _all(found + self._ranges(ranges, place))
@@ -202,22 +206,18 @@ class _Writer:
         if len(keys) == 1:
             parts.append(self._value(place, "= ?", keys[0]))
         elif keys:
-            parts.append(
-                self._value(place, "IN (SELECT value FROM json_each(?))", json.dumps(keys))
-            )
+            asked = "IN (SELECT value FROM json_each(?))"
+            parts.append(self._value(place, asked, json.dumps(keys)))
         if numbers:
             low, high = min(low for low, _ in numbers), max(high for _, high in numbers)
             parts.append(self._value(place, "BETWEEN ? AND ?", low, high))
         if types:
-            parts.append(self._of_types(types, place))
+            named = ", ".join(f"'{name}'" for name in types)
+            typed = self._typed(place, f"IN ({named})")
+            if place.expression and _TRUTHS.issuperset(types):  # which an index has as numbers
+                typed = _all([self._value(place, "IN (0, 1)"), typed])
+            parts.append(typed)
         return _any(parts)
-
-    def _of_types(self, types: Sequence[str], place: _Place) -> Condition:
-        named = ", ".join(f"'{name}'" for name in types)
-        found = self._typed(place, f"IN ({named})")
-        if place.expression and set(types) <= _TRUTHS:
-            return _all([self._value(place, "IN (0, 1)"), found])
-        return found
 
     def _ranges(self, parts: Sequence[Compare], place: _Place) -> list[Condition]:
         """Range operators on one value, as one BETWEEN: an index is searched by both its ends."""
@@ -225,14 +225,14 @@ class _Writer:
         texts = [part for part in parts if isinstance(part.operand, str)]
         numbers = [part for part in parts if not isinstance(part.operand, str)]
         if texts and all(_storable(part.operand) for part in texts):
-            first = max((part.operand for part in texts if part.is_lower), default="")
-            lasts = [part.operand for part in texts if not part.is_lower]
+            first = max((part.operand for part in texts if part.operator in _LOWER), default="")
+            lasts = [part.operand for part in texts if part.operator not in _LOWER]
             asked = ("BETWEEN ? AND ?", first, min(lasts)) if lasts else (">= ?", first)
             found.append(self._value(place, *asked))
         elif texts:
             found.append(self._typed(place, "= 'text'"))
         if numbers:
-            spans = [(part.is_lower, _bounds(part.operand)) for part in numbers]
+            spans = [(part.operator in _LOWER, _bounds(part.operand)) for part in numbers]
             lows = [span[0] for lower, span in spans if lower and span]
             highs = [span[1] for lower, span in spans if not lower and span]
             # up to infinity, since to SQLite every text is above every number
@@ -259,33 +259,27 @@ class _Writer:
         return _any([Condition(asked, (form if quoted else form[1:-1],)) for form in forms])
 
 
-class _Operands(NamedTuple):
-    """Values to be equal to, by how SQLite can be asked for them."""
-
-    keys: list[str | int]  # compared exactly
-    numbers: list[tuple[float, float]]  # from, to
-    types: list[str]  # only the type is known
-
-
-def _sorted(operands: Iterable[Any]) -> _Operands:
-    found = _Operands([], [], [])
+def _sorted(
+    operands: Iterable[Any],
+) -> tuple[list[str | int], list[tuple[float, float]], list[str]]:
+    """JSON values as those that are compared exactly, as ranges, and as types alone."""
+    keys: list[str | int] = []
+    numbers: list[tuple[float, float]] = []
+    types: list[str] = []
     for value in operands:
         if isinstance(value, bool) or value is None:
-            found.types.append(json.dumps(value))
-        elif isinstance(value, str):
-            if _storable(value):
-                found.keys.append(value)
-            else:
-                found.types.append("text")
+            types.append(json.dumps(value))
         elif isinstance(value, (list, dict)):
-            found.types.append("object" if isinstance(value, dict) else "array")
+            types.append("object" if isinstance(value, dict) else "array")
+        elif isinstance(value, str):
+            keys.append(value) if _storable(value) else types.append("text")
         elif abs(value) <= 2**53 and value == int(value):
-            found.keys.append(int(value))  # as 1 and as 1.0, SQLite reads these without error
+            keys.append(int(value))  # as 1 and as 1.0, SQLite reads these without error
         elif (bounds := _bounds(value)) is not None:
-            found.numbers.append(bounds)
+            numbers.append(bounds)
         else:
-            found.types.extend(("integer", "real"))
-    return found._replace(types=list(dict.fromkeys(found.types)))
+            types += ("integer", "real")
+    return keys, numbers, list(dict.fromkeys(types))
 
 
 def _bounds(number: int | float) -> tuple[float, float] | None:
@@ -354,8 +348,8 @@ def _rank(node: Node) -> int:
         return _NEVER
     if node.operator in ("$eq", "$in"):
         operands = [node.operand] if node.operator == "$eq" else node.operand
-        return _EQUAL if operands and _TRUTHS.issuperset(_sorted(operands).types) else _NEVER
-    if not node.is_range:
+        return _EQUAL if operands and _TRUTHS.issuperset(_sorted(operands)[2]) else _NEVER
+    if node.operator not in ORDER:
         return _NEVER
     operand = node.operand
     served = _storable(operand) if isinstance(operand, str) else _bounds(operand) is not None

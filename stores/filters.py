@@ -44,8 +44,8 @@ MAX_STEPS = 64
 """The most steps of one path: a filter is walked by recursion at each `[*]`."""
 
 _LOGICAL = ("$and", "$or", "$not")
-_ORDER = {"$gt": operator.gt, "$gte": operator.ge, "$lt": operator.lt, "$lte": operator.le}
-OPERATORS = ("$eq", "$ne", *_ORDER, "$in", "$nin", "$exists", "$contains", *_LOGICAL)
+ORDER = {"$gt": operator.gt, "$gte": operator.ge, "$lt": operator.lt, "$lte": operator.le}
+OPERATORS = ("$eq", "$ne", *ORDER, "$in", "$nin", "$exists", "$contains", *_LOGICAL)
 """All operators."""
 
 _ARRAYS = (list, tuple)
@@ -83,16 +83,6 @@ class Compare:
 
     operator: str
     operand: Any
-
-    @property
-    def is_range(self) -> bool:
-        """Whether it asks for order."""
-        return self.operator in _ORDER
-
-    @property
-    def is_lower(self) -> bool:
-        """Whether the operand is the lower end of a range."""
-        return self.operator in ("$gt", "$gte")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +150,9 @@ def parse(filter: Mapping[str, Any] | None, fields: Sequence[str] | None = None)
             `fields`, a part is no JSON, or the filter is too deep or too large. The message names
             the part.
     """
-    if filter is None:
-        return Filter(Every(()))
-    if not isinstance(filter, Mapping):
+    if filter is not None and not isinstance(filter, Mapping):
         raise _wrong((), "a mapping of fields to conditions", filter)
-    return Filter(_Parser(fields).document(filter, ()))
+    return Filter(_Parser(fields).document(filter or {}, ()))
 
 
 class _Parser:
@@ -228,7 +216,7 @@ class _Parser:
             raise _wrong(inside, "a list of values", operand)
         if name == "$exists" and not isinstance(operand, bool):
             raise _wrong(inside, "True or False", operand)
-        if name in _ORDER and (
+        if name in ORDER and (
             isinstance(operand, bool) or not isinstance(operand, int | float | str)
         ):
             raise _wrong(inside, "a number or a string", operand)
@@ -277,10 +265,8 @@ class _Parser:
             return value
         if isinstance(value, str):
             return str.__str__(value)
-        if isinstance(value, int):
-            return int(value)
-        if isinstance(value, float):
-            return float(value)
+        if isinstance(value, int | float):
+            return int(value) if isinstance(value, int) else float(value)
         raise _wrong(where, "JSON (dates as ISO strings)", value)
 
     def _descend(self, value: Collection[Any], where: _Where) -> None:
@@ -425,7 +411,7 @@ def _comparison(name: str, operand: Any) -> _Test:
                 if isinstance(value, str)
                 else isinstance(value, _ARRAYS) and any(map(equal, value))
             )
-    holds = _ORDER[name]
+    holds = ORDER[name]
     if isinstance(operand, str):
         return lambda value: isinstance(value, str) and holds(value, operand)
     return lambda value: (
