@@ -422,9 +422,9 @@ def _comparison(name: str, operand: Any) -> _Test:
 def _equal(operand: Any) -> _Test:
     if operand is None or isinstance(operand, bool):
         return lambda value: value is operand
-    if isinstance(operand, str):
-        return lambda value: bool(value == operand)
-    return lambda value: _same(value, operand)
+    if isinstance(operand, (dict, *_ARRAYS)) or operand in (0, 1):  # as which Python has booleans
+        return lambda value: _same(value, operand)
+    return lambda value: bool(value == operand)
 
 
 def _same(left: Any, right: Any) -> bool:
