@@ -2,7 +2,8 @@
 
 `store_items` holds the present version of each key, `store_versions` the closed ones. A version
 keeps its `id` when it is closed; ids and `seq` only grow, so what changed since one looked is a
-range of each. `store_index` holds what search needs of a version, whether present or closed.
+range of each. `made` is the id that an item had first, where that is another: items are listed in
+the order of these. `store_index` holds what search needs of a version, whether present or closed.
 Times are microseconds since 1970 (UTC).
 """
 
@@ -65,10 +66,9 @@ SQLITE = Migration(
             error ANY NOT NULL
         ) STRICT
         """,
-        # a listing is in the order in which items were made, which puts do not change
         """
-        DROP INDEX store_items_ns;
-        CREATE INDEX store_items_made ON store_items (ns, created_at)
+        ALTER TABLE store_items ADD COLUMN made INTEGER;
+        ALTER TABLE store_versions ADD COLUMN made INTEGER
         """,
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections.abc import Iterator
@@ -52,11 +53,11 @@ def test_a_listing_of_the_past_is_in_the_same_order(store: SQLiteStore, clock: C
 
 @contextmanager
 def written_meanwhile(path: Path, present: list[str], *, deleting: bool) -> Iterator[None]:
-    """Another store on the same file that replaces items, adds and maybe deletes some."""
+    """Two other stores on the same file that replace items, add and maybe delete some."""
     done = threading.Event()
 
-    def write() -> None:
-        chance = random.Random(7)
+    def write(seed: int) -> None:
+        chance = random.Random(seed)
         with SQLiteStore.open(path, index=None) as other:
             number = 0
             while not done.is_set():
@@ -66,13 +67,27 @@ def written_meanwhile(path: Path, present: list[str], *, deleting: bool) -> Iter
                 if deleting:
                     other.delete(A, chance.choice(present))
 
-    thread = threading.Thread(target=write)
-    thread.start()
+    threads = [threading.Thread(target=write, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         done.set()
-        thread.join()
+        for thread in threads:
+            thread.join()
+
+
+def test_what_is_imported_keeps_its_place(store: SQLiteStore) -> None:
+    """A newer version from elsewhere is where the old one was; what is new comes last."""
+    store.batch([PutOp(A, key, {"n": 0}) for key in "bc"])
+    store.import_lines(json.dumps({"namespace": A, "key": key, "value": {"n": 1}}) for key in "acb")
+
+    assert [(item.key, item.value["n"]) for item in store.search(A)] == [
+        ("b", 1),
+        ("c", 1),
+        ("a", 1),
+    ]
 
 
 def listed(store: SQLiteStore, **asked: Any) -> list[str]:
