@@ -90,7 +90,7 @@ class Reader:
             return chosen if unchecked else chosen[offset:reach]
         condition, params, indexed = yield from self._condition(wanted)
         sql = self.sql["under"].format(condition=condition, indexed=indexed)
-        bound = (*span(wanted.prefix), wanted.now, *params)
+        bound = (*span(wanted.prefix), wanted.now, *params) * 2  # for either list that is merged
         if unchecked:
             rows = yield Statement(sql, (*bound, limit, offset))
             return [(row, self.records.item(row)) for row in rows]
@@ -174,7 +174,7 @@ class Reader:
         """How a search without a query would be answered."""
         condition, params, indexed = yield from self._condition(wanted)
         sql = self.sql["under"].format(condition=condition, indexed=indexed)
-        bound = (*span(wanted.prefix), wanted.now, *params, 10, 0)
+        bound = (*((*span(wanted.prefix), wanted.now, *params) * 2), 10, 0)
         steps = tuple(row[3] for row in (yield Statement(f"EXPLAIN QUERY PLAN {sql}", bound)))
         used = tuple(
             path

@@ -68,7 +68,8 @@ SQLITE = Migration(
         """,
         """
         ALTER TABLE store_items ADD COLUMN made INTEGER;
-        ALTER TABLE store_versions ADD COLUMN made INTEGER
+        ALTER TABLE store_versions ADD COLUMN made INTEGER;
+        CREATE INDEX store_items_made ON store_items (ns, made) WHERE made IS NOT NULL
         """,
     ),
 )

@@ -193,11 +193,19 @@ SELECT id FROM store_items WHERE expires_at > ? AND expires_at <= ?;
 SELECT id, ns, size, expires_at FROM store_items
 WHERE expires_at IS NOT NULL AND expires_at <= ? ORDER BY expires_at LIMIT ?;
 
--- under: present items under a prefix; within a namespace in the order in which they were made
-SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
+-- under: present items under a prefix; within a namespace in the order in which they were made: SQLite merges two lists
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
+       i.id
 FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
-WHERE n.path >= ? AND n.path < ? AND (i.expires_at IS NULL OR i.expires_at > ?) AND ({condition})
-ORDER BY n.path, coalesce(i.made, i.id) LIMIT ? OFFSET ?;
+WHERE n.path >= ? AND n.path < ? AND i.made IS NULL AND (i.expires_at IS NULL OR i.expires_at > ?)
+AND ({condition})
+UNION ALL
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
+       i.made
+FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
+WHERE n.path >= ? AND n.path < ? AND i.made IS NOT NULL AND (i.expires_at IS NULL OR i.expires_at > ?)
+AND ({condition})
+ORDER BY 2, 11 LIMIT ? OFFSET ?;
 
 -- under_as_of: items under a prefix as they were at a moment
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
