@@ -26,76 +26,116 @@ The rules, wherever a filter is used:
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, TypeAlias
 
 from perdure.errors import InvalidFilter
-from perdure.stores.filter_nodes import (
-    Compare,
-    Elements,
-    Every,
-    Field,
-    Node,
-    Not,
-    Object,
-    Some,
-    compiled,
-)
-from perdure.stores.filter_operands import driving_paths
-from perdure.stores.filter_paths import ARRAYS, MAX_STEPS, steps_of
-from perdure.stores.filter_sql import Condition, condition_of
 from perdure.stores.unknown import meant
 
 MAX_DEPTH = 32
 """The most levels of nesting in a filter."""
 MAX_OPERANDS = 10_000
 """The most values in a filter, elements of lists counted."""
+MAX_STEPS = 64
+"""The most steps of one path: a filter is walked by recursion at each `[*]`."""
 
 _LOGICAL = ("$and", "$or", "$not")
-_ORDER = ("$gt", "$gte", "$lt", "$lte")
-OPERATORS = ("$eq", "$ne", *_ORDER, "$in", "$nin", "$exists", "$contains", *_LOGICAL)
+ORDER = {"$gt": operator.gt, "$gte": operator.ge, "$lt": operator.lt, "$lte": operator.le}
+OPERATORS = ("$eq", "$ne", *ORDER, "$in", "$nin", "$exists", "$contains", *_LOGICAL)
 """All operators."""
 
-_Where = tuple[str | int, ...]
-_Inner = Callable[[Any, _Where], Node]
+_ARRAYS = (list, tuple)
+_LABEL = r"[^.\[\]]+"
+_INDEX = r"\[(?:-?[0-9]{1,9}|\*)\]"  # SQLite counts positions in 32 bits
+_PATH = re.compile(rf"{_LABEL}(?:{_INDEX})*(?:\.{_LABEL}(?:{_INDEX})*)*")
+_STEP = re.compile(rf"({_LABEL})|\[(-?[0-9]+|\*)\]")
 
 
+class Mark(Enum):
+    """What is no JSON value and no label: nothing there, and every element."""
+
+    MISSING = "missing"
+    EACH = "*"
+
+
+_MISSING: Final = Mark.MISSING
+EACH: Final = Mark.EACH
+
+Step: TypeAlias = str | int | Mark  # a label, a position in an array, or EACH
+_Test: TypeAlias = Callable[[Any], bool]  # of a JSON value, or of _MISSING; it never raises
+_Where: TypeAlias = tuple[str | int, ...]
+
+
+# -- what a filter is made of
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """A value against an operand.
+
+    Besides the operators that `Not` leaves: `object`, whether it is one, and `array`, whether it is
+    one of so many elements.
+    """
+
+    operator: str
+    operand: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """What a key reaches in an object, or a position in an array, meets a condition."""
+
+    key: str | int
+    condition: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """All parts hold, asked in order; with no parts, always."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Some:
+    """At least one part holds."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """The part does not hold."""
+
+    part: Node
+
+
+Node: TypeAlias = Compare | Field | Every | Some | Not
+
+
+@dataclass(slots=True, eq=False)
 class Filter:
-    """A parsed filter. `parse` makes it; it does not change and may be shared by threads."""
+    """A parsed filter. `parse` makes it; threads may share it.
 
-    __slots__ = ("_driving", "_node", "_sql", "_test")
+    Attributes:
+        node: What it asks.
+        matches: Whether a document, a JSON object, meets it.
+        cache: What else is made of it, see `filter_sql`.
+    """
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._test = compiled(node)
-        self._driving = driving_paths(node)
-        self._sql: dict[tuple[str, frozenset[str]], Condition] = {}
+    node: Node
+    matches: _Test = field(init=False)
+    cache: dict[Any, Any] = field(default_factory=dict)
 
-    def matches(self, value: Mapping[str, Any]) -> bool:
-        """Whether a document meets the filter. Raises for no JSON object."""
-        return self._test(value)
+    def __post_init__(self) -> None:
+        self.matches = _compiled(self.node)
 
-    def sql(self, column: str, indexed: Collection[str] = ()) -> Condition:
-        """A condition for SQLite that is true for every row that `matches`, and for few others.
 
-        Args:
-            column: The column, as SQL; it holds JSON text as `json.dumps` writes it.
-            indexed: Paths with an index on `index_expression(path, column)`.
-
-        Returns:
-            What goes after WHERE, in brackets as needed, with its parameters.
-
-        Raises:
-            ConfigurationError: An indexed path is none that `index_path` allows.
-        """
-        form = column, frozenset(path for path in indexed if path in self._driving)
-        if form not in self._sql:
-            self._sql[form] = condition_of(self._node, column, indexed)
-        return self._sql[form]
-
-    def indexable(self) -> list[str]:
-        """The paths an index could serve this filter by, equalities before ranges."""
-        return list(self._driving)
+# -- parsing
 
 
 def parse(filter: Mapping[str, Any] | None, fields: Sequence[str] | None = None) -> Filter:
@@ -110,12 +150,9 @@ def parse(filter: Mapping[str, Any] | None, fields: Sequence[str] | None = None)
             `fields`, a part is no JSON, or the filter is too deep or too large. The message names
             the part.
     """
-    parser = _Parser(fields)
-    if filter is None:
-        return Filter(Every(()))
-    if not isinstance(filter, Mapping):
-        raise parser.error((), "a mapping of fields to conditions", filter)
-    return Filter(parser.document(filter, ()))
+    if filter is not None and not isinstance(filter, Mapping):
+        raise _wrong((), "a mapping of fields to conditions", filter)
+    return Filter(_Parser(fields).document(filter or {}, ()))
 
 
 class _Parser:
@@ -134,74 +171,72 @@ class _Parser:
                 parts.append(self._logical(key, value, inside, self.document))
             elif key in OPERATORS:
                 advice = f'{key} compares a field: {{"field": {{"{key}": …}}}}'
-                raise self.error(inside, "a field, $and, $or or $not", key, advice)
+                raise _wrong(inside, "a field, $and, $or or $not", key, advice)
             elif key.startswith("$"):
-                raise self._unknown(key, where)
+                raise _unknown(where, "operator", key, OPERATORS)
+            elif self._fields is not None and steps_of(key)[0] not in self._fields:
+                raise _unknown(where, "field", key, self._fields)
             else:
-                if self._fields is not None and steps_of(key)[0] not in self._fields:
-                    raise InvalidFilter(
-                        f"{_named(where)}: unknown field {_shown(key)}; {meant(key, self._fields)}"
-                    )
                 parts.append(self._field(key, value, where))
-        return parts[0] if len(parts) == 1 else Every(tuple(parts))
+        return _every(parts)
 
     def condition(self, value: Any, where: _Where) -> Node:
         """What is asked of one value: operators, entries of an object, elements, or equality."""
-        if isinstance(value, ARRAYS):
+        if isinstance(value, _ARRAYS):
             self._descend(value, where)
-            return Elements(tuple(self.condition(v, (*where, i)) for i, v in enumerate(value)))
+            elements = [Field(i, self.condition(v, (*where, i))) for i, v in enumerate(value)]
+            return Every((Compare("array", len(value)), *elements))
         if not isinstance(value, Mapping):
             return Compare("$eq", self._scalar(value, where))
         entries = self._entries(value, where)
         operators = [key for key, _ in entries if key.startswith("$")]
         if not operators:
-            return Object(tuple(self._field(key, part, where) for key, part in entries))
+            fields = [self._field(key, part, where) for key, part in entries]
+            return Every((Compare("object", None), *fields))
         if len(operators) < len(entries):
             name = next(key for key, _ in entries if not key.startswith("$"))
             advice = f"beside {operators[0]}, field {name!r} needs a filter of its own under $and"
-            raise self.error(where, "operators only or fields only", value, advice)
-        parts = tuple(self._operator(key, operand, where) for key, operand in entries)
-        return parts[0] if len(parts) == 1 else Every(parts)
+            raise _wrong(where, "operators only or fields only", value, advice)
+        return _every([self._operator(key, operand, where) for key, operand in entries])
 
     def _field(self, key: str, value: Any, where: _Where) -> Field:
         inside = (*where, key)
         steps = len(steps_of(key))
         if steps > MAX_STEPS:
-            raise self.error(inside, f"a path of at most {MAX_STEPS} steps", steps)
+            raise _wrong(inside, f"a path of at most {MAX_STEPS} steps", steps)
         return Field(key, self.condition(value, inside))
 
     def _operator(self, name: str, operand: Any, where: _Where) -> Node:
         inside = (*where, name)
         if name in _LOGICAL:
             return self._logical(name, operand, inside, self.condition)
-        if name in ("$in", "$nin"):
-            if not isinstance(operand, ARRAYS):
-                raise self.error(inside, "a list of values", operand)
-            among = Compare("$in", self._json(operand, inside))
-            return among if name == "$in" else Not(among)
-        if name in _ORDER:
-            if isinstance(operand, bool) or not isinstance(operand, int | float | str):
-                raise self.error(inside, "a number or a string", operand)
-            return Compare(name, self._scalar(operand, inside))
-        if name == "$exists":
-            if not isinstance(operand, bool):
-                raise self.error(inside, "True or False", operand)
-            return Compare(name, operand)
         if name not in OPERATORS:
-            raise self._unknown(name, where)
+            raise _unknown(where, "operator", name, OPERATORS)
+        if name in ("$in", "$nin") and not isinstance(operand, _ARRAYS):
+            raise _wrong(inside, "a list of values", operand)
+        if name == "$exists" and not isinstance(operand, bool):
+            raise _wrong(inside, "True or False", operand)
+        if name in ORDER and (
+            isinstance(operand, bool) or not isinstance(operand, int | float | str)
+        ):
+            raise _wrong(inside, "a number or a string", operand)
         value = self._json(operand, inside)
-        return Not(Compare("$eq", value)) if name == "$ne" else Compare(name, value)
+        if name in ("$ne", "$nin"):
+            return Not(Compare("$eq" if name == "$ne" else "$in", value))
+        return Compare(name, value)
 
-    def _logical(self, name: str, operand: Any, where: _Where, inner: _Inner) -> Node:
+    def _logical(
+        self, name: str, operand: Any, where: _Where, inner: Callable[[Any, _Where], Node]
+    ) -> Node:
         if name == "$not":
             if not isinstance(operand, Mapping):
-                raise self.error(where, "a filter", operand)
+                raise _wrong(where, "a filter", operand)
             return Not(inner(operand, where))
-        if not isinstance(operand, ARRAYS) or not operand:
-            raise self.error(where, "a non-empty list of filters", operand)
+        if not isinstance(operand, _ARRAYS) or not operand:
+            raise _wrong(where, "a non-empty list of filters", operand)
         for number, part in enumerate(operand):
             if not isinstance(part, Mapping):
-                raise self.error((*where, number), "a filter", part)
+                raise _wrong((*where, number), "a filter", part)
         parts = tuple(inner(part, (*where, number)) for number, part in enumerate(operand))
         return Every(parts) if name == "$and" else Some(parts)
 
@@ -209,15 +244,13 @@ class _Parser:
 
     def _entries(self, mapping: Mapping[Any, Any], where: _Where) -> list[tuple[str, Any]]:
         self._descend(mapping, where)
-        entries = []
-        for key, value in mapping.items():
+        for key in mapping:
             if not isinstance(key, str):
-                raise self.error(where, "keys that are strings", key)
-            entries.append((str.__str__(key), value))
-        return entries
+                raise _wrong(where, "keys that are strings", key)
+        return [(str.__str__(key), value) for key, value in mapping.items()]
 
     def _json(self, value: Any, where: _Where) -> Any:
-        if isinstance(value, ARRAYS):
+        if isinstance(value, _ARRAYS):
             self._descend(value, where)
             return [self._json(part, (*where, number)) for number, part in enumerate(value)]
         if isinstance(value, Mapping):
@@ -232,11 +265,9 @@ class _Parser:
             return value
         if isinstance(value, str):
             return str.__str__(value)
-        if isinstance(value, int):
-            return int(value)
-        if isinstance(value, float):
-            return float(value)
-        raise self.error(where, "JSON (dates as ISO strings)", value)
+        if isinstance(value, int | float):
+            return int(value) if isinstance(value, int) else float(value)
+        raise _wrong(where, "JSON (dates as ISO strings)", value)
 
     def _descend(self, value: Collection[Any], where: _Where) -> None:
         if len(where) > MAX_DEPTH:
@@ -251,16 +282,19 @@ class _Parser:
                 f"{_named(where)}: more than {MAX_OPERANDS} values in one filter; split the search"
             )
 
-    # -- what is wrong
 
-    def error(self, where: _Where, expected: str, got: object, advice: str = "") -> InvalidFilter:
-        """An error that names the part, what was expected and what came."""
-        told = f"; {advice}" if advice else ""
-        return InvalidFilter(f"{_named(where)}: expected {expected}, got {_shown(got)}{told}")
+def _every(parts: Sequence[Node]) -> Node:
+    return parts[0] if len(parts) == 1 else Every(tuple(parts))
 
-    def _unknown(self, name: str, where: _Where) -> InvalidFilter:
-        told = meant(name, OPERATORS)
-        return InvalidFilter(f"{_named(where)}: unknown operator {_shown(name)}; {told}")
+
+def _wrong(where: _Where, expected: str, got: object, advice: str = "") -> InvalidFilter:
+    """An error that names the part, what was expected and what came."""
+    told = f"; {advice}" if advice else ""
+    return InvalidFilter(f"{_named(where)}: expected {expected}, got {_shown(got)}{told}")
+
+
+def _unknown(where: _Where, what: str, name: str, known: Sequence[str]) -> InvalidFilter:
+    return InvalidFilter(f"{_named(where)}: unknown {what} {_shown(name)}; {meant(name, known)}")
 
 
 def _named(where: _Where) -> str:
@@ -273,3 +307,150 @@ def _shown(value: object) -> str:
     except (ValueError, RecursionError):  # an integer of too many digits, too many brackets
         text = type(value).__name__
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# -- matching
+
+
+def _compiled(node: Node) -> _Test:
+    """The test that a node stands for."""
+    match node:
+        case Compare(name, operand):
+            return _comparison(name, operand)
+        case Field(key, condition):
+            return _at(key, _compiled(condition))
+        case Every(parts):
+            return _all([_compiled(part) for part in parts])
+        case Some(parts):
+            tests = [_compiled(part) for part in parts]
+            return lambda value: any(test(value) for test in tests)
+        case Not(part):
+            refused = _compiled(part)
+            return lambda value: not refused(value)
+
+
+def _all(tests: Sequence[_Test]) -> _Test:
+    def every(value: Any) -> bool:
+        for test in tests:  # noqa: SIM110 - half the time of all() over a generator
+            if not test(value):
+                return False
+        return True
+
+    return tests[0] if len(tests) == 1 else every
+
+
+def steps_of(key: str) -> tuple[Step, ...]:
+    """The steps a key stands for; a key that is no well-formed path is one label.
+
+    >>> steps_of("items[*].name")
+    ('items', <Mark.EACH: '*'>, 'name')
+    >>> steps_of("a..b")
+    ('a..b',)
+    """
+    if not _PATH.fullmatch(key):
+        return (key,)
+    found = _STEP.findall(key)
+    return tuple(label or (EACH if index == "*" else int(index)) for label, index in found)
+
+
+def _at(key: str | int, test: _Test) -> _Test:
+    """A test of an object, or of an array that is long enough, from a test of what `key` reaches.
+
+    An object that has the very key, dots and all, is asked for it; otherwise the key is a path.
+    """
+    if isinstance(key, int):
+        return lambda array: test(array[key])
+    steps = steps_of(key)
+    if steps == (key,):
+        return lambda document: test(document.get(key, _MISSING))
+    walk = _walk(steps, test)
+    return lambda document: test(document[key]) if key in document else walk(document)
+
+
+def _walk(steps: tuple[Step, ...], test: _Test) -> _Test:
+    if EACH in steps:
+        at = steps.index(EACH)
+        inner = _walk(steps[at + 1 :], test)
+        steps = steps[:at]
+
+        def some(value: Any) -> bool:
+            if isinstance(value, _ARRAYS) and value:
+                return any(map(inner, value))
+            return inner(_MISSING)
+
+        test = some
+
+    def walked(value: Any) -> bool:
+        for step in steps:
+            if isinstance(step, str):
+                value = value.get(step, _MISSING) if isinstance(value, dict) else _MISSING
+            elif isinstance(step, int):
+                inside = isinstance(value, _ARRAYS) and -len(value) <= step < len(value)
+                value = value[step] if inside else _MISSING
+        return test(value)
+
+    return walked if steps else test
+
+
+def _comparison(name: str, operand: Any) -> _Test:
+    match name:
+        case "object":
+            return lambda value: isinstance(value, dict)
+        case "array":
+            return lambda value: isinstance(value, _ARRAYS) and len(value) == operand
+        case "$eq":
+            return _equal(operand)
+        case "$in":
+            return _among(operand)
+        case "$exists":
+            return lambda value: (value is not _MISSING) is operand
+        case "$contains":
+            equal = _equal(operand)
+            return lambda value: (
+                isinstance(operand, str) and operand in value
+                if isinstance(value, str)
+                else isinstance(value, _ARRAYS) and any(map(equal, value))
+            )
+    holds = ORDER[name]
+    if isinstance(operand, str):
+        return lambda value: isinstance(value, str) and holds(value, operand)
+    return lambda value: (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and holds(value, operand)
+    )
+
+
+def _equal(operand: Any) -> _Test:
+    if operand is None or isinstance(operand, bool):
+        return lambda value: value is operand
+    if isinstance(operand, (dict, *_ARRAYS)) or operand in (0, 1):  # as which Python has booleans
+        return lambda value: _same(value, operand)
+    return lambda value: bool(value == operand)
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Whether two JSON values are one: objects with the same keys, arrays element by element."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if isinstance(right, dict):
+        return (
+            isinstance(left, dict)
+            and left.keys() == right.keys()
+            and all(_same(left[key], value) for key, value in right.items())
+        )
+    if isinstance(right, _ARRAYS):
+        return (
+            isinstance(left, _ARRAYS) and len(left) == len(right) and all(map(_same, left, right))
+        )
+    return bool(left == right)
+
+
+def _among(operands: Sequence[Any]) -> _Test:
+    special = [value for value in operands if isinstance(value, (bool, dict, *_ARRAYS))]
+    plain = frozenset(value for value in operands if not isinstance(value, (bool, dict, *_ARRAYS)))
+
+    def among(value: Any) -> bool:  # 1 and 1.0 are one member: Python hashes by exact value
+        if isinstance(value, (bool, dict, *_ARRAYS)):
+            return any(_same(value, one) for one in special)
+        return value in plain
+
+    return among

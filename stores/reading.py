@@ -9,8 +9,9 @@ from typing import Any
 
 from langgraph.store.base import MatchCondition
 
-from perdure.storage.flow import Flow, Row, Statement, rows_of
+from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import Namespace, QueryPlan, StoredItem
+from perdure.stores.filter_sql import condition_of, indexable
 from perdure.stores.filters import Filter
 from perdure.stores.namespaces import (
     is_head,
@@ -78,30 +79,34 @@ class Reader:
     # -- many
 
     def search(self, wanted: Wanted, limit: int, offset: int) -> Flow[list[tuple[Row, StoredItem]]]:
-        """A page of the items under a prefix: namespace by namespace, newest first in each."""
-        if wanted.as_of is not None:
-            rows = yield from self._rows_as_of(wanted)
-            chosen = [found for row in rows if (found := self.checked(row, wanted)) is not None]
-            return chosen[offset : offset + limit]
-        condition, params, indexed = yield from self._condition(wanted)
-        bound = (*span(wanted.prefix), wanted.now, *params)
+        """A page of the items under a prefix: by namespace, in each in the order of creation."""
         unchecked = wanted.filter is None and wanted.provenance is None
         reach = offset + limit
+        if wanted.as_of is not None:
+            page = (limit, offset) if unchecked else (-1, 0)
+            bound = (*span(wanted.prefix), wanted.as_of, *page)
+            rows = yield Statement(self.sql["under_as_of"], bound)
+            chosen = [found for row in rows if (found := self.checked(row, wanted)) is not None]
+            return chosen if unchecked else chosen[offset:reach]
+        condition, params, indexed = yield from self._condition(wanted)
+        sql = self.sql["under"].format(condition=condition, indexed=indexed)
+        bound = (*span(wanted.prefix), wanted.now, *params) * 2  # for either list that is merged
+        if unchecked:
+            rows = yield Statement(sql, (*bound, limit, offset))
+            return [(row, self.records.item(row)) for row in rows]
+        most = reach
         while True:
-            sql = self.sql["under"].format(condition=condition, indexed=indexed)
-            rows = yield Statement(sql, (*bound, reach))
-            if unchecked:
-                return [(row, self.records.item(row)) for row in rows[offset:]]
+            rows = yield Statement(sql, (*bound, most, 0))
             chosen = []
             for row in rows:
                 found = self.checked(row, wanted)
                 if found is not None:
                     chosen.append(found)
-                    if len(chosen) == offset + limit:
+                    if len(chosen) == reach:
                         break
-            if len(chosen) == offset + limit or len(rows) < reach:
+            if len(chosen) == reach or len(rows) < most:
                 return chosen[offset:]
-            reach *= 8
+            most *= 8
 
     def checked(self, row: Row, wanted: Wanted) -> tuple[Row, StoredItem] | None:
         """The row's item, if it is what is wanted."""
@@ -133,10 +138,6 @@ class Reader:
         check = wanted.filter.matches
         return [row for row, value in rows if check(decode(value))]
 
-    def _rows_as_of(self, wanted: Wanted) -> Flow[list[Row]]:
-        sql = self.sql["under_as_of"]
-        return (yield from rows_of(sql, *span(wanted.prefix), wanted.as_of))
-
     # -- conditions and indexes
 
     def indexes(self) -> Flow[list[str]]:
@@ -156,10 +157,11 @@ class Reader:
         if wanted.filter is None or self.records.sealed:
             return "1", (), ""
         usable: Collection[str] = ()
-        if wanted.filter.indexable():
+        paths = indexable(wanted.filter)
+        if paths:
             usable = yield from self._usable()
-        condition = wanted.filter.sql("i.value", usable)
-        for path in wanted.filter.indexable():
+        condition = condition_of(wanted.filter, "i.value", usable)
+        for path in paths:
             if path in usable:
                 hint = f'INDEXED BY "{index_name(path)}"'
                 probe = self.sql["probe"].format(condition=condition.text, indexed=hint)
@@ -172,7 +174,7 @@ class Reader:
         """How a search without a query would be answered."""
         condition, params, indexed = yield from self._condition(wanted)
         sql = self.sql["under"].format(condition=condition, indexed=indexed)
-        bound = (*span(wanted.prefix), wanted.now, *params, 10)
+        bound = (*((*span(wanted.prefix), wanted.now, *params) * 2), 10, 0)
         steps = tuple(row[3] for row in (yield Statement(f"EXPLAIN QUERY PLAN {sql}", bound)))
         used = tuple(
             path

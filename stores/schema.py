@@ -8,7 +8,8 @@ covers items up to the id `newest`, less those closed up to the `seq` `closed`.
 `store_namespaces.changes` is raised by whatever changes what search finds. Whether search finds a
 version at all is said by `searched`, and of what the first version wrote, where that is NULL, by
 there being a row in `store_index`. `store_index.tokens` is of the first version, and empty since.
-Times are microseconds since 1970 (UTC).
+`made` is the id that an item had first, where that is another: items are listed in the order of
+these. Times are microseconds since 1970 (UTC).
 """
 
 from __future__ import annotations
@@ -80,7 +81,10 @@ SQLITE = Migration(
             closed INTEGER NOT NULL,
             body BLOB NOT NULL
         ) STRICT;
-        INSERT INTO store_settings (name, value) SELECT 'words of items', 1 FROM store_index LIMIT 1
+        INSERT INTO store_settings (name, value) SELECT 'words of items', 1 FROM store_index LIMIT 1;
+        ALTER TABLE store_items ADD COLUMN made INTEGER;
+        ALTER TABLE store_versions ADD COLUMN made INTEGER;
+        CREATE INDEX store_items_made ON store_items (ns, made) WHERE made IS NOT NULL
         """,
     ),
 )

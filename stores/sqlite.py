@@ -39,7 +39,7 @@ from perdure.stores.writer import Writer
 
 Offline = Literal["offline"]
 _SQL: Final = load("perdure.stores", "sqlite.sql")  # here, as no event loop may wait for a file
-_INDEX: Final = ("embed", "dims", "fields", "name")
+_INDEX: Final = ("embed", "dims", "fields", "name", "text_fields", "distance_type")
 _INDEX_BYTES: Final = 256 << 20
 _APPROXIMATE_ABOVE: Final = 200_000  # vectors; 384 dimensions of float32 are 300 MB then
 
@@ -54,8 +54,9 @@ class SQLiteStore(WholeStore):
         path: A file, or `":memory:"`.
         index: What search embeds with: `"offline"`, the English table within the package over
             all text of a value; langgraph's `IndexConfig` (`embed`, `dims`, `fields`); None:
-            nothing, search goes by words. `fields` also says what text search reads; without
-            it, what the file was last opened with.
+            nothing, search goes by words. `fields`, or `text_fields` as langgraph's SQLite store
+            calls it, also says what text search reads; without it, what the file was last
+            opened with.
         ttl: Langgraph's `TTLConfig`, in minutes.
         key: Encrypts values, provenance, words and vectors with AES-GCM; namespaces, keys and
             times are not. 16, 24 or 32 bytes, or as many in hexadecimal; by default the
@@ -223,13 +224,12 @@ def _embeddings(
     if config is None:
         return Embeddings(), None
     check_names("index", config, _INDEX)
-    embedder = embedder_from(config["embed"], config.get("dims"), config.get("name"))
-    fields = config.get("fields")
-    listed = isinstance(fields, list | tuple) or fields is None
-    if not listed or not all(isinstance(path, str) and path for path in fields or ()):
+    if config.get("distance_type", "cosine") != "cosine":
         raise ConfigurationError(
-            f"index fields are {fields!r}; expected a list of paths like ['text'], or None"
+            f"index distance_type is {config['distance_type']!r}; expected 'cosine', by which "
+            "vectors are always compared here"
         )
+    embedder = embedder_from(config["embed"], config.get("dims"), config.get("name"))
     embed = config["embed"]
     embeddings = Embeddings(
         embedder,
@@ -238,7 +238,19 @@ def _embeddings(
         quick=embed.embed if getattr(embed, "quick", False) is True else None,
         any_kind=kind is None,
     )
-    return embeddings, fields or None
+    return embeddings, _fields(config)
+
+
+def _fields(config: Mapping[str, Any]) -> list[str] | None:
+    """The paths that are searched, by either of langgraph's names for them."""
+    name = "text_fields" if config.get("fields") is None else "fields"
+    fields = config.get(name)
+    listed = isinstance(fields, list | tuple) or fields is None
+    if not listed or not all(isinstance(path, str) and path for path in fields or ()):
+        raise ConfigurationError(
+            f"index {name} are {fields!r}; expected a list of paths like ['text'], or None"
+        )
+    return fields or None
 
 
 def _mask(key: bytes) -> Callable[[str], str]:

@@ -66,14 +66,15 @@ SELECT a.number, n.ns, i.id, i.version, i.created_at, i.valid_from, i.expires_at
        CASE WHEN i.id IS NULL THEN (SELECT v.version FROM store_versions v
            WHERE v.ns = n.ns AND v.key = a.key ORDER BY v.version DESC LIMIT 1) END,
        CASE WHEN i.id IS NULL THEN (SELECT v.valid_to FROM store_versions v
-           WHERE v.ns = n.ns AND v.key = a.key ORDER BY v.version DESC LIMIT 1) END
+           WHERE v.ns = n.ns AND v.key = a.key ORDER BY v.version DESC LIMIT 1) END,
+       coalesce(i.made, i.id)
 FROM asked a CROSS JOIN store_namespaces n ON n.path = a.path
 LEFT JOIN store_items i ON i.ns = n.ns AND i.key = a.key;
 
 -- close: keep a version that is about to be replaced
 INSERT INTO store_versions
-    (id, ns, key, version, created_at, valid_from, valid_to, searched, value, provenance)
-SELECT id, ns, key, version, created_at, valid_from, ?, searched, value, provenance
+    (id, ns, key, version, created_at, valid_from, valid_to, made, searched, value, provenance)
+SELECT id, ns, key, version, created_at, valid_from, ?, made, searched, value, provenance
 FROM store_items WHERE id = ?;
 
 -- drop_item: take a version from among the present
@@ -84,8 +85,8 @@ SELECT seq FROM sqlite_sequence WHERE name = 'store_items';
 
 -- add_item: a new present version
 INSERT INTO store_items
-    (id, ns, key, version, created_at, valid_from, expires_at, ttl, size, searched, value, provenance)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    (id, ns, key, version, created_at, valid_from, expires_at, made, ttl, size, searched, value, provenance)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- add_new: the first version of a key; nothing if the key is there, or was
 INSERT OR IGNORE INTO store_items
@@ -220,22 +221,32 @@ UPDATE store_items SET expires_at = ?1 + ttl WHERE id = ?2 AND ttl IS NOT NULL A
 SELECT id, ns, size, expires_at FROM store_items
 WHERE expires_at IS NOT NULL AND expires_at <= ? ORDER BY expires_at LIMIT ?;
 
--- under: present items under a prefix; newest first within a namespace
-SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
+-- under: present items under a prefix; within a namespace in the order in which they were made: SQLite merges two lists
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
+       i.id
 FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
-WHERE n.path >= ? AND n.path < ? AND (i.expires_at IS NULL OR i.expires_at > ?) AND ({condition})
-ORDER BY n.path, i.id DESC LIMIT ?;
+WHERE n.path >= ? AND n.path < ? AND i.made IS NULL AND (i.expires_at IS NULL OR i.expires_at > ?)
+AND ({condition})
+UNION ALL
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
+       i.made
+FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
+WHERE n.path >= ? AND n.path < ? AND i.made IS NOT NULL AND (i.expires_at IS NULL OR i.expires_at > ?)
+AND ({condition})
+ORDER BY 2, 11 LIMIT ? OFFSET ?;
 
 -- under_as_of: items under a prefix as they were at a moment
-SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
+SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance,
+       coalesce(i.made, i.id)
 FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
 WHERE n.path >= ?1 AND n.path < ?2 AND i.valid_from <= ?3
 AND (i.expires_at IS NULL OR i.expires_at > ?3)
 UNION ALL
-SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance
+SELECT v.id, n.path, v.key, v.version, v.created_at, v.valid_from, v.valid_to, NULL, v.value, v.provenance,
+       coalesce(v.made, v.id)
 FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
 WHERE n.path >= ?1 AND n.path < ?2 AND v.valid_from <= ?3 AND v.valid_to > ?3
-ORDER BY 2, 1 DESC;
+ORDER BY 2, 11 LIMIT ?4 OFFSET ?5;
 
 -- by_id: one present item
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance

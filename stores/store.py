@@ -188,7 +188,10 @@ class Store(BaseStore):
     ) -> list[FoundItem]:
         """Items under a prefix that meet the filters; with a query, those that answer it best.
 
-        Without a query they come namespace by namespace, the last put first in each.
+        Without a query they come namespace by namespace, in each in the order in which they were
+        created. Further puts change no page that was read: a new item comes last, and a new version
+        is where the old one was. Deleting an item moves those after it; give every page the same
+        `as_of` for a list that nothing changes.
 
         Args:
             namespace_prefix: The labels that their namespaces begin with; `()`: everything.

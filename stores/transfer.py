@@ -251,9 +251,8 @@ def restore(
 
 
 def _add(writer: Writer, one: Restored, now: int, changes: Changes) -> Flow[None]:
-    [(ns, row, version, created, valid_from, _, size, closed, _)] = yield from writer.locate(
-        [one.put]
-    )
+    [there] = yield from writer.locate([one.put])
+    ns, row, version, created, valid_from, _, size, closed, _, made = there
     since = now if one.since is None else one.since
     if row is not None:
         since = max(since, valid_from + 1)
@@ -265,7 +264,7 @@ def _add(writer: Writer, one: Restored, now: int, changes: Changes) -> Flow[None
     expires = one.expires
     if expires is None and one.put.ttl is not None and one.until is None:
         expires = max(since, now) + one.put.ttl
-    times = Times(first, since, expires)
+    times = Times(first, since, expires, made)
     [added] = yield from writer.add([New(put, ns, number, times)], changes)
     if one.until is not None:
         [(ns, _, _, _, _, _, size, *_)] = yield from writer.locate([put])

@@ -16,16 +16,20 @@ from perdure.stores.namespaces import labels, span
 from perdure.stores.puts import Limit, Put
 from perdure.stores.records import Records, pack_fields, provenance_place, value_place
 
-_NOWHERE: Row = (None,) * 9  # what `locate` finds of a key in a namespace that is not there
+_NOWHERE: Row = (None,) * 10  # what `locate` finds of a key in a namespace that is not there
 _LOCATED = (64, 8, 1)  # how many keys a statement may ask for
 
 
 class Times(NamedTuple):
-    """When a key was first put, when this version was, and when it will expire; microseconds."""
+    """When a key was first put, when this version was, and when it will expire; microseconds.
+
+    `made` is the row of its first version, if that is another: what it is listed by.
+    """
 
     created: int
     since: int
     expires: int | None
+    made: int | None = None
 
 
 class New(NamedTuple):
@@ -169,7 +173,7 @@ class Writer:
         closed: list[tuple[int, int]] = []
         added: list[New] = []
         for put, there in zip(puts, (yield from self.locate(puts)), strict=True):
-            ns, row, version, created, valid_from, expires, size, last, ended = there
+            ns, row, version, created, valid_from, expires, size, last, ended, made = there
             alive = row is not None and (expires is None or expires > now)
             self._check_version(put, version if alive else 0)
             since = now
@@ -183,7 +187,9 @@ class Writer:
             if put.text is not None:
                 number = (version or last or 0) + 1
                 expires = None if put.ttl is None else since + put.ttl
-                times = Times(created if alive else since, since, expires)
+                times = Times(since, since, expires)
+                if alive:
+                    times = Times(created, since, expires, made)
                 added.append(New(put, ns, number, times))
         if closed:
             yield from self.close(closed)

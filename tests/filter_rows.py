@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Collection
 from typing import Any
 
+from perdure.stores.filter_sql import condition_of
 from perdure.stores.filters import Filter
 
 
@@ -22,7 +23,7 @@ def table(pool: list[dict[str, Any]], *, ascii_only: bool = False) -> sqlite3.Co
 
 def ids(connection: sqlite3.Connection, filter: Filter, indexed: Collection[str] = ()) -> set[int]:
     """The rows for which the filter's condition is true."""
-    condition = filter.sql("i.value", indexed)
+    condition = condition_of(filter, "i.value", indexed)
     query = f"SELECT id FROM items AS i WHERE {condition.text}"
     return {row[0] for row in connection.execute(query, condition.params)}
 

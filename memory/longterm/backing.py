@@ -269,5 +269,6 @@ def _asked(blocking: Callable[[], Any], awaiting: Callable[[], Awaitable[Any]]) 
         return (yield Step(blocking, awaiting))
     except InvalidNamespaceError as exc:  # langgraph's own stores take no dots, say
         raise InvalidNamespace(
-            f"the store refuses the namespace ({exc}); perdure.stores.SQLiteStore takes any labels"
+            f"the store refuses the namespace ({exc}); use perdure.stores.SQLiteStore, which takes "
+            "any labels, or labels without periods"
         ) from exc

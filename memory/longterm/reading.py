@@ -117,7 +117,7 @@ class Readable:
         kind: str | None = None,
         config: RunnableConfig | None = None,
     ) -> Memories:
-        """The memories there are, in the store's order; perdure's: what changed last first.
+        """The memories there are, in the store's order; perdure's: as they were made, oldest first.
 
         Args:
             limit: How many at most.

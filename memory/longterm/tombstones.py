@@ -60,8 +60,8 @@ def newest_grave(backing: Backing, namespace: Namespace) -> Steps[Any]:
     """What changes whenever something is buried; it equals nothing where nobody can tell."""
     if not backing.versioned:
         return object()
-    newest = yield from backing.found(notes_of(BURIED, namespace), limit=1)
-    return [(note.key, note.valid_from) for note in newest]
+    page = yield from backing.found(notes_of(BURIED, namespace), limit=_PAGE)
+    return [(note.key, note.valid_from) for note in page] if len(page) < _PAGE else object()
 
 
 def buried(backing: Backing, namespace: Namespace, digests: Collection[str]) -> Steps[set[str]]:

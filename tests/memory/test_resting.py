@@ -164,8 +164,8 @@ def test_a_page_that_says_what_the_user_wants(
         "The user saves for a canoe": ("user", "user"),
     }
     assert [source and source.message_ids for source in found.values()] == [
-        (next(m.id for m in out if m.type == "human"),),
         (next(m.id for m in out if m.text == RATES),),
+        (next(m.id for m in out if m.type == "human"),),
     ]
 
 

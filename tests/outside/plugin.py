@@ -1,4 +1,4 @@
-"""A pytest plugin for langgraph's own tests: perdure's classes under the names of langgraph's.
+"""A pytest plugin for other packages' tests: perdure's classes under the names of langgraph's.
 
 `run.py` loads it by `-p plugin` with this folder on the path, because langgraph's tests are a
 package named `tests` too. Two environment variables set it up: `OUTSIDE_CLASSES` is `perdure` or
@@ -8,12 +8,12 @@ package named `tests` too. Two environment variables set it up: `OUTSIDE_CLASSES
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Self
 
 import pytest
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.store.base import IndexConfig
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.stores import SQLiteStore
@@ -30,27 +30,19 @@ class Checkpointer(SQLiteCheckpointer):
         return cls.open(conn_string, serde=JsonPlusSerializer(), **options)
 
 
-class Store(SQLiteStore):
-    """With the settings of an index that only langgraph's SQLite store knows."""
+class MemoryStore(SQLiteStore):
+    """Made as langgraph's `InMemoryStore` is."""
 
-    @classmethod
-    def from_conn_string(
-        cls, conn_string: str, *, index: Mapping[str, Any] | None = None, **options: Any
-    ) -> Self:
-        """Open as langgraph's stores are opened: `text_fields` is `fields`, cosine is implied."""
-        if index is None:
-            return cls.open(conn_string, **options)
-        given = {"embed": index["embed"], "dims": index["dims"]}
-        if fields := index.get("fields") or index.get("text_fields"):
-            given["fields"] = fields
-        return cls.open(conn_string, index=given, **options)
+    def __init__(self, *, index: IndexConfig | None = None) -> None:
+        super().__init__(":memory:", index=index)
 
 
 PLACES: dict[str, tuple[type, list[str]]] = {  # by whose name, which, in which modules
     "SqliteSaver": (Checkpointer, ["langgraph.checkpoint.sqlite"]),
     "AsyncSqliteSaver": (Checkpointer, ["langgraph.checkpoint.sqlite.aio"]),
-    "SqliteStore": (Store, ["langgraph.store.sqlite", "langgraph.store.sqlite.base"]),
-    "AsyncSqliteStore": (Store, ["langgraph.store.sqlite", "langgraph.store.sqlite.aio"]),
+    "SqliteStore": (SQLiteStore, ["langgraph.store.sqlite", "langgraph.store.sqlite.base"]),
+    "AsyncSqliteStore": (SQLiteStore, ["langgraph.store.sqlite", "langgraph.store.sqlite.aio"]),
+    "InMemoryStore": (MemoryStore, ["langgraph.store.memory"]),
 }
 
 

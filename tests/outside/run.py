@@ -1,13 +1,14 @@
-"""Run langgraph's own tests on perdure's classes and on langgraph's, and say where they differ.
+"""Run other packages' tests on perdure's classes and on langgraph's, and say where they differ.
 
-    python tests/outside/run.py CHECKOUT                # both suites
+    python tests/outside/run.py CHECKOUT                # every suite that the clone has
     python tests/outside/run.py CHECKOUT --suite sqlite # libs/checkpoint-sqlite alone
     python tests/outside/run.py CHECKOUT -k time_travel
 
-CHECKOUT is a clone of https://github.com/langchain-ai/langgraph; CONTRIBUTING.md has the packages.
-The tests are copied to a temporary folder first, so that they meet the installed langgraph and
-not the clone's. The exit code is 1 if a test passes with langgraph's classes and not with
-perdure's, but for those in `REFUSED`.
+CHECKOUT is a clone of https://github.com/langchain-ai/langgraph or of
+https://github.com/langchain-ai/deepagents; CONTRIBUTING.md has the packages. The tests are copied
+to a temporary folder first, so that they meet the installed langgraph and not the clone's. The
+exit code is 1 if a test passes with langgraph's classes and not with perdure's, but for those in
+`REFUSED`.
 """
 
 from __future__ import annotations
@@ -27,15 +28,40 @@ HERE = Path(__file__).parent
 
 
 class Suite(NamedTuple):
-    """One of langgraph's packages: its folder, and whether only SQLite's cases are wanted."""
+    """The tests of one package.
+
+    Attributes:
+        folder: The package's, in the clone.
+        used: A package to take from the clone: its release has to be that of the tests.
+        only_sqlite: Whether only the cases on an SQLite checkpointer are wanted.
+        files: Which tests; by default all.
+    """
 
     folder: str
-    only_sqlite: bool
+    used: str
+    only_sqlite: bool = False
+    files: tuple[str, ...] = ("tests",)
 
 
 SUITES = {
-    "langgraph": Suite("libs/langgraph", True),
-    "sqlite": Suite("libs/checkpoint-sqlite", False),
+    "langgraph": Suite("libs/langgraph", "libs/checkpoint-conformance", only_sqlite=True),
+    "sqlite": Suite("libs/checkpoint-sqlite", "libs/checkpoint-conformance"),
+    "deepagents": Suite(
+        "libs/deepagents",
+        "libs/deepagents",
+        files=(  # those that use a store
+            "tests/unit_tests/backends/test_store_backend.py",
+            "tests/unit_tests/backends/test_store_backend_async.py",
+            "tests/unit_tests/backends/test_composite_backend.py",
+            "tests/unit_tests/backends/test_composite_backend_async.py",
+            "tests/unit_tests/middleware/test_memory_middleware.py",
+            "tests/unit_tests/middleware/test_skills_middleware.py",
+            "tests/unit_tests/test_end_to_end.py",
+            "tests/unit_tests/test_middleware.py",
+            "tests/unit_tests/test_middleware_async.py",
+            "tests/unit_tests/test_permissions.py",
+        ),
+    ),
 }
 
 
@@ -72,7 +98,7 @@ def run(checkout: Path, suite: Suite, classes: str, chosen: str) -> dict[str, Ou
     """Run a suite in a process of its own.
 
     Args:
-        checkout: A clone of langgraph's repository.
+        checkout: A clone of the suite's repository.
         suite: Which of its packages.
         classes: `perdure` or `langgraph`.
         chosen: An expression for pytest's `-k`; empty: all.
@@ -81,8 +107,7 @@ def run(checkout: Path, suite: Suite, classes: str, chosen: str) -> dict[str, Ou
         folder = Path(name)
         shutil.copytree(checkout / suite.folder / "tests", folder / "tests")
         shutil.copy(checkout / suite.folder / "pyproject.toml", folder)
-        # the published conformance kit is older than the tests that use it
-        paths = [HERE, checkout / "libs/checkpoint-conformance", os.environ.get("PYTHONPATH", "")]
+        paths = [HERE, checkout / suite.used, os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(str(path) for path in paths if path),
@@ -93,8 +118,9 @@ def run(checkout: Path, suite: Suite, classes: str, chosen: str) -> dict[str, Ou
         }
         report = folder / "report.xml"
         command = [sys.executable, "-m", "pytest", "-p", "plugin", "-p", "no:cacheprovider", "-q"]
+        command += ["-o", "filterwarnings="]  # some come from the release of pytest's own plugins
         output = subprocess.run(
-            [*command, "--tb=short", f"--junitxml={report}", "-k", chosen],
+            [*command, "--tb=short", f"--junitxml={report}", "-k", chosen, *suite.files],
             cwd=folder,
             env=environment,
             text=True,
@@ -134,12 +160,13 @@ def compared(checkout: Path, name: str, chosen: str) -> bool:
 def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("checkout", type=Path, help="a clone of langgraph's repository")
-    parser.add_argument("--suite", choices=SUITES, action="append", help="by default both")
+    parser.add_argument("checkout", type=Path, help="a clone of the tests' repository")
+    parser.add_argument("--suite", choices=SUITES, action="append", help="by default all it has")
     parser.add_argument("-k", default="", metavar="EXPRESSION", help="pytest's choice of tests")
     given = parser.parse_args()
     checkout: Path = given.checkout.resolve()
-    results = [compared(checkout, name, given.k) for name in given.suite or SUITES]
+    there = [name for name, suite in SUITES.items() if (checkout / suite.folder).exists()]
+    results = [compared(checkout, name, given.k) for name in given.suite or there]
     return 0 if all(results) else 1
 
 

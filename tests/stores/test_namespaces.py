@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, TypedDict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langgraph.store.base import ListNamespacesOp, MatchCondition, PutOp
+from langgraph.graph import START, StateGraph
+from langgraph.runtime import Runtime
+from langgraph.store.base import GetOp, ListNamespacesOp, MatchCondition, PutOp, SearchOp
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import InvalidNamespace
@@ -56,6 +59,55 @@ def test_labels_are_told_apart(store: SQLiteStore) -> None:
     assert sorted([(x,) for x in LABELS] + [(x, "under") for x in LABELS]) == (
         store.list_namespaces(limit=1000)
     )
+
+
+class Place(TypedDict, total=False):
+    label: str
+    found: list[str]
+
+
+def kept(state: Place, runtime: Runtime[None]) -> Place:
+    """Put, got, found and listed by a node, through each of the store's methods and as a batch."""
+    store, namespace = runtime.store, ("users", state["label"])
+    assert store is not None
+    store.put(namespace, "by put", {"text": "tea"})
+    store.batch([PutOp(namespace, "by batch", {"text": "tea"})])
+    answers: list[Any] = store.batch(
+        [GetOp(namespace, "by put"), SearchOp(namespace), ListNamespacesOp()]
+    )
+    got, found, spaces = answers
+    assert got == store.get(namespace, "by put")
+    assert spaces == store.list_namespaces(prefix=namespace) == [namespace]
+    return {"found": [item.key for item in [*store.search(namespace, query="tea"), *found]]}
+
+
+async def akept(state: Place, runtime: Runtime[None]) -> Place:
+    """The same, awaited."""
+    store, namespace = runtime.store, ("users", state["label"])
+    assert store is not None
+    await store.aput(namespace, "by put", {"text": "tea"})
+    await store.abatch([PutOp(namespace, "by batch", {"text": "tea"})])
+    answers: list[Any] = await store.abatch(
+        [GetOp(namespace, "by put"), SearchOp(namespace), ListNamespacesOp()]
+    )
+    got, found, spaces = answers
+    assert got == await store.aget(namespace, "by put")
+    assert spaces == await store.alist_namespaces(prefix=namespace) == [namespace]
+    return {"found": [item.key for item in [*await store.asearch(namespace, query="tea"), *found]]}
+
+
+@pytest.mark.parametrize("label", ["ann@example.com", "a.b", ".", "*", "%", "a b", "é", "🦊", '"'])
+def test_any_label_works_in_a_graph(label: str) -> None:
+    """A label that langgraph's own stores refuse is kept by the store that a node is handed."""
+    with SQLiteStore.open(":memory:") as store:
+        graph = StateGraph(Place).add_node("kept", kept).add_edge(START, "kept")
+        said = graph.compile(store=store).invoke({"label": label})
+    with SQLiteStore.open(":memory:") as store:
+        graph = StateGraph(Place).add_node("kept", akept).add_edge(START, "kept")
+        awaited = asyncio.run(graph.compile(store=store).ainvoke({"label": label}))
+
+    assert sorted(said["found"]) == ["by batch", "by batch", "by put", "by put"]
+    assert sorted(awaited["found"]) == ["by batch", "by batch", "by put", "by put"]
 
 
 def test_a_prefix_is_of_labels_not_of_letters(any_store: SQLiteStore) -> None:

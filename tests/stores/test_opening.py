@@ -34,6 +34,8 @@ WRONG_INDEX: dict[str, list[Any]] = {
     "dims": [True, "3", 0],
     "name": [5],
     "fields": [0, {}, "text"],
+    "text_fields": [0, {}, "text"],
+    "distance_type": ["l2", None],
 }
 
 
@@ -164,3 +166,14 @@ def test_the_configuration_of_the_index_is_public(tmp_path: Path) -> None:
         assert offline.model is not None
         assert offline.model.dims == offline.index_config["dims"]
         assert none.index_config is None
+
+
+def test_the_settings_of_langgraphs_own_index(tmp_path: Path) -> None:
+    """`text_fields` are fields, and cosine is what there is: both are read back as given."""
+    given: Any = {"embed": Words(), "dims": DIMS, "text_fields": ["a"], "distance_type": "cosine"}
+    with SQLiteStore.from_conn_string(str(tmp_path / "x.db"), index=given) as store:
+        store.put(A, "k", {"a": "tea", "b": "milk"})
+
+        assert given == store.index_config
+        assert [item.key for item in store.search(A, query="tea", mode="text")] == ["k"]
+        assert store.search(A, query="milk", mode="text") == []

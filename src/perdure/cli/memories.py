@@ -75,10 +75,10 @@ def _listed(mind: Mind, kind: str | None, limit: int, when: datetime | None) -> 
     found: list[Memory] = []
     for place in _places(mind, kind, when):
         asked = None if kind in (None, _OTHERS) else {"kind": kind}
-        page = run(backing.found(place, filter=asked, limit=limit, as_of=when))
-        found += [memory for memory in page if memory.namespace == place]
-    found.sort(key=lambda memory: memory.valid_from or _EARLIEST, reverse=True)
-    return found[:limit]
+        every = run(backing.every(place, filter=asked, as_of=when))
+        found += [memory for memory in every if memory.namespace == place]
+    found.sort(key=lambda memory: memory.valid_from or _EARLIEST)  # of one moment: as created
+    return found[: -limit - 1 : -1]
 
 
 def _places(mind: Mind, kind: str | None, when: datetime | None) -> list[tuple[str, ...]]:
