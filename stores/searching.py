@@ -140,10 +140,11 @@ class Searcher:
             if query.mode == "semantic"
             else self._terms(scope, words, named, cosines is not None)
         )
-        if not len(scope) or (cosines is None and not terms):
+        known = any(len(term.rows) or term.kin for term in terms)
+        if not len(scope) or (cosines is None and not known):
             return None
         arrangement = scope.arrangement() if query.context else None
-        cues = self._cues(scope, query, named, wanted.now)
+        cues = self._cues(scope, query, named)
         if cosines is not None and not terms and arrangement is None and cues.silent:
             scores = np.nan_to_num(cosines, nan=_NO_VECTOR)  # nothing to weigh it with
             return Ranked(scores, {"vector": scores})
@@ -155,7 +156,7 @@ class Searcher:
             arrangement=arrangement,
             cues=cues,
             weights=query.weights,
-        )
+        ).comparable()
         return ranked if cosines is None or terms else _with_vectors_first(ranked, cosines)
 
     def _tell_lacking(self, cosines: Floats) -> None:
@@ -222,13 +223,12 @@ class Searcher:
         out = []
         for word in words:
             rows, counts = self._term(scope, word)
-            is_name = word in names
-            kin = self._kin(scope, word) if by_meaning and not is_name else ()
-            if len(rows) or kin:
-                out.append(Term(rows, counts, is_name, kin))
-            elif self.masked is None and guesses and is_misspellable(word):
+            kin = self._kin(scope, word) if by_meaning and word not in names else ()
+            meant: list[Term] = []
+            if not len(rows) and not kin and self.masked is None and is_misspellable(word):
                 guesses -= 1
-                out += self._near(scope, word)
+                meant = self._near(scope, word) if guesses >= 0 else []
+            out += meant or [Term(rows, counts, kin)]
         return out
 
     def _kin(self, scope: Scope, word: str) -> tuple[tuple[Any, float], ...]:
@@ -253,11 +253,10 @@ class Searcher:
     def _has(self, scope: Scope, word: str) -> bool:
         return len(self._term(scope, word)[0]) > 0
 
-    def _cues(self, scope: Scope, query: Query, named: dict[int, frozenset[str]], now: int) -> Cues:
+    def _cues(self, scope: Scope, query: Query, named: dict[int, frozenset[str]]) -> Cues:
         return Cues(
             actor=np.isin(scope.actor, list(named)) if named else None,
             date=said_when(query.text, query.during, scope.at) if query.context else None,
-            age_s=now / 1e6 - scope.at if query.weights.recency else None,
         )
 
     # -- the items
