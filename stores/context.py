@@ -54,7 +54,7 @@ def arrange(
     thread: Ints,
     lengths: Floats,
     asks: Bools | None = None,
-    ids: Ints | None = None,
+    at: Floats | None = None,
     *,
     steps: int = len(DEFAULT.neighbours),
 ) -> Arrangement:
@@ -65,7 +65,7 @@ def arrange(
             side by side, in its order.
         lengths: Words in each row; float[n].
         asks: Whether a row ends with a question; bool[n]; None: none does.
-        ids: Numbers that rise in the order in which the rows were put; None: they lie in it.
+        at: When each row was said, NaN for unknown; float[n]; None: that is known of none.
         steps: How far neighbours reach, 1 or more; as long as `Weights.neighbours` to use it all.
     """
     n, has = len(thread), thread >= 0
@@ -83,16 +83,16 @@ def arrange(
         tuple(each * takes[:-k] for k, each in enumerate(joined, 1)),
         has * np.minimum(1, np.float32(HAS_ALL) / words),
         np.zeros(n, bool) if asks is None else asks & (lengths <= ONLY_ASKS),
-        _recent(np.arange(n) if ids is None else ids),
+        _recent(np.full(n, np.nan) if at is None else at),
     )
 
 
-def _recent(ids: Ints) -> Scores:
-    """1 for the newest row, half of it for one with a fifth of all rows after it, and so on."""
-    n = len(ids)
-    places = np.empty(n, np.float32)
-    places[np.argsort(ids, kind="stable")] = np.arange(n)
-    return np.exp2((places - (n - 1)) / np.float32(max(n, 1) * _FADES))
+def _recent(at: Floats) -> Scores:
+    """1 for the newest row, half of it for one with a fifth of all after it; 0 at unknown times."""
+    known = at[np.isfinite(at)]
+    after = len(known) - np.searchsorted(np.sort(known), at, side="right")
+    fading = np.exp2(after / np.float32(-_FADES * max(len(known), 1))).astype(np.float32)
+    return np.where(np.isfinite(at), fading, np.float32(0))
 
 
 def thread_penalty(lengths: Floats, arrangement: Arrangement, weights: Weights) -> Scores:

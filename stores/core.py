@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -132,16 +133,18 @@ class Core(BaseStore):
         explain: bool,
         weights: Weights | None = None,
         during: Any = None,
+        min_score: Any = None,
     ) -> Query | None:
         if mode not in MODES:
             raise ConfigurationError(f"mode is {mode!r}; expected one of {MODES}")
         span = None if during is None else _span(during)
+        least = None if min_score is None else _least(min_score)
         if text is None or text == "":
             return None
         if not isinstance(text, str):
             raise ConfigurationError(f"query is {text!r}; expected text")
         words = text.encode("utf-8", "replace").decode()
-        return Query(words, mode, context, explain, weights or Weights(), span)
+        return Query(words, mode, context, explain, weights or Weights(), span, least)
 
     @staticmethod
     def _page(limit: Any, offset: Any) -> tuple[int, int]:
@@ -151,6 +154,12 @@ class Core(BaseStore):
                     f"{name} is {number!r}; expected a whole number, zero or more"
                 )
         return min(limit, _MOST), min(offset, _MOST)
+
+
+def _least(score: Any) -> float:
+    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+        raise ConfigurationError(f"min_score is {score!r:.80}; expected a number, or None")
+    return float(score)
 
 
 def _span(during: Any) -> tuple[float, float]:

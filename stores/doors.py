@@ -172,6 +172,7 @@ class Doors(Forgetting):
         explain: bool = False,
         weights: Weights | None = None,
         during: Span | None = None,
+        min_score: float | None = None,
     ) -> list[FoundItem]:
         """Items under a prefix that meet the filters; with a query, those that answer it best.
 
@@ -194,6 +195,9 @@ class Doors(Forgetting):
             during: A span of time that the query means, from its start up to its end, say what
                 "last week" is today: what was said then counts as what was said at a date that
                 the query names.
+            min_score: Least score of what is returned, the same in every search: 1 has all words
+                of the query, weighed by how rare they are, or its very vector; 0.3 keeps out most
+                of what has nothing to do with it.
 
         Raises:
             InvalidFilter: A filter has an unknown operator or a wrong operand, or names a field
@@ -204,7 +208,7 @@ class Doors(Forgetting):
             ConfigurationError: Another argument is wrong.
         """
         wanted = self._wanted(namespace_prefix, filter, provenance, as_of)
-        asked = self._query(query, mode, context, explain, weights, during)
+        asked = self._query(query, mode, context, explain, weights, during, min_score)
         page = self._page(limit, offset)
         return self._driver.run(
             self._search(wanted, asked, *page, refresh=self._refreshes(refresh_ttl))
@@ -227,10 +231,11 @@ class Doors(Forgetting):
         explain: bool = False,
         weights: Weights | None = None,
         during: Span | None = None,
+        min_score: float | None = None,
     ) -> list[FoundItem]:
         """See `search`."""
         wanted = self._wanted(namespace_prefix, filter, provenance, as_of)
-        asked = self._query(query, mode, context, explain, weights, during)
+        asked = self._query(query, mode, context, explain, weights, during, min_score)
         page = self._page(limit, offset)
         steps = self._search(wanted, asked, *page, refresh=self._refreshes(refresh_ttl))
         return await self._driver.arun(steps, brief=asked is None)

@@ -153,7 +153,7 @@ class Scope:
         """Who is next to whom; None if no row belongs to a thread."""
         if not len(self) or not (self.thread >= 0).any():
             return None
-        return arrange(self.thread, self.lengths, self.asks, self.ids)
+        return arrange(self.thread, self.lengths, self.asks, self.at)
 
     def term(self, number: int) -> tuple[Ints, Floats]:
         """The rows that have a term, each once, and how often."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +45,7 @@ class Query:
         explain: Whether each part of a score is told.
         weights: How much each part counts.
         during: A span that it means, in seconds since 1970; half-open.
+        min_score: Least score of what is returned.
     """
 
     text: str
@@ -52,6 +54,7 @@ class Query:
     explain: bool = False
     weights: Weights = field(default_factory=Weights)
     during: tuple[float, float] | None = None
+    min_score: float | None = None
 
 
 @dataclass(slots=True)
@@ -275,6 +278,7 @@ class Searcher:
         out: list[FoundItem] = []
         reach = offset + limit
         taken = 0
+        least = -math.inf if query.min_score is None else query.min_score
         seen: set[tuple[tuple[str, ...], str]] = set()
         order = _best(ranked.scores, scope, reach)
         while len(out) < reach:
@@ -285,7 +289,7 @@ class Searcher:
             place = order[taken]
             taken += 1
             score = float(ranked.scores[place])
-            if score <= 0 and "vector" not in ranked.parts:
+            if score < least or (score <= 0 and "vector" not in ranked.parts):
                 break
             number = int(scope.ids[place])
             item = past.get(number)

@@ -155,7 +155,7 @@ def _arrangement(
         thread,
         np.array([len(each) for each in words], np.float32),
         np.array([asks(memory.text) for memory in memories]),
-        np.argsort(np.argsort(at, kind="stable")),
+        at,
     )
     beside = [
         position[step:] - position[:-step] <= step for step in range(1, len(whole.from_before) + 1)
