@@ -30,7 +30,8 @@ from perdure.stores.weighting import Weights
 _LOG = logging.getLogger("perdure")
 MODES: Final = ("hybrid", "text", "semantic")
 _NO_VECTOR: Final = -1.0  # a row without a vector comes after all that have one
-_MOST_WORDS: Final = 512  # of a query that are looked for; one of more is a document
+_LONGEST: Final = 20_000  # characters of a query whose words are looked for
+_MOST_WORDS: Final = 512  # of them, each counted once
 _MOST_GUESSED: Final = 16  # words of a query that may be misspelt: 1 ms each
 _MANY_ACTORS: Final = 1_000  # a scope with more is no conversation: nobody is named in it
 
@@ -132,7 +133,7 @@ class Searcher:
     # -- their scores
 
     def _ranked(self, scope: Scope, query: Query, wanted: Wanted) -> Steps[Ranked | None]:
-        words = query_tokens(query.text)[:_MOST_WORDS]
+        words = query_tokens(query.text[:_LONGEST])[:_MOST_WORDS]
         named = self._named(scope, words)
         cosines = None
         if query.mode != "text" and len(scope):
