@@ -1,25 +1,33 @@
-"""Recall on conversations: perdure's ways to search, `recall`, and langgraph's InMemoryStore.
+"""Recall@10 of searches on conversations: FTS5, langgraph's InMemoryStore, perdure.
 
-    python benchmarks/recall.py --data locomo10.json --only conv-26 conv-50 --csv recall.csv
+    python benchmarks/recall.py --locomo locomo10.json --realmem dataset/ --beam 100K/
+
+Each data set is optional, and none is part of this repository:
+
+- LoCoMo (two people, short turns): data/locomo10.json of github.com/snap-research/locomo.
+- RealMem (a user and an assistant at work): a folder of a JSON file a person, as in dataset/ of
+  github.com/AvatarMemory/RealMemBench. Asked in the middle of it: only what came before is stored.
+  A ranking of turns is read as one of sessions.
+- BEAM (a user and an assistant, messages of 2 kB): a folder of numbered chats, each with chat.json
+  and probing_questions.json, as in chats/100K of github.com/mohammadtavakoli78/BEAM.
 
 Each turn is an item of its conversation's namespace, put with provenance (thread, position, actor,
-time); each question that names its evidence is a query. recall@k is the mean over questions of the
-share of the evidence among the first k. A "no word" question shares no telling word with any of its
-evidence. "recall" goes through `perdure.memory`, asked today; "at its end" is asked when the
-conversation has ended, so that "last week" means something; of "50 waiting" the last 50 turns are
-not yet formed. InMemoryStore has the same texts and the same embedder.
+time); each question that names its evidence is a query. recall@10 is the mean over questions of the
+share of the evidence among the first ten. FTS5 has porter stems and no stop words in its queries;
+InMemoryStore has the embedder of perdure's default.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import re
+import sqlite3
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,266 +35,260 @@ from typing import Any
 import numpy as np
 from langgraph.store.memory import InMemoryStore
 
-from perdure.memory.drivers import Steps
-from perdure.memory.longterm.memories import Memory
-from perdure.memory.recollection.recall import recall
 from perdure.stores import Provenance, SQLiteStore
 from perdure.stores.offline import DIMS, StaticEmbedder
-from perdure.stores.text import query_tokens, tokens
+from perdure.stores.text import STOP_WORDS
 
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open", 4: "single-hop", 5: "adversarial"}
-MEASURES = ("recall@5", "recall@10", "any@10", "MRR", "nDCG@10")
-DEPTH = 1000  # ranks looked at, for MRR
-Search = Callable[[tuple[str, ...], str, int], Sequence[str]]
+DEPTH = 100  # turns looked at, of which the first ten sessions are read
+NAMESPACE = ("conversation",)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Turn:
-    key: str
     text: str
-    said: str
+    unit: str  # what evidence names: the turn itself, or its session
     provenance: Provenance
 
 
-@dataclass
+@dataclass(frozen=True)
 class Question:
     text: str
-    category: str
-    evidence: frozenset[str]
-    no_word: bool
+    group: str
+    evidence: frozenset[str]  # units
+    after: int  # how many turns are stored when it is asked
 
 
-@dataclass
+@dataclass(frozen=True)
 class Conversation:
-    namespace: tuple[str, ...]
     turns: list[Turn]
     questions: list[Question]
 
 
-@dataclass
-class Result:
-    """Measures of one way to search: a list a group of questions, and milliseconds a search."""
-
-    measures: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
-    took: list[float] = field(default_factory=list)
+# -- the data sets
 
 
-def conversations(path: Path) -> Iterator[Conversation]:
+def locomo(path: Path, only: Sequence[str]) -> Iterator[Conversation]:
     for entry in json.loads(path.read_text("utf-8")):
-        turns = list(turns_of(entry["conversation"]))
-        said = {turn.key: set(tokens(turn.said)) for turn in turns}
-        questions = []
-        for asked in entry["qa"]:
-            named = re.findall(r"D\d+:\d+", " ".join(asked.get("evidence", ())))
-            evidence = frozenset(named) & said.keys()
-            words = set(query_tokens(asked["question"]))
-            if evidence:
-                no_word = not any(words & said[key] for key in evidence)
-                category = CATEGORIES[asked["category"]]
-                questions.append(Question(asked["question"], category, evidence, no_word))
-        yield Conversation(("locomo", entry["sample_id"]), turns, questions)
+        if only and entry["sample_id"] not in only:
+            continue
+        turns = list(_locomo_turns(entry["conversation"]))
+        units = {turn.unit for turn in turns}
+        questions = [
+            Question(asked["question"], CATEGORIES[asked["category"]], evidence, len(turns))
+            for asked in entry["qa"]
+            if (evidence := _named(asked.get("evidence", ())) & units)
+        ]
+        yield Conversation(turns, questions)
 
 
-def turns_of(sessions: Mapping[str, Any]) -> Iterator[Turn]:
+def _named(evidence: Sequence[str]) -> frozenset[str]:
+    return frozenset(re.findall(r"D\d+:\d+", " ".join(evidence)))
+
+
+def _locomo_turns(sessions: Mapping[str, Any]) -> Iterator[Turn]:
     numbers = [int(m[1]) for name in sessions if (m := re.fullmatch(r"session_(\d+)", name))]
     for number in sorted(numbers):
         when = sessions[f"session_{number}_date_time"]
         at = datetime.strptime(when, "%I:%M %p on %d %B, %Y").replace(tzinfo=UTC)
         for position, turn in enumerate(sessions[f"session_{number}"]):
-            provenance = Provenance(
+            said = Provenance(
                 thread_id=f"session-{number}", position=position, actor=turn["speaker"], at=at
             )
-            text = f"{turn['speaker']}: {turn['text']}"
-            yield Turn(turn["dia_id"], text, turn["text"], provenance)
+            yield Turn(f"({when}) {turn['speaker']}: {turn['text']}", turn["dia_id"], said)
 
 
-def fill(store: SQLiteStore, data: Sequence[Conversation]) -> None:
-    for conversation in data:
-        for turn in conversation.turns:
-            store.put(
-                conversation.namespace, turn.key, {"text": turn.text}, provenance=turn.provenance
+def realmem(folder: Path) -> Iterator[Conversation]:
+    for file in sorted(folder.glob("*.json")):
+        turns: list[Turn] = []
+        questions: list[Question] = []
+        for number, session in enumerate(json.loads(file.read_text("utf-8"))):
+            known = {turn.unit for turn in turns}
+            said = session["dialogue_turns"]
+            for turn, reply in zip(said, [*said[1:], {}], strict=True):
+                evidence = known & set(reply.get("memory_session_uuids", ()))
+                if turn.get("is_query") and evidence:
+                    group = turn.get("category") or "other"
+                    questions.append(
+                        Question(turn["content"], group, frozenset(evidence), len(turns))
+                    )
+            turns += _realmem_turns(session, number)
+        yield Conversation(turns, questions)
+
+
+def _realmem_turns(session: Mapping[str, Any], number: int) -> Iterator[Turn]:
+    when = session["current_time"] or ""
+    day = re.match(r"\d{4}-\d\d-\d\d", when)
+    at = datetime.fromisoformat(f"{day[0]}T12:00:00+00:00") if day else None
+    for position, turn in enumerate(session["dialogue_turns"]):
+        said = Provenance(
+            thread_id=f"session-{number}", position=position, actor=turn["speaker"], at=at
+        )
+        text = f"({when}) {turn['speaker']}: {turn['content']}"
+        yield Turn(text, session["session_uuid"], said)
+
+
+def beam(folder: Path) -> Iterator[Conversation]:
+    for chat in sorted(folder.iterdir(), key=lambda chat: chat.name.zfill(9)):
+        turns = list(_beam_turns(json.loads((chat / "chat.json").read_text("utf-8"))))
+        units = {turn.unit for turn in turns}
+        asked = json.loads((chat / "probing_questions.json").read_text("utf-8"))
+        questions = [
+            Question(question["question"], ability, evidence, len(turns))
+            for ability, some in asked.items()
+            for question in some
+            if (evidence := frozenset(_numbers(question.get("source_chat_ids"))) & units)
+        ]
+        yield Conversation(turns, questions)
+
+
+def _beam_turns(batches: Sequence[Mapping[str, Any]]) -> Iterator[Turn]:
+    at = None
+    for batch in batches:
+        for position, turn in enumerate(turn for group in batch["turns"] for turn in group):
+            if day := turn.get("time_anchor") or batch.get("time_anchor"):
+                at = datetime.strptime(day, "%B-%d-%Y").replace(tzinfo=UTC)
+            said = Provenance(
+                thread_id=f"batch-{batch['batch_number']}",
+                position=position,
+                actor=turn["role"],
+                at=at,
             )
+            words = re.sub(r"\s*->->[\s\d,]*$", "", turn["content"])  # a mark of the generator
+            yield Turn(f"{turn['role']}: {words}", str(turn["id"]), said)
 
 
-def peer(data: Sequence[Conversation]) -> Search:
-    """InMemoryStore with the same embedder."""
-    embedder = StaticEmbedder()
+def _numbers(nested: Any) -> Iterator[str]:
+    """The numbers of messages in lists and dicts of any depth."""
+    if isinstance(nested, int):
+        yield str(nested)
+    elif isinstance(nested, list | dict):
+        for part in nested.values() if isinstance(nested, dict) else nested:
+            yield from _numbers(part)
 
-    def embed(texts: Sequence[str]) -> list[list[float]]:
-        return [vector.tolist() for vector in embedder.embed(texts)]
 
-    store = InMemoryStore(index={"dims": DIMS, "embed": embed, "fields": ["text"]})
+# -- what is compared
+
+
+class FullText:
+    """SQLite's FTS5 with porter stems, any of the query's words that are no stop words."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(":memory:")
+        self._db.execute("CREATE VIRTUAL TABLE found USING fts5(t, tokenize='porter unicode61')")
+
+    def add(self, number: int, turn: Turn) -> None:
+        self._db.execute("INSERT INTO found(rowid, t) VALUES (?, ?)", (number, turn.text))
+
+    def search(self, query: str) -> list[int]:
+        words = dict.fromkeys(re.findall(r"\w+", query.lower()))
+        match = " OR ".join(f'"{word}"' for word in words if word not in STOP_WORDS)
+        sql = "SELECT rowid FROM found WHERE found MATCH ? ORDER BY rank LIMIT ?"
+        return [row for (row,) in self._db.execute(sql, (match, DEPTH))] if match else []
+
+
+class InMemory:
+    """langgraph's InMemoryStore, with the embedder of perdure's default."""
+
+    def __init__(self, path: Path) -> None:
+        embedder = StaticEmbedder()
+
+        def embed(texts: Sequence[str]) -> list[list[float]]:
+            return [vector.tolist() for vector in embedder.embed(texts)]
+
+        self._store = InMemoryStore(index={"dims": DIMS, "embed": embed, "fields": ["text"]})
+
+    def add(self, number: int, turn: Turn) -> None:
+        self._store.put(NAMESPACE, str(number), {"text": turn.text})
+
+    def search(self, query: str) -> list[int]:
+        return [int(i.key) for i in self._store.search(NAMESPACE, query=query, limit=DEPTH)]
+
+
+class Ours:
+    """perdure's SQLiteStore."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self._store = SQLiteStore.open(path, synchronous="normal")
+        self._options = options
+
+    def add(self, number: int, turn: Turn) -> None:
+        self._store.put(NAMESPACE, str(number), {"text": turn.text}, provenance=turn.provenance)
+
+    def search(self, query: str) -> list[int]:
+        found = self._store.search(NAMESPACE, query=query, limit=DEPTH, **self._options)
+        return [int(item.key) for item in found]
+
+
+SUBJECTS: dict[str, Callable[[Path], Any]] = {
+    "FTS5": FullText,
+    "InMemoryStore": InMemory,
+    "text": lambda path: Ours(path, mode="text"),
+    "no context": lambda path: Ours(path, context=False),
+    "default": Ours,
+}
+
+
+# -- measuring
+
+
+def measured(
+    make: Callable[[Path], Any], data: Sequence[Conversation]
+) -> tuple[list[tuple[str, float]], list[float]]:
+    """The recall of each question with its group, and milliseconds a search."""
+    recalls, took = [], []
     for conversation in data:
-        for turn in conversation.turns:
-            store.put(conversation.namespace, turn.key, {"text": turn.text})
-    return lambda namespace, query, limit: [
-        item.key for item in store.search(namespace, query=query, limit=limit)
-    ]
+        with tempfile.TemporaryDirectory() as folder:
+            subject, stored = make(Path(folder) / "recall.db"), 0
+            for question in conversation.questions:
+                for number in range(stored, question.after):
+                    subject.add(number, conversation.turns[number])
+                stored = question.after
+                started = time.perf_counter()
+                found = subject.search(question.text)
+                took.append((time.perf_counter() - started) * 1e3)
+                units = list(dict.fromkeys(conversation.turns[number].unit for number in found))
+                hits = question.evidence & set(units[:10])
+                recalls.append((question.group, len(hits) / len(question.evidence)))
+    return recalls, took
 
 
-def way(store: SQLiteStore, **options: Any) -> Search:
-    return lambda namespace, query, limit: [
-        item.key for item in store.search(namespace, query=query, limit=limit, **options)
-    ]
-
-
-def recalled(
-    store: SQLiteStore, data: Sequence[Conversation], *, clock: bool = False, **options: Any
-) -> Search:
-    """Through `recall`; with `clock`, asked when the conversation has ended."""
-    ended = {c.namespace: max(t.provenance.at for t in c.turns if t.provenance.at) for c in data}
-    return lambda namespace, query, limit: [
-        memory.key
-        for memory in recall(
-            query,
-            store=store,
-            namespaces=[namespace],
-            limit=limit,
-            budget=None,
-            now=ended[namespace] if clock else None,
-            **options,
-        ).memories
-    ]
-
-
-def waiting(data: Sequence[Conversation], count: int) -> Any:
-    """The last so many turns of each conversation, as what is not yet formed."""
-    ends = {c.namespace: [memory_of(c.namespace, t) for t in c.turns[-count:]] for c in data}
-
-    def found(namespaces: Sequence[tuple[str, ...]], config: Any) -> Steps[list[Memory]]:
-        yield from ()
-        return ends[namespaces[0]]
-
-    return found
-
-
-def memory_of(namespace: tuple[str, ...], turn: Turn) -> Memory:
-    return Memory(namespace, turn.key, turn.text, "turn", {"text": turn.text}, turn.provenance)
-
-
-def measured(search: Search, data: Sequence[Conversation]) -> Result:
-    result = Result()
-    for conversation in data:
-        for question in conversation.questions:
-            started = time.perf_counter()
-            search(conversation.namespace, question.text, 10)
-            result.took.append((time.perf_counter() - started) * 1e3)
-            ranked = search(conversation.namespace, question.text, DEPTH)
-            scores = judged(ranked, question.evidence)
-            groups = ["all", question.category, conversation.namespace[-1]]
-            for group in (*groups, *(["no word"] if question.no_word else [])):
-                result.measures.setdefault(group, []).append(scores)
-    return result
-
-
-def judged(ranked: Sequence[str], evidence: frozenset[str]) -> tuple[float, ...]:
-    """The measures of one question, in the order of `MEASURES`."""
-    hits = np.array([key in evidence for key in ranked] + [False] * 10)
-    gains = 1 / np.log2(np.arange(2, 12))
-    first = np.flatnonzero(hits)
-    return (
-        hits[:5].sum() / len(evidence),
-        hits[:10].sum() / len(evidence),
-        float(hits[:10].any()),
-        1 / (first[0] + 1) if len(first) else 0.0,
-        (gains * hits[:10]).sum() / gains[: len(evidence)].sum(),
+def show(name: str, data: Sequence[Conversation]) -> None:
+    """A table: a line a group, a column a subject; with the standard error of all."""
+    columns: dict[str, dict[str, list[float]]] = {}
+    print(f"\n{name:28}{'n':>6}" + "".join(f"{subject:>15}" for subject in SUBJECTS), flush=True)
+    times = {}
+    for subject, make in SUBJECTS.items():
+        recalls, took = measured(make, data)
+        groups = columns[subject] = defaultdict(list)
+        for group, recall in recalls:
+            groups["all"].append(recall * 100)
+            groups[group].append(recall * 100)
+        times[subject] = np.median(took)
+    for group in ("all", *sorted(set(columns["FTS5"]) - {"all"})):
+        values = [columns[subject][group] for subject in SUBJECTS]
+        cells = "".join(f"{np.mean(value):15.1f}" for value in values)
+        print(f"{group:28}{len(values[0]):6}{cells}")
+    errors = [np.std(groups["all"]) / len(groups["all"]) ** 0.5 for groups in columns.values()]
+    print(f"{'standard error':34}" + "".join(f"{error:15.1f}" for error in errors))
+    print(
+        f"{'p50 of a search, ms':34}" + "".join(f"{times[subject]:15.1f}" for subject in SUBJECTS)
     )
-
-
-def latency(store: SQLiteStore, data: Sequence[Conversation], items: int) -> list[float]:
-    """Milliseconds of a default search among `items` items of one namespace."""
-    namespace = ("latency",)
-    copy = 0
-    while items > 0:
-        for conversation in data:
-            for turn in conversation.turns[:items]:
-                thread = f"{copy}-{conversation.namespace[-1]}-{turn.provenance.thread_id}"
-                provenance = Provenance(
-                    thread_id=thread,
-                    position=turn.provenance.position,
-                    actor=turn.provenance.actor,
-                    at=turn.provenance.at,
-                )
-                key = f"{thread}-{turn.key}"
-                store.put(namespace, key, {"text": turn.text}, provenance=provenance)
-            items -= len(conversation.turns[:items])
-        copy += 1
-    search, took = way(store), []
-    questions = [question.text for conversation in data for question in conversation.questions]
-    search(namespace, questions[0], 10)
-    for question in questions:
-        started = time.perf_counter()
-        search(namespace, question, 10)
-        took.append((time.perf_counter() - started) * 1e3)
-    return took
-
-
-def show(results: Mapping[str, Result], data: Sequence[Conversation]) -> None:
-    names = ["all", *(c.namespace[-1] for c in data), *CATEGORIES.values(), "no word"]
-    print(f"{'':22}" + "".join(f"{name:>10}" for name in (*MEASURES, "p50 ms", "p95 ms")))
-    for name, result in results.items():
-        means = np.mean(result.measures["all"], axis=0) * 100
-        times = np.quantile(result.took, (0.5, 0.95))
-        print(f"{name:22}" + "".join(f"{value:10.1f}" for value in (*means, *times)))
-    print(f"\n{'recall@10':22}" + "".join(f"{name:>12}" for name in names))
-    for name, result in results.items():
-        groups = (result.measures.get(group, [(np.nan,) * 5]) for group in names)
-        values = [np.mean(group, axis=0)[1] * 100 for group in groups]
-        print(f"{name:22}" + "".join(f"{value:12.1f}" for value in values))
-
-
-def write(path: Path, results: Mapping[str, Result]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(("search", "questions", "count", *MEASURES))
-        for name, result in results.items():
-            for group, scores in result.measures.items():
-                means = (np.mean(scores, axis=0) * 100).round(2)
-                rows.writerow((name, group, len(scores), *means))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="conversations, as LoCoMo's JSON")
-    parser.add_argument("--only", nargs="+", help="sample_id of conversations; by default all")
-    parser.add_argument("--embedder", choices=("offline", "none"), default="offline")
-    parser.add_argument("--csv", type=Path, help="where to write every figure")
-    parser.add_argument("--waiting", type=int, nargs="*", default=[50], help="turns not formed")
-    parser.add_argument("--items", type=int, default=6000, help="for the latency; 0: not measured")
+    parser.add_argument("--locomo", type=Path, help="a JSON file of conversations")
+    parser.add_argument("--only", nargs="+", default=(), help="sample_id of some of them")
+    parser.add_argument("--realmem", type=Path, help="a folder of persons")
+    parser.add_argument("--beam", type=Path, help="a folder of chats")
     args = parser.parse_args()
-    data = [c for c in conversations(args.data) if not args.only or c.namespace[-1] in args.only]
-    ways: dict[str, dict[str, Any]] = {
-        "text only": {"mode": "text"},
-        "text, no context": {"mode": "text", "context": False},
-    }
-    if args.embedder == "offline":
-        ways["vectors only"] = {"mode": "semantic", "context": False}
-        ways["hybrid, no context"] = {"context": False}
-        ways["default"] = {}
-    options = {} if args.embedder == "offline" else {"index": None}
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        SQLiteStore.open(Path(folder) / "recall.db", **options) as store,
-    ):
-        fill(store, data)
-        results = {name: measured(way(store, **kind), data) for name, kind in ways.items()}
-        results["recall"] = measured(recalled(store, data), data)
-        results["recall, at its end"] = measured(recalled(store, data, clock=True), data)
-        for count in args.waiting:
-            with SQLiteStore.open(Path(folder) / f"{count}.db", **options) as formed:
-                fill(formed, [replace(c, turns=c.turns[:-count]) for c in data])
-                ends = waiting(data, count)
-                results[f"recall, {count} waiting"] = measured(
-                    recalled(formed, data, tails=ends), data
-                )
-        if args.embedder == "offline":
-            results["InMemoryStore"] = measured(peer(data), data)
-        show(results, data)
-        if args.items:
-            p50, p95 = np.quantile(latency(store, data, args.items), (0.5, 0.95))
-            print(f"\ndefault among {args.items:,} items: p50 {p50:.1f} ms, p95 {p95:.1f} ms")
-    if args.csv:
-        write(args.csv, results)
+    if args.locomo:
+        show("LoCoMo", list(locomo(args.locomo, args.only)))
+    if args.realmem:
+        show("RealMem, sessions", list(realmem(args.realmem)))
+    if args.beam:
+        show("BEAM", list(beam(args.beam)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,9 @@ Ints = npt.NDArray[np.integer[Any]]
 Floats = npt.NDArray[np.floating[Any]]
 Scores = npt.NDArray[np.float32]
 
+_BLOCK = 1 << 17  # counts computed at a time: 512 kB
+_LEAST = np.float32(1e-6)  # a penalty of 0 would be a division by it
+
 
 @dataclass(frozen=True)
 class Term:
@@ -23,13 +26,11 @@ class Term:
     Args:
         rows: Rows that have the word, each once; int[m].
         tf: How often each has it; float[m].
-        is_name: Whether the word names an actor of the scope.
         kin: Postings of words near in meaning: rows, each once, and similarity 0 to 1.
     """
 
     rows: Ints
     tf: Floats
-    is_name: bool = False
     kin: tuple[tuple[Ints, float], ...] = ()
 
 
@@ -52,40 +53,46 @@ def bm25(
     Args:
         terms: The query's words, each once.
         lengths: Words in each row; float[n].
-        weights: `k1`, `b`, `name` and `kin` of it.
+        weights: `k1`, `b` and `kin` of it.
 
     Source: Robertson and Zaragoza (2009), eq. 3.15. The constant factor (k1 + 1) is left out, as
     Lucene does since version 8: it changes no order.
     """
-    scores = np.zeros(len(lengths), np.float32)
     penalty = length_penalty(lengths, weights.k1, weights.b)
-    for term in terms:
-        rows, tf = occurrences(term, len(scores), weights)
-        scores[rows] += worth_of(term, len(scores), weights) * (tf / (tf + penalty[rows]))
+    scores = np.zeros(len(lengths), np.float32)
+    for counts, worths in blocks(terms, len(scores), weights):
+        scores += worths @ (counts / (counts + penalty))
     return scores
 
 
-def occurrences(term: Term, n: int, weights: Weights) -> tuple[Ints, Scores]:
-    """Rows of a word and its kin, each once, with how often they have it; kin count as less."""
-    tf = np.asarray(term.tf, np.float32)
-    if not term.kin:
-        return term.rows, tf
-    best = np.zeros(n, np.float32)
-    best[term.rows] = tf
-    for rows, near in term.kin:
-        best[rows] = np.maximum(best[rows], np.float32(weights.kin * near))
-    every = np.flatnonzero(best)
-    return every, best[every]
+def blocks(
+    terms: Sequence[Term], n: int, weights: Weights = DEFAULT
+) -> Iterator[tuple[Scores, Scores]]:
+    """The words' counts in all n rows, and what they are worth; float32[some, n], float32[some].
+
+    So many at a time that what is computed of them stays in the cache.
+    """
+    some = max(1, _BLOCK // max(n, 1))
+    found = [term for term in terms if len(term.rows) or term.kin]
+    for begin in range(0, len(found), some):
+        part = found[begin : begin + some]
+        counts = np.zeros((len(part), n), np.float32)
+        for of, term in zip(counts, part, strict=True):
+            of[term.rows] = term.tf
+            for rows, near in term.kin:
+                of[rows] = np.maximum(of[rows], np.float32(weights.kin * near))
+        yield counts, np.array([worth_of(term, n) for term in part], np.float32)
 
 
-def worth_of(term: Term, n: int, weights: Weights) -> np.float32:
+def worth_of(term: Term, n: int) -> float:
     """What a word counts: rare ones more; for one that only kin have, as rare as the kin."""
     found = len(term.rows) or sum(len(rows) for rows, _ in term.kin)
-    return np.float32(idf(min(found, n), n) * (weights.name if term.is_name else 1.0))
+    return idf(min(found, n), n)
 
 
-def length_penalty(lengths: Floats, k1: float, b: float) -> Scores:
+def length_penalty(lengths: Floats, k1: float, b: float, mean: float | None = None) -> Scores:
     """k1 times how long each row is beside the mean, as far as b lets it count; float32[n]."""
-    mean = float(np.mean(lengths)) if len(lengths) else 0.0
+    if mean is None:
+        mean = float(np.mean(lengths)) if len(lengths) else 0.0
     relative = np.asarray(lengths, np.float32) / np.float32(mean if mean > 0 else 1)
-    return np.float32(k1 * (1 - b)) + np.float32(k1 * b) * relative
+    return np.maximum(np.float32(k1 * (1 - b)) + np.float32(k1 * b) * relative, _LEAST)

@@ -1,19 +1,27 @@
-"""How the rows of a scope stand to each other in their threads, and what they lend each other."""
+"""How the rows of a scope stand to each other in their threads, and what they lend each other.
+
+A row of a few words means little without those around it; one of a page has its own words, and
+with what its neighbours lend it would answer everything. So what a row takes from around it shrinks
+with its own length. That is all that the kind of conversation has to decide.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from perdure.stores.bm25 import Floats, Ints, Scores, length_penalty
-from perdure.stores.weighting import Weights
+from perdure.stores.weighting import DEFAULT, Weights
 
 Bools = npt.NDArray[np.bool_]
 
-THREAD_K1, THREAD_B = 1.2, 0.5  # a thread is a long text: the usual k1; half the length counts
+# words up to which a row takes all that neighbours lend, all of its thread's worth, and up to which
+# a row that ends with a question is a question and nothing else
+TAKES_ALL, HAS_ALL, ONLY_ASKS = 50, 200, 25
+_FADES = 0.2  # share of the rows after which recency is half
 
 
 @dataclass(frozen=True)
@@ -21,93 +29,103 @@ class Arrangement:
     """How the rows of a scope stand to each other. Make it with `arrange`; it serves many searches.
 
     Args:
-        thread: Number of each row's thread, dense from 0, or -1; intp[n].
-        threads: How many threads there are.
-        joined: `joined[k - 1][i]`: row i belongs to the thread of row i - k; bool[n + k] each, with
-            False before the first row and after the last.
-        asks: Whether a row is a question; bool[n].
+        starts: Where each thread begins, and each run of rows without one; intp[runs].
+        run: The number of each row's run; intp[n].
+        threads: Whether a run is a thread; bool[runs].
+        from_before: `from_before[k - 1][i]`: how much of what row i lends row i + k takes; 0 if
+            they are of different threads; float32[n - k] each.
+        from_after: The same of what row i + k lends and row i takes.
+        of_thread: How much of its thread's worth each row has; float32[n].
+        asks: Whether a row is a question and nothing else; bool[n].
+        recent: How new each row is among them, 1 to 0; float32[n].
     """
 
-    thread: npt.NDArray[np.intp]
-    threads: int
-    joined: tuple[Bools, ...]
-    asks: Bools | None = None
+    starts: npt.NDArray[np.intp]
+    run: npt.NDArray[np.intp]
+    threads: Bools
+    from_before: tuple[Scores, ...]
+    from_after: tuple[Scores, ...]
+    of_thread: Scores
+    asks: Bools
+    recent: Scores
 
 
-def arrange(thread: Ints, asks: Bools | None = None, *, steps: int = 2) -> Arrangement:
+def arrange(
+    thread: Ints,
+    lengths: Floats,
+    asks: Bools | None = None,
+    at: Floats | None = None,
+    *,
+    steps: int = len(DEFAULT.neighbours),
+) -> Arrangement:
     """Precompute who is next to whom.
 
     Args:
         thread: A code for each row's thread, negative for none; int[n]. The rows of a thread lie
             side by side, in its order.
-        asks: Whether a row is a question; bool[n].
+        lengths: Words in each row; float[n].
+        asks: Whether a row ends with a question; bool[n]; None: none does.
+        at: When each row was said, NaN for unknown; float[n]; None: that is known of none.
         steps: How far neighbours reach, 1 or more; as long as `Weights.neighbours` to use it all.
     """
     n, has = len(thread), thread >= 0
-    joined = tuple(np.zeros(n + k, bool) for k in range(1, steps + 1))
-    for k, each in enumerate(joined, 1):
-        each[k:n] = (thread[k:] == thread[:-k]) & has[k:]
-    starts = has & ~joined[0][:n]
-    numbers = np.where(has, np.cumsum(starts) - 1, -1)
-    return Arrangement(numbers, int(np.count_nonzero(starts)), joined, asks)
+    begins = np.ones(n, bool)
+    begins[1:] = thread[1:] != thread[:-1]
+    starts = np.flatnonzero(begins)
+    words = np.maximum(np.asarray(lengths, np.float32), 1)
+    takes = np.minimum(1, np.float32(TAKES_ALL) / words)
+    joined = [(thread[k:] == thread[:-k]) & has[k:] for k in range(1, min(steps, n - 1) + 1)]
+    return Arrangement(
+        starts,
+        np.cumsum(begins) - 1,
+        has[starts],
+        tuple(each * takes[k:] for k, each in enumerate(joined, 1)),
+        tuple(each * takes[:-k] for k, each in enumerate(joined, 1)),
+        has * np.minimum(1, np.float32(HAS_ALL) / words),
+        np.zeros(n, bool) if asks is None else asks & (lengths <= ONLY_ASKS),
+        _recent(np.full(n, np.nan) if at is None else at),
+    )
 
 
-def thread_penalty(lengths: Floats, arrangement: Arrangement) -> Floats:
-    """The length penalty of threads, each taken as one text; float32[threads]."""
-    inside = arrangement.thread >= 0
-    sizes = np.bincount(
-        arrangement.thread[inside], np.asarray(lengths, float)[inside], arrangement.threads
-    ).astype(float)
-    return length_penalty(sizes, THREAD_K1, THREAD_B)
+def _recent(at: Floats) -> Scores:
+    """1 for the newest row, half of it for one with a fifth of all after it; 0 at unknown times."""
+    known = at[np.isfinite(at)]
+    after = len(known) - np.searchsorted(np.sort(known), at, side="right")
+    fading = np.exp2(after / np.float32(-_FADES * max(len(known), 1))).astype(np.float32)
+    return np.where(np.isfinite(at), fading, np.float32(0))
 
 
-def in_threads(rows: Ints, tf: Scores, penalty: Floats, arrangement: Arrangement) -> Floats:
-    """How well each thread has a word, 0 to 1; float64[threads]."""
-    thread = arrangement.thread[rows]
-    inside = thread >= 0
-    counts = np.bincount(thread[inside], tf[inside], arrangement.threads)
-    found: Floats = counts / (counts + penalty)
+def thread_penalty(lengths: Floats, arrangement: Arrangement, weights: Weights) -> Scores:
+    """The length penalty of runs, each taken as one text; float32[runs]."""
+    sizes = np.bincount(arrangement.run, lengths, len(arrangement.starts))
+    mean = sizes[arrangement.threads].mean() if arrangement.threads.any() else 0.0
+    return length_penalty(sizes, weights.k1, weights.b, mean)
+
+
+def in_threads(counts: Scores, penalty: Scores, arrangement: Arrangement) -> Scores:
+    """How well each run has some words, 0 to 1; float32[words, runs]."""
+    sums = np.add.reduceat(counts, arrangement.starts, axis=1)
+    found: Scores = sums / (sums + penalty) * arrangement.threads
     return found
 
 
 def to_rows(threads: Floats, arrangement: Arrangement, weights: Weights) -> Scores:
-    """Each row's part of its thread's score; 0 for a row without thread; float32[n]."""
-    best = threads.max(initial=0.0)
-    if best <= 0:
-        return np.zeros(len(arrangement.thread), np.float32)
-    padded = np.append(threads * (weights.thread / best), 0.0).astype(np.float32)
-    return padded[arrangement.thread]  # -1 is the padding
+    """Each row's part of its thread's score, of which the best thread's is 1; float32[n]."""
+    best = max(float(threads.max(initial=0.0)), 1e-9)
+    shares = (threads * (weights.thread / best)).astype(np.float32)
+    return np.asarray(shares[arrangement.run] * arrangement.of_thread)
 
 
-def lend_rows(
-    scores: Scores, lenders: Ints, arrangement: Arrangement, weights: Weights
-) -> npt.NDArray[np.intp]:
-    """Lend the scores of `lenders` to neighbours, in place; returns all rows that have one."""
-    rows = np.asarray(lenders, np.intp)
-    worth = scores[rows]
-    reached = [rows]
-    for k, (share, joined) in enumerate(_steps(arrangement, weights), 1):
-        for target, lender in ((rows + k, joined[rows + k]), (rows - k, joined[rows])):
-            near = target[lender]
-            scores[near] = np.maximum(scores[near], share * worth[lender])
-            reached.append(near)
-    return np.concatenate(reached)
-
-
-def lend(scores: Scores, arrangement: Arrangement | None, weights: Weights) -> Scores:
-    """The higher of each row's score and what its neighbours lend it; float32[n]."""
+def lend(scores: Scores, arrangement: Arrangement, weights: Weights) -> Scores:
+    """The higher of each row's score and what its neighbours lend it; float32[..., n]."""
     best = scores.copy()
-    if arrangement is None:
-        return best
-    n = len(scores)
-    for k, (share, joined) in enumerate(_steps(arrangement, weights), 1):
-        lent, beside = scores * share, joined[k:n]
-        np.maximum(best[k:], lent[:-k], out=best[k:], where=beside)
-        np.maximum(best[:-k], lent[k:], out=best[:-k], where=beside)
+    steps: Sequence[tuple[float, Scores, Scores]] = list(
+        zip(weights.neighbours, arrangement.from_before, arrangement.from_after, strict=False)
+    )
+    for k, (share, before, after) in enumerate(steps, 1):
+        for taken, lent, into in (
+            (before, scores[..., :-k], best[..., k:]),
+            (after, scores[..., k:], best[..., :-k]),
+        ):
+            np.maximum(into, lent * (taken * np.float32(share)), out=into)
     return best
-
-
-def _steps(arrangement: Arrangement, weights: Weights) -> Iterator[tuple[np.float32, Bools]]:
-    """What a row lends at each distance, and to whom."""
-    for share, joined in zip(weights.neighbours, arrangement.joined, strict=False):
-        yield np.float32(share), joined

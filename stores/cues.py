@@ -21,6 +21,8 @@ _MONTHS = (
     *("july", "august", "september", "october", "november", "december"),
 )
 _SHORT_MONTHS = ("sept", *(name[:3] for name in _MONTHS if name != "may"))
+_LONGEST = 2_000  # characters that are read; what is longer is a document, and no question
+_BESIDE = 40  # characters in which the word beside a month is looked for
 _TOLD_LATER = timedelta(days=7)  # of a day one also tells in the week after it
 _EARLIEST, _LATEST = -30_000_000_000, 30_000_000_000  # seconds: the years 1019 to 2920
 
@@ -73,13 +75,14 @@ def named_actors(query: Sequence[str], actors: Sequence[str]) -> list[bool]:
 def named_time(query: str) -> NamedTime | None:
     """The year, month or day that a query names; None if it names none.
 
-    Reads ISO dates and English ones, in either order of day and month. A month that is also a word
+    Reads the first 2,000 characters: ISO dates and English ones, in either order of day and month. A month that is also a word
     or a name counts only with a capital or beside a number.
 
     >>> named_time("What did we do on 3 October 2023?")
     NamedTime(years=frozenset({2023}), months=frozenset({10}), days=frozenset({3}))
     >>> named_time("May I come in?")
     """
+    query = query[:_LONGEST]
     years, months, days = set[int](), set[int](), set[int]()
     for year, month, day in _ISO.findall(query):
         years.add(int(year))
@@ -168,7 +171,8 @@ def _is_month(match: re.Match[str], query: str) -> bool:
     """Whether a month's name means the month."""
     if match[1].lower() not in _WORDS_TOO:
         return True
-    before, after = query[: match.start()].split(), query[match.end() :].split()
-    beside = (before[-1:] or [""])[0] + " " + (after[:1] or [""])[0]
+    start, end = match.span()
+    before = query[max(start - _BESIDE, 0) : start].split()
+    beside = (*before[-1:], *query[end : end + _BESIDE].split()[:1])
     capital = bool(before) and match[1][0].isupper()
-    return capital or any(char.isdigit() for char in beside)
+    return capital or any(char.isdigit() for word in beside for char in word)

@@ -65,7 +65,7 @@ class Columns:
         """Who is next to whom; None if no row belongs to a thread."""
         if not (self.thread >= 0).any():
             return None
-        return arrange(self.thread, self.asks)
+        return arrange(self.thread, self.lengths, self.asks, self.at)
 
 
 class Vocabulary:

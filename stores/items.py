@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -274,6 +275,7 @@ def query_of(
     explain: bool = False,
     weights: Weights | None = None,
     during: Span | None = None,
+    min_score: float | None = None,
 ) -> Query | None:
     """What a search asks; None: nothing, it goes by filters alone.
 
@@ -283,12 +285,19 @@ def query_of(
     if mode not in MODES:
         raise ConfigurationError(f"mode is {mode!r}; expected one of {MODES}")
     span = None if during is None else _span(during)
+    least = None if min_score is None else _least(min_score)
     if text is None or text == "":
         return None
     if not isinstance(text, str):
         raise ConfigurationError(f"query is {text!r}; expected text")
     words = text.encode("utf-8", "replace").decode()
-    return Query(words, mode, context, explain, weights or Weights(), span)
+    return Query(words, mode, context, explain, weights or Weights(), span, least)
+
+
+def _least(score: Any) -> float:
+    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+        raise ConfigurationError(f"min_score is {score!r:.80}; expected a number, or None")
+    return float(score)
 
 
 def _page(limit: Any, offset: Any) -> tuple[int, int]:

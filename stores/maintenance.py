@@ -8,7 +8,7 @@ from typing import Any
 from perdure.errors import ConfigurationError
 from perdure.storage.flow import Flow, Statement, rows_of
 from perdure.stores.base import Namespace, QueryPlan, StoreStats, VersionRetention
-from perdure.stores.filter_paths import index_expression, index_path
+from perdure.stores.filter_sql import index_expression, index_path
 from perdure.stores.namespaces import span
 from perdure.stores.parts import Parts
 from perdure.stores.reading import index_name

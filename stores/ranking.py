@@ -8,11 +8,12 @@ parts, each of which `Ranked.parts` shows:
     neighbours   what the rows just before and after in the thread lend of both
     thread       how well the thread as a whole answers the words
     actor, date  the query names who said it, or when
-    question     a row that asks is seldom the row that answers
+    recency      of the rows of a conversation the newest gain a share of the rest
+    question     a row that only asks is seldom the row that answers
 
 A word counts once: a row has it (full worth), or a neighbour has it (a share of it), never both. So
 a reply is found by the words of what it replies to, and a row does not rise for standing in a
-crowd. All weights were chosen on conversations with `benchmarks/recall.py`; each sits on a plateau.
+crowd. All weights were chosen with `benchmarks/recall.py`; each sits on a plateau.
 """
 
 from __future__ import annotations
@@ -22,14 +23,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perdure.stores.bm25 import Floats, Scores, Term, bm25, length_penalty, occurrences, worth_of
+from perdure.stores.bm25 import Floats, Scores, Term, blocks, bm25, length_penalty, worth_of
 from perdure.stores.context import (
     Arrangement,
     Bools,
     arrange,
     in_threads,
     lend,
-    lend_rows,
     thread_penalty,
     to_rows,
 )
@@ -37,25 +37,25 @@ from perdure.stores.weighting import DEFAULT, Weights
 
 __all__ = ["Arrangement", "Cues", "Ranked", "Term", "Weights", "arrange", "bm25", "rank"]
 
+_STRANGERS = 4  # rows of cosine 0 that are added to a scope's: one row alone is no measure
+
 
 @dataclass(frozen=True)
 class Cues:
-    """What the query says of speaker and time, as rows; and factors a caller brings.
+    """What the query says of speaker and time, as rows.
 
     Args:
         actor: Rows said by an actor that the query names; bool[n].
         date: Rows said at a time that the query names; bool[n].
-        age_s: Age of each row in seconds, NaN where unknown; float[n].
     """
 
     actor: Bools | None = None
     date: Bools | None = None
-    age_s: Floats | None = None
 
     @property
     def silent(self) -> bool:
         """Whether there are none."""
-        return self.actor is None and self.date is None and self.age_s is None
+        return self.actor is None and self.date is None
 
 
 NO_CUES = Cues()
@@ -63,10 +63,25 @@ NO_CUES = Cues()
 
 @dataclass(frozen=True)
 class Ranked:
-    """Scores of the rows, higher is better, and the parts they are the sum of; float32[n] each."""
+    """Scores of the rows, higher is better, and the parts they are the sum of; float32[n] each.
+
+    Args:
+        scores: Relative to the best row of this search.
+        parts: By name.
+        answered: How much of the query the rows answer at best, 0 to 1: the share that the words
+            of one row have in the worth of all of the query's, or how near its vector comes.
+    """
 
     scores: Scores
     parts: Mapping[str, Scores] = field(default_factory=dict)
+    answered: float = 1.0
+
+    def comparable(self) -> Ranked:
+        """The same in a measure that means the same in every search: the best score is `answered`."""
+        best = float(self.scores.max(initial=0))
+        scale = np.float32(self.answered / best if best > 0 else 1)
+        parts = {name: part * scale for name, part in self.parts.items()}
+        return Ranked(self.scores * scale, parts, self.answered)
 
 
 def rank(
@@ -83,12 +98,12 @@ def rank(
 
     Args:
         n: How many rows.
-        terms: The query's words; none for a semantic search.
+        terms: The query's words, also those that no row has; none for a semantic search.
         lengths: Words in each row, float[n]; needed with `terms`.
         cosines: Similarity of each row's vector to the query's, NaN for a row without a vector,
             float[n]; None for a search by text alone.
         arrangement: Neighbours and threads; None switches context off.
-        cues: Speaker, date and factors.
+        cues: Speaker and date.
         weights: How much each part counts.
 
     Raises:
@@ -97,26 +112,28 @@ def rank(
     if terms and lengths is None:
         raise ValueError("rank() got terms without lengths: give the number of words of each row")
     parts: dict[str, Scores] = {}
+    answered = 0.0
     around = np.zeros(n, np.float32)
     share = np.float32(0.0 if cosines is None else weights.vector if terms else 1.0)
     if terms and lengths is not None:
-        own, lent, thread = _by_words(terms, lengths, arrangement, weights)
-        scale = (1 - share) / max(lent.max(initial=np.float32(0)), np.float32(1e-9))
-        parts["text"] = own * scale
-        around += (lent - own) * scale
-        parts["thread"] = thread
+        words = _by_words(terms, lengths, arrangement, weights)
+        answered = words.answered
+        scale = (1 - share) / max(words.lent.max(initial=np.float32(0)), np.float32(1e-9))
+        parts["text"] = words.own * scale
+        around += (words.lent - words.own) * scale
+        parts["thread"] = words.thread
     if cosines is not None:
+        answered = max(answered, _nearest(cosines))
         own = above_mean(cosines)
         parts["vector"] = own * share
-        around += (lend(own, arrangement, weights) - own) * share
+        if arrangement is not None:
+            around += (lend(own, arrangement, weights) - own) * share
     if arrangement is not None:
         parts["neighbours"] = around
-    parts.update(_from_cues(n, cues, weights))
-    scores = np.sum(list(parts.values()), axis=0, dtype=np.float32) + np.zeros(n, np.float32)
-    if arrangement is not None and arrangement.asks is not None:
-        parts["question"] = scores * arrangement.asks * np.float32(-weights.question)
-        scores = scores + parts["question"]
-    return Ranked(scores, parts)
+    parts.update(_from_cues(cues, weights))
+    if arrangement is not None:
+        parts.update(_adjusted(_sum(n, parts), arrangement, weights))
+    return Ranked(_sum(n, parts), parts, answered)
 
 
 def above_mean(cosines: Floats) -> Scores:
@@ -135,38 +152,66 @@ def above_mean(cosines: Floats) -> Scores:
     return np.where(valid, np.clip(standing, 0, 1), np.float32(0))
 
 
+def _nearest(cosines: Floats) -> float:
+    """How near the nearest vector comes, from what any vector of the scope has (0) to equal (1)."""
+    known = cosines[np.isfinite(cosines)]
+    mean = max(float(known.sum(dtype=np.float64)) / (len(known) + _STRANGERS), 0.0)
+    best = min(float(known.max(initial=0)), 1.0)
+    return max(best - mean, 0.0) / (1 - mean) if mean < 1 else 0.0
+
+
+@dataclass(frozen=True)
+class _Words:
+    """What the words are worth in each row alone, with what neighbours lend, and in its thread."""
+
+    own: Scores
+    lent: Scores
+    thread: Scores
+    answered: float
+
+
 def _by_words(
     terms: Sequence[Term], lengths: Floats, arrangement: Arrangement | None, weights: Weights
-) -> tuple[Scores, Scores, Scores]:
-    """The words' worth in each row alone, with what neighbours lend, and in its thread."""
+) -> _Words:
     n = len(lengths)
-    if arrangement is None:
-        own = bm25(terms, lengths, weights)
-        return own, own, np.zeros(n, np.float32)
-    own, lent, scratch = np.zeros((3, n), np.float32)
-    threads = np.zeros(arrangement.threads)
+    own, lent, covered = np.zeros((3, n), np.float32)
+    threads = np.zeros(0 if arrangement is None else len(arrangement.starts), np.float32)
     penalty = length_penalty(lengths, weights.k1, weights.b)
-    whole = thread_penalty(lengths, arrangement)
-    for term in terms:
-        rows, tf = occurrences(term, n, weights)
-        worth = worth_of(term, n, weights)
-        scratch[rows] = worth * (tf / (tf + penalty[rows]))
-        own[rows] += scratch[rows]
-        reached = lend_rows(scratch, rows, arrangement, weights)
-        lent[reached] += scratch[reached]  # a row reached twice is still written once
-        scratch[reached] = 0
-        threads += worth * in_threads(rows, tf, whole, arrangement)
-    return own, lent, to_rows(threads, arrangement, weights)
+    whole = None if arrangement is None else thread_penalty(lengths, arrangement, weights)
+    for counts, worths in blocks(terms, n, weights):
+        each = counts / (counts + penalty)
+        own += worths @ each
+        covered += worths @ np.minimum(counts, 1)
+        if arrangement is not None and whole is not None:
+            lent += worths @ lend(each, arrangement, weights)
+            threads += worths @ in_threads(counts, whole, arrangement)
+    total = sum(worth_of(term, n) for term in terms)
+    answered = min(float(covered.max(initial=0)) / max(total, 1e-9), 1.0)
+    if arrangement is None:
+        return _Words(own, own, np.zeros(n, np.float32), answered)
+    return _Words(own, lent, to_rows(threads, arrangement, weights), answered)
 
 
-def _from_cues(n: int, cues: Cues, weights: Weights) -> dict[str, Scores]:
-    """The parts that the query's cues and the caller's factors give; float32[n] each."""
+def _from_cues(cues: Cues, weights: Weights) -> dict[str, Scores]:
+    """The parts that the query's cues give; float32[n] each."""
     parts = {}
     if cues.actor is not None and weights.actor:
         parts["actor"] = cues.actor * np.float32(weights.actor)
     if cues.date is not None and weights.date:
         parts["date"] = cues.date * np.float32(weights.date)
-    if cues.age_s is not None and weights.recency:
-        fade = np.exp2(-np.maximum(cues.age_s, 0) / weights.half_life_s)
-        parts["recency"] = np.nan_to_num(fade * weights.recency).astype(np.float32)
     return parts
+
+
+def _adjusted(
+    scores: Scores, arrangement: Arrangement, weights: Weights
+) -> dict[str, Scores]:
+    """What rows gain for being new, and then lose for only asking; float32[n] each."""
+    gain = scores * arrangement.recent * np.float32(weights.recency)
+    return {
+        "recency": gain,
+        "question": (scores + gain) * arrangement.asks * np.float32(-weights.question),
+    }
+
+
+def _sum(n: int, parts: Mapping[str, Scores]) -> Scores:
+    return np.sum(list(parts.values()), axis=0, dtype=np.float32) + np.zeros(n, np.float32)

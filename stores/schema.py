@@ -81,7 +81,8 @@ SQLITE = Migration(
             closed INTEGER NOT NULL,
             body BLOB NOT NULL
         ) STRICT;
-        INSERT INTO store_settings (name, value) SELECT 'words of items', 1 FROM store_index LIMIT 1;
+        INSERT INTO store_settings (name, value)
+            SELECT 'words of items', 1 FROM store_index LIMIT 1;
         ALTER TABLE store_items ADD COLUMN made INTEGER;
         ALTER TABLE store_versions ADD COLUMN made INTEGER;
         CREATE INDEX store_items_made ON store_items (ns, made) WHERE made IS NOT NULL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -30,6 +31,8 @@ _LOG = logging.getLogger("perdure")
 MODES: Final = ("hybrid", "text", "semantic")
 _Past = dict[int, StoredItem]  # the items of a scope of the past, by id
 _NO_VECTOR: Final = -1.0  # a row without a vector comes after all that have one
+_LONGEST: Final = 20_000  # characters of a query whose words are looked for
+_MOST_WORDS: Final = 512  # of them, each counted once
 _MOST_GUESSED: Final = 16  # words of a query that may be misspelt: 1 ms each
 _MANY_ACTORS: Final = 1_000  # a scope with more is no conversation: nobody is named in it
 
@@ -45,6 +48,7 @@ class Query:
         explain: Whether each part of a score is told.
         weights: How much each part counts.
         during: A span that it means, in seconds since 1970; half-open.
+        min_score: Least score of what is returned.
     """
 
     text: str
@@ -53,6 +57,7 @@ class Query:
     explain: bool = False
     weights: Weights = field(default_factory=Weights)
     during: tuple[float, float] | None = None
+    min_score: float | None = None
 
 
 @dataclass(slots=True)
@@ -132,27 +137,29 @@ class Searcher:
     # -- their scores
 
     def _ranked(self, query: Query, wanted: Wanted) -> Effects[tuple[Scope, _Past, Ranked | None]]:
-        words = [] if query.mode == "semantic" else query_tokens(query.text)
+        said = query_tokens(query.text[:_LONGEST])[:_MOST_WORDS]
+        words = [] if query.mode == "semantic" else said
         sought = Sought([self._kept(other) for word in words for other in self._meant(word)])
         scope, past = yield from self._scoped(wanted, sought)
         if not len(scope):
             return scope, past, None
-        named = self._named(scope, query.text)
+        named = self._named(scope, said)
         vector = yield from self._vector(scope, query, named)
         guesses = yield from self._guesses(scope, words, named, vector is not None, wanted)
         if not scope.held and (vector is not None or guesses):
             every = [*sought.words, *guesses.values()]
             sought = Sought(every, vector=vector, model=scope.model)
             scope, past = yield from self._scoped(wanted, sought)
-            named = self._named(scope, query.text)
+            named = self._named(scope, said)
         cosines = None if vector is None else scope.cosines(vector)
         if cosines is not None and wanted.as_of is None:
             self._tell_lacking(cosines)
         terms = self._terms(scope, words, named, guesses, cosines is not None)
-        if not len(scope) or (cosines is None and not terms):
+        known = any(len(term.rows) or term.kin for term in terms)
+        if not len(scope) or (cosines is None and not known):
             return scope, past, None
         arrangement = scope.arrangement() if query.context else None
-        cues = self._cues(scope, query, named, wanted.now)
+        cues = self._cues(scope, query, named)
         if cosines is not None and not terms and arrangement is None and cues.silent:
             scores = np.nan_to_num(cosines, nan=_NO_VECTOR)  # nothing to weigh it with
             return scope, past, Ranked(scores, {"vector": scores})
@@ -164,7 +171,7 @@ class Searcher:
             arrangement=arrangement,
             cues=cues,
             weights=query.weights,
-        )
+        ).comparable()
         if cosines is not None and not terms:
             ranked = _with_vectors_first(ranked, cosines)
         return scope, past, ranked
@@ -210,13 +217,13 @@ class Searcher:
         found: Floats = vector
         return found
 
-    def _named(self, scope: Scope, text: str) -> dict[int, frozenset[str]]:
+    def _named(self, scope: Scope, words: Sequence[str]) -> dict[int, frozenset[str]]:
         """The actors of the scope that a query names, with the tokens of their names."""
         codes = np.flatnonzero(np.bincount(scope.actor[scope.actor >= 0])).tolist()
         if not codes or len(codes) > _MANY_ACTORS:
             return {}
         names = [scope.actors[code] for code in codes]
-        said = named_actors(query_tokens(text), names)
+        said = named_actors(words, names)
         return {
             code: names_of(name)
             for code, name, is_named in zip(codes, names, said, strict=True)
@@ -236,10 +243,8 @@ class Searcher:
         out = []
         for word in words:
             rows, counts = scope.term(self._kept(guesses.get(word, word)))
-            is_name = word in names
-            kin = self._kin(scope, word) if by_meaning and not is_name else ()
-            if len(rows) or kin:
-                out.append(Term(rows, counts, is_name, kin))
+            kin = self._kin(scope, word) if by_meaning and word not in names else ()
+            out.append(Term(rows, counts, kin))
         return out
 
     def _kin(self, scope: Scope, word: str) -> tuple[tuple[Any, float], ...]:
@@ -282,11 +287,10 @@ class Searcher:
         found = ((word, scope.similar(word)) for word in unknown)
         return {word: other for word, other in found if other is not None}
 
-    def _cues(self, scope: Scope, query: Query, named: dict[int, frozenset[str]], now: int) -> Cues:
+    def _cues(self, scope: Scope, query: Query, named: dict[int, frozenset[str]]) -> Cues:
         return Cues(
             actor=np.isin(scope.actor, list(named)) if named else None,
             date=said_when(query.text, query.during, scope.at) if query.context else None,
-            age_s=now / 1e6 - scope.at if query.weights.recency else None,
         )
 
     # -- the items
@@ -305,6 +309,7 @@ class Searcher:
         out: list[FoundItem] = []
         reach = offset + limit
         taken = 0
+        least = -math.inf if query.min_score is None else query.min_score
         seen: set[tuple[tuple[str, ...], str]] = set()
         order = _best(ranked.scores, scope, reach)
         while len(out) < reach:
@@ -315,7 +320,7 @@ class Searcher:
             place = order[taken]
             taken += 1
             score = float(ranked.scores[place])
-            if score <= 0 and "vector" not in ranked.parts:
+            if score < least or (score <= 0 and "vector" not in ranked.parts):
                 break
             number = int(scope.ids[place])
             item = past.get(number)

@@ -185,6 +185,7 @@ class Store(BaseStore):
         explain: bool = False,
         weights: Weights | None = None,
         during: Span | None = None,
+        min_score: float | None = None,
     ) -> list[FoundItem]:
         """Items under a prefix that meet the filters; with a query, those that answer it best.
 
@@ -210,6 +211,9 @@ class Store(BaseStore):
             during: A span of time that the query means, from its start up to its end, say what
                 "last week" is today: what was said then counts as what was said at a date that
                 the query names.
+            min_score: Least score of what is returned, the same in every search: 1 has all words
+                of the query, weighed by how rare they are, or its very vector; 0.3 keeps out most
+                of what has nothing to do with it.
 
         Raises:
             InvalidFilter: A filter has an unknown operator or a wrong operand, or names a field
@@ -220,7 +224,7 @@ class Store(BaseStore):
             ConfigurationError: Another argument is wrong.
         """
         wanted = self._parts.wanted(namespace_prefix, filter, provenance, as_of)
-        asked = query_of(query, mode, context, explain, weights, during)
+        asked = query_of(query, mode, context, explain, weights, during, min_score)
         return self._run(self._items.search(wanted, asked, limit, offset, refresh_ttl))
 
     async def asearch(  # type: ignore[override]
@@ -240,10 +244,11 @@ class Store(BaseStore):
         explain: bool = False,
         weights: Weights | None = None,
         during: Span | None = None,
+        min_score: float | None = None,
     ) -> list[FoundItem]:
         """See `search`."""
         wanted = self._parts.wanted(namespace_prefix, filter, provenance, as_of)
-        asked = query_of(query, mode, context, explain, weights, during)
+        asked = query_of(query, mode, context, explain, weights, during, min_score)
         effects = self._items.search(wanted, asked, limit, offset, refresh_ttl)
         return await self._arun(effects, brief=asked is None)
 

@@ -130,7 +130,7 @@ def asks(text: str) -> bool:
 
 def is_misspellable(token: str) -> bool:
     """Whether a token that no document has may be a slip of another: letters of a spaced script."""
-    return len(token) >= 4 and token.isalpha() and not _is_unspaced(token)
+    return 4 <= len(token) <= _LONGEST_STEMMED and token.isalpha() and not _is_unspaced(token)
 
 
 def without(text: str, dropped: frozenset[str]) -> str:

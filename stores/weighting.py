@@ -13,29 +13,26 @@ class Weights:
         vector: Share of the vector in words plus vector, 0 to 1.
         k1: How slowly a word's repetitions saturate.
         b: How much a long row pays for its length, 0 to 1.
-        name: Worth of a word of the query that names an actor of the scope; the cue replaces it.
         neighbours: What a row lends to those one step away in its thread, two steps away, ...
         thread: Worth of the best thread.
         actor: Worth of having been said by someone the query names.
         date: Worth of having been said at the time the query names.
-        question: Share of its score that a row loses for being a question.
+        question: Share of its score that a row loses for being a short question.
         kin: What the next of kin of a word counts, times their similarity.
-        recency: Worth of what was said just now (provenance `at`); it fades. Off by default.
-        half_life_s: Age at which `recency` has faded to half, in seconds.
+        recency: Share of its score that the newest row of a conversation gains; it halves with
+            each fifth of the rows that one goes back.
     """
 
-    vector: float = 0.4
+    vector: float = 0.35
     k1: float = 1.2
-    b: float = 0.4
-    name: float = 0.25
-    neighbours: tuple[float, ...] = (0.6, 0.4)
+    b: float = 0.5
+    neighbours: tuple[float, ...] = (0.6, 0.4, 0.2)
     thread: float = 0.45
     actor: float = 0.1
     date: float = 0.15
     question: float = 0.15
     kin: float = 0.7
-    recency: float = 0.0
-    half_life_s: float = 30 * 86400.0
+    recency: float = 0.1
 
 
 DEFAULT = Weights()

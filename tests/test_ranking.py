@@ -25,9 +25,9 @@ from perdure.stores.ranking import (
 PLAIN = Weights(k1=1.2, b=0.75)
 
 
-def term(rows: list[int], tf: list[int] | None = None, *, is_name: bool = False) -> Term:
+def term(rows: list[int], tf: list[int] | None = None) -> Term:
     counts = np.array(tf if tf is not None else [1] * len(rows), np.float32)
-    return Term(np.array(rows, np.int64), counts, is_name)
+    return Term(np.array(rows, np.int64), counts)
 
 
 def floats(*values: float) -> np.ndarray:
@@ -93,19 +93,36 @@ def test_kin_of_a_word_that_no_row_has() -> None:
 
 def test_arrangement_of_threads() -> None:
     """Neighbours are rows of one thread; rows without thread have none."""
-    made = arrange(np.array([-1, -1, 7, 7, 7, 2]))
+    made = arrange(np.array([-1, -1, 7, 7, 7, 2]), np.ones(6))
 
-    assert made.thread.tolist() == [-1, -1, 0, 0, 0, 1]
-    assert made.threads == 2
-    assert [np.flatnonzero(each).tolist() for each in made.joined] == [[3, 4], [4]]
-    assert [len(each) for each in made.joined] == [7, 8]
+    assert made.run.tolist() == [0, 0, 1, 1, 1, 2]
+    assert made.starts.tolist() == [0, 2, 5]
+    assert made.threads.tolist() == [False, True, True]
+    for taken in (made.from_before, made.from_after):
+        assert [each.tolist() for each in taken] == [[0, 0, 1, 1, 0], [0, 0, 1, 0], [0, 0, 0]]
+
+
+def test_a_long_row_takes_less_from_around_it() -> None:
+    """In a thread of 10, 100 and 400 words, the long ones take a half and an eighth."""
+    made = arrange(np.zeros(3, np.int64), floats(10, 100, 400))
+
+    assert made.from_before[0].tolist() == pytest.approx([0.5, 0.125])
+    assert made.from_after[0].tolist() == pytest.approx([1, 0.5])
+    assert made.of_thread.tolist() == pytest.approx([1, 1, 0.5])
+
+
+def test_a_long_row_that_ends_with_a_question_says_something_too() -> None:
+    """Only a row of at most 25 words is taken for a question and nothing else."""
+    made = arrange(np.zeros(3, np.int64), floats(25, 26, 3), np.array([True, True, False]))
+
+    assert made.asks.tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize("codes", [[], [-1], [3], [3, 3]])
 def test_arrangement_of_few_rows(codes: list[int]) -> None:
     """Fewer rows than neighbours reach are arranged and ranked all the same."""
-    made = arrange(np.array(codes, np.int64))
     n = len(codes)
+    made = arrange(np.array(codes, np.int64), np.ones(n))
     rows = list(range(n))[:1]
     found = rank(n, terms=[term(rows)], lengths=np.ones(n), cosines=np.ones(n), arrangement=made)
 
@@ -114,17 +131,17 @@ def test_arrangement_of_few_rows(codes: list[int]) -> None:
 
 
 def test_neighbours_lend_a_share() -> None:
-    """A match lends 0.6 and 0.4 to the rows one and two steps away in its thread, no further."""
-    made = arrange(np.array([0, 0, 0, 0, 0, 1]))
+    """A match lends 0.6, 0.4, 0.2 to rows one, two and three steps away in its thread alone."""
+    made = arrange(np.array([0, 0, 0, 0, 0, 1]), np.ones(6))
     found = rank(6, terms=[term([4])], lengths=np.ones(6), arrangement=made)
 
     assert found.parts["text"].tolist() == [0, 0, 0, 0, 1, 0]
-    assert found.parts["neighbours"].tolist() == pytest.approx([0, 0, 0.4, 0.6, 0, 0])
+    assert found.parts["neighbours"].tolist() == pytest.approx([0, 0.2, 0.4, 0.6, 0, 0])
 
 
 def test_a_word_counts_once_but_two_words_add_up() -> None:
     """A row between two matches of one word gains once; of two words, twice."""
-    made = arrange(np.zeros(3, np.int64))
+    made = arrange(np.zeros(3, np.int64), np.ones(3))
     weights = Weights(thread=0.0)
     same = rank(3, terms=[term([0, 2])], lengths=np.ones(3), arrangement=made, weights=weights)
     two = rank(
@@ -137,15 +154,15 @@ def test_a_word_counts_once_but_two_words_add_up() -> None:
 
 def test_vectors_lend_as_words_do() -> None:
     """In a semantic search a row's neighbours gain from its vector."""
-    made = arrange(np.zeros(4, np.int64))
+    made = arrange(np.zeros(4, np.int64), np.ones(4))
     found = rank(4, cosines=floats(-0.5, -0.5, -0.5, 0.5), arrangement=made)
 
-    assert found.scores.tolist() == pytest.approx([0, 0.4, 0.6, 1])
+    assert found.scores.tolist() == pytest.approx([0.2, 0.4, 0.6, 1])
 
 
 def test_the_thread_that_answers_best() -> None:
     """All rows of the thread that has the words gain; rows without thread do not."""
-    made = arrange(np.array([0] * 4 + [1] * 4 + [-1]))
+    made = arrange(np.array([0] * 4 + [1] * 4 + [-1]), np.ones(9))
     words = [term([0, 3, 4, 8]), term([3])]
     found = rank(9, terms=words, lengths=np.ones(9), arrangement=made)
     thread = found.parts["thread"].tolist()
@@ -187,7 +204,7 @@ def test_above_mean_where_nothing_stands_out() -> None:
 
 def test_cues_and_questions() -> None:
     """Who and when add their worth; a question loses its share of everything."""
-    made = arrange(np.array([-1, -1]), np.array([False, True]))
+    made = arrange(np.array([-1, -1]), np.ones(2), np.array([False, True]))
     cues = Cues(actor=np.array([True, True]), date=np.array([False, True]))
     found = rank(2, arrangement=made, cues=cues, weights=Weights(actor=0.1, date=0.3, question=0.5))
 
@@ -195,20 +212,32 @@ def test_cues_and_questions() -> None:
     assert found.parts["question"].tolist() == pytest.approx([0, -0.2])
 
 
-def test_recency_is_off_until_wanted() -> None:
-    """Age halves a row's worth each half-life; an unknown age adds nothing."""
-    cues = Cues(age_s=floats(0, 10, math.nan))
-    weights = Weights(recency=1.0, half_life_s=10)
+def test_the_newest_row_gains_a_share() -> None:
+    """Half of it is left a fifth of the rows further back; an unknown time gains nothing."""
+    at = floats(*range(10), math.nan).astype(np.float64)
+    made = arrange(np.zeros(11, np.int64), np.ones(11), at=at)
+    weights = Weights(recency=0.5, neighbours=(), thread=0.0)
+    found = rank(
+        11, terms=[term(list(range(11)))], lengths=np.ones(11), arrangement=made, weights=weights
+    )
 
-    assert rank(3, cues=cues).scores.tolist() == [0, 0, 0]
-    assert rank(3, cues=cues, weights=weights).scores.tolist() == pytest.approx([1, 0.5, 0])
+    assert found.scores[[9, 7, 5, 10]].tolist() == pytest.approx([1.5, 1.25, 1.125, 1])
 
 
-def test_name_of_an_actor_counts_less() -> None:
-    """A word that names an actor has its worth cut, for the cue says it already."""
-    scores = bm25([term([0], is_name=True), term([1])], floats(1, 1), Weights(name=0.25))
+def test_scores_that_mean_the_same_in_every_search() -> None:
+    """The best row scores the share of the query that it has, or how near its vector is."""
+    lengths, nowhere = np.ones(3), Term(np.array([], np.int64), floats())
+    exact = rank(3, terms=[term([1])], lengths=lengths).comparable()
+    half = rank(3, terms=[term([0]), term([1])], lengths=lengths).comparable()
+    little = rank(3, terms=[term([0, 1, 2]), nowhere], lengths=lengths).comparable()
+    near = rank(3, terms=[nowhere], lengths=lengths, cosines=floats(0.9, 0.3, 0.2)).comparable()
+    alike = rank(3, terms=[nowhere], lengths=lengths, cosines=floats(0.3, 0.3, 0.3)).comparable()
 
-    assert scores[0] == pytest.approx(scores[1] / 4)
+    assert [exact.scores.max(), half.scores.max()] == pytest.approx([1, 0.5])
+    assert little.scores.max() == pytest.approx(idf(3, 3) / (idf(3, 3) + idf(0, 3)))
+    assert near.scores.max() == pytest.approx((0.9 - 0.2) / 0.8)
+    assert alike.scores.max() == pytest.approx((0.3 - 0.9 / 7) / (1 - 0.9 / 7))
+    assert sum(part[0] for part in near.parts.values()) == pytest.approx(near.scores[0])
 
 
 def test_terms_need_lengths() -> None:
@@ -236,7 +265,7 @@ def test_scores_are_finite_sums_of_their_parts(
 ) -> None:
     """Whatever the rows, each score is a number and the sum of the parts shown."""
     n, words, lengths, cosines, codes = search
-    made = arrange(np.array(codes), np.arange(n) % 2 == 0) if context else None
+    made = arrange(np.array(codes), lengths, np.arange(n) % 2 == 0) if context else None
     found = rank(
         n,
         terms=words,
@@ -263,9 +292,9 @@ def test_order_of_unthreaded_rows_does_not_matter(
     random.shuffle(order)  # type: ignore[attr-defined]  # Hypothesis gives a random.Random
     place = np.argsort(order)
     moved = [Term(place[word.rows], word.tf) for word in words]
-    nobody = arrange(np.full(n, -1))
-
+    
     def scores(terms: list[Term], sizes: np.ndarray, near: np.ndarray) -> Ranked:
+        nobody = arrange(np.full(n, -1), sizes)
         return rank(n, terms=terms, lengths=sizes, cosines=near, arrangement=nobody)
 
     before = scores(words, lengths, cosines).scores
@@ -287,6 +316,6 @@ def test_order_of_threads_does_not_matter(
         found = rank(n, terms=terms, lengths=lengths[at], cosines=cosines[at], arrangement=made)
         return found.scores
 
-    before = scores(arrange(np.array(codes)), words, np.arange(n))
-    after = scores(arrange(np.array(codes)[order]), moved, order)
+    before = scores(arrange(np.array(codes), lengths), words, np.arange(n))
+    after = scores(arrange(np.array(codes)[order], lengths[order]), moved, order)
     np.testing.assert_allclose(after, before[order], atol=1e-6)

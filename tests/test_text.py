@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 import unicodedata
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.memory.recollection.time_words import cues_of
 from perdure.stores.cues import NamedTime, named_actors, named_time, names_of, said_at
 from perdure.stores.kinship import kin_of
 from perdure.stores.spelling import Trigrams, slips
@@ -257,6 +260,40 @@ def test_any_query_names_a_time_or_none(query: str, at: float) -> None:
 
     assert time is not None
     assert len(said_at(time, np.array([at]))) == 1
+
+
+def calls(function: Callable[[str], object], text: str) -> int:
+    """How many calls a function makes, those of generators and of built-in functions included."""
+    count = 0
+
+    def seen(frame: object, event: str, arg: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(seen)
+    try:
+        function(text)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("unit", ["may ", "May 3 ", "2024-05 ", "3 of ", "yesterday "])
+def test_a_query_as_long_as_a_document_names_no_more_times(unit: str) -> None:
+    """What it costs to read the times of a query ends where questions do."""
+    few, many = (calls(named_time, unit * (size // len(unit))) for size in (50_000, 400_000))
+
+    assert few == many < 20_000
+    assert named_time("x" * 2_000 + " 3 May 2023") is None
+
+
+@pytest.mark.parametrize("function", [tokens, query_tokens, asks, cues_of])
+@pytest.mark.parametrize("unit", ["yesterday ", "don't 1,000 ", "caf\u00e9s? ", "\u804a\u5929"])
+def test_what_a_text_costs_is_linear(function: Callable[[str], object], unit: str) -> None:
+    """Eight times the text makes at most eight times the calls, and a few."""
+    few, many = (calls(function, unit * (size // len(unit))) for size in (2_500, 20_000))
+
+    assert many <= 8 * few + 50
 
 
 def _time(query: str) -> NamedTime:

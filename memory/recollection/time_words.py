@@ -75,8 +75,10 @@ def cues_of(text: str) -> list[Cue]:
         if (resolve := make(match)) is not None
     ]
     kept: list[Cue] = []
+    taken = bytearray(len(text))
     for cue in sorted(found, key=lambda cue: (cue.start - cue.end, cue.start)):
-        if all(cue.end <= other.start or other.end <= cue.start for other in kept):
+        if not any(taken[cue.start : cue.end]):
+            taken[cue.start : cue.end] = bytes([1]) * (cue.end - cue.start)
             kept.append(cue)
     return sorted(kept, key=lambda cue: cue.start)
 

@@ -74,7 +74,7 @@ def ranked_among(
         len(rows),
         terms=terms,
         lengths=np.array([len(each) for each in words], np.float32),
-        arrangement=_arrangement(memories),
+        arrangement=_arrangement(memories, words, at),
         cues=Cues(
             actor=np.array([_actor(memory) in named for memory in memories]) if named else None,
             date=said_when(query, when, at),
@@ -129,7 +129,7 @@ def _terms(query: str, words: Sequence[Sequence[str]], names: frozenset[str]) ->
         )
         if postings[word] or near:
             counts = np.array(list(postings[word].values()), np.float32)
-            found.append(Term(_rows(postings[word]), counts, word in names, near))
+            found.append(Term(_rows(postings[word]), counts, near))
     return found
 
 
@@ -137,7 +137,9 @@ def _rows(posting: Counter[int]) -> NDArray[np.int64]:
     return np.array(list(posting), np.int64)
 
 
-def _arrangement(memories: Sequence[Memory]) -> Arrangement:
+def _arrangement(
+    memories: Sequence[Memory], words: Sequence[Sequence[str]], at: NDArray[np.float64]
+) -> Arrangement:
     """Who is next to whom; of what was found, not all of a thread is there."""
     codes: dict[str, int] = {}
     threads = [memory.provenance.thread_id if memory.provenance else None for memory in memories]
@@ -149,10 +151,17 @@ def _arrangement(memories: Sequence[Memory]) -> Arrangement:
             for memory in memories
         ]
     )  # fmt: skip
-    whole = arrange(thread, np.array([asks(memory.text) for memory in memories]))
-    joined = []
-    for step, each in enumerate(whole.joined, 1):
-        beside = each.copy()
-        beside[step : len(memories)] &= position[step:] - position[:-step] <= step
-        joined.append(beside)
-    return replace(whole, joined=tuple(joined))
+    whole = arrange(
+        thread,
+        np.array([len(each) for each in words], np.float32),
+        np.array([asks(memory.text) for memory in memories]),
+        at,
+    )
+    beside = [
+        position[step:] - position[:-step] <= step for step in range(1, len(whole.from_before) + 1)
+    ]
+    return replace(
+        whole,
+        from_before=tuple(a * b for a, b in zip(whole.from_before, beside, strict=True)),
+        from_after=tuple(a * b for a, b in zip(whole.from_after, beside, strict=True)),
+    )

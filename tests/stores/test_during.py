@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import ConfigurationError
-from perdure.stores import Provenance, SQLiteStore
+from perdure.stores import Provenance, SQLiteStore, Weights
 from tests.store_backends import FEWER, keys
 
 A = ("a",)
@@ -53,7 +53,10 @@ def test_a_span_weighs_as_much_as_a_date_that_is_named(store: SQLiteStore) -> No
     assert {"first", "last", "after"} == {key for key, part in parts.items() if part}
     assert why.rank == 3
     assert why.parts["date"] == 0
-    assert store.why_not(A, "first", query="tea", during=WEEK).parts["date"] == pytest.approx(0.15)
+    of_words = store.why_not(A, "first", query="tea", during=WEEK).parts
+    weights = Weights()
+
+    assert of_words["date"] / weights.date == pytest.approx(of_words["text"] / (1 - weights.vector))
 
 
 @FEWER

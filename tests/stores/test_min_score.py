@@ -1,0 +1,73 @@
+"""`min_score`: what has too little to do with a query is not found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure.errors import ConfigurationError
+from perdure.stores import Provenance, SQLiteStore
+from tests.store_backends import FEWER, keys
+
+A = ("a",)
+BANANAS = {
+    "breakfast": "I eat a banana every morning",
+    "colour": "Bananas are yellow",
+    "farm": "She grows bananas in Ecuador",
+    "bread": "The banana bread was burnt",
+}
+
+
+def fill(store: SQLiteStore, thread: str | None = None) -> None:
+    for position, (key, text) in enumerate(BANANAS.items()):
+        store.put(
+            A, key, {"text": text}, provenance=Provenance(thread_id=thread, position=position)
+        )
+
+
+@FEWER
+@pytest.mark.parametrize("thread", [None, "one"])
+@pytest.mark.parametrize("mode", ["hybrid", "text", "semantic"])
+def test_nothing_about_physics_among_bananas(
+    mode: Any, thread: str | None, store: SQLiteStore
+) -> None:
+    """What only is the nearest there is found no more; what has the words of the query is."""
+    fill(store, thread)
+    physics = store.search(A, query="quantum chromodynamics", mode=mode, min_score=0.2)
+    exact = store.search(A, query="Bananas are yellow", mode=mode, min_score=0.9)
+
+    assert keys(physics) == []
+    assert keys(exact) == ["colour"]
+
+
+@FEWER
+def test_it_is_a_bound_of_the_score(store: SQLiteStore) -> None:
+    """The scores that a search shows, of its first page and the next, are those it bounds."""
+    fill(store)
+
+    def found(**options: Any) -> list[str]:
+        return keys(store.search(A, query="yellow bananas", mode="text", **options))
+
+    best, second = (f.score for f in store.search(A, query="yellow bananas", mode="text", limit=2))
+    assert best == pytest.approx(1)
+    assert second is not None
+    assert found(min_score=second + 1e-6) == ["colour"]
+    assert found(min_score=second)[:2] == found()[:2]
+    assert found(min_score=second, offset=1)[:1] == found()[1:2]
+    assert found(min_score=0) == found()
+    assert found(min_score=1.01) == []
+
+
+def test_without_a_query_there_is_no_score(plain: SQLiteStore) -> None:
+    """Then all are listed."""
+    fill(plain)
+
+    assert len(plain.search(A, min_score=0.9)) == len(BANANAS)
+
+
+@pytest.mark.parametrize("wrong", ["0.5", True, float("nan"), float("inf")], ids=repr)
+def test_what_is_no_number_is_refused(wrong: Any, plain: SQLiteStore) -> None:
+    """With what was given."""
+    with pytest.raises(ConfigurationError, match="min_score is .*; expected a number"):
+        plain.search(A, query="tea", min_score=wrong)
