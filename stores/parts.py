@@ -58,7 +58,7 @@ class Parts:
             self,
             reader=reader,
             writer=writer,
-            runner=Runner(self.database, writer, self.runner.embedder, self.runner.in_process),
+            runner=Runner(self.database, writer, self.runner.embeddings),
             searcher=replace(self.searcher, reader=reader),
             preparer=self.preparer.under(prefix, limits),
             root=prefix,

@@ -21,6 +21,7 @@ from perdure.errors import PerdureError
 from perdure.storage.database import Database
 from perdure.storage.flow import Flow
 from perdure.stores.embedders import CheckedEmbedder
+from perdure.stores.embeddings import Embeddings
 from perdure.stores.models import Model
 from perdure.stores.puts import Put
 from perdure.stores.writer import Writer
@@ -74,14 +75,12 @@ class Runner:
     Args:
         database: Where to read and write.
         writer: The flows that write.
-        embedder: Makes vectors; None: nothing is ever to be embedded.
-        in_process: Whether it computes in this process, so that there is nothing to await.
+        embeddings: What makes vectors.
     """
 
     database: Database
     writer: Writer
-    embedder: CheckedEmbedder | None
-    in_process: bool
+    embeddings: Embeddings
     _calls: _Turns = field(init=False)
     _puts: _Turns = field(init=False)
 
@@ -127,7 +126,8 @@ class Runner:
         """Go on up to an effect that is to be awaited, or to the end."""
         while True:
             effect = self._sent(effects, answer)
-            if not isinstance(effect, Read) and not (self.in_process and isinstance(effect, Embed)):
+            in_process = self.embeddings.in_process
+            if not isinstance(effect, Read) and not (in_process and isinstance(effect, Embed)):
                 return effect
             answer = self._caught(effect)
 
@@ -159,11 +159,9 @@ class Runner:
             case WritePuts(puts, now, model):
                 return self.database.write(partial(self.writer.write, puts, now, model))
             case Embed(text):
-                assert self.embedder is not None
-                return self.embedder.embed_query(text)
+                return self._embedder.embed_query(text)
             case EmbedAll(texts):
-                assert self.embedder is not None
-                return self.embedder.embed(texts)
+                return self._embedder.embed(texts)
 
     async def _acaught(self, effect: Effect) -> _Answer:
         try:
@@ -180,12 +178,17 @@ class Runner:
                 if all(put.unconditional for put in puts):
                     return await self._puts.ask(effect)
                 return await self.database.awrite(partial(self.writer.write, puts, now, model))
-            case Embed(text) if self.embedder is not None and not self.in_process:
-                return await self.embedder.aembed_query(text)
-            case EmbedAll(texts) if self.embedder is not None and not self.in_process:
-                return await self.embedder.aembed(texts)
+            case Embed(text) if not self.embeddings.in_process:
+                return await self._embedder.aembed_query(text)
+            case EmbedAll(texts) if not self.embeddings.in_process:
+                return await self._embedder.aembed(texts)
             case _:
                 return await self.database.in_thread(lambda: self._answer(effect))
+
+    @property
+    def _embedder(self) -> CheckedEmbedder:
+        assert self.embeddings.embedder is not None
+        return self.embeddings.embedder
 
     # -- what is asked in one turn of an event loop
 

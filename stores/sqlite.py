@@ -165,7 +165,7 @@ class SQLiteStore(WholeStore):
                 writer,
                 preparer,
                 Searcher(_SQL, reader, indexes, embeddings, masked, _micros(clock)),
-                Runner(database, writer, embeddings.embedder, embeddings.in_process),
+                Runner(database, writer, embeddings),
                 ttl,
                 clock,
             )

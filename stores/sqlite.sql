@@ -17,7 +17,8 @@ VALUES (?, coalesce((SELECT value FROM store_settings WHERE name = 'erasures'), 
 UPDATE store_namespaces SET items = items + ?, bytes = bytes + ?, changes = changes + 1 WHERE ns = ?;
 
 -- grow_path: the same of a namespace that may be new, by its path
-INSERT INTO store_namespaces (path, items, bytes, changes) VALUES (?, ?, ?, 1)
+INSERT INTO store_namespaces (path, items, bytes, changes)
+VALUES (?, ?, ?, coalesce((SELECT value FROM store_settings WHERE name = 'erasures'), 0) << 32)
 ON CONFLICT (path) DO UPDATE SET
     items = items + excluded.items, bytes = bytes + excluded.bytes, changes = changes + 1;
 
