@@ -88,7 +88,7 @@ class _Held:
         self.index: Index | None = None
         self.covered = Covered(0, 0, -1)
         self.changes = self.number = -1
-        self.fresh = 0  # items that were analysed since the compact form was written
+        self.fresh = 0  # items that the compact form does not have, or not with their vectors
         self.expired_to = 0
 
 
@@ -301,7 +301,7 @@ class Indexes:
             rows = yield Statement(self._sql["present_ids"], (namespace.ns,))
             index.keep(np.array([number for (number,) in rows], np.int64))
         if state.model is not None and embedded != state.embedded:
-            yield from self._fill(index, state.number)
+            held.fresh += yield from self._fill(index, state.number)
         held.covered = Covered(newest, namespace.items, state.embedded)
         held.changes = namespace.changes
         if self._post is not None and _is_worth_keeping(held.fresh, namespace.items):
@@ -344,9 +344,10 @@ class Indexes:
             if len(rows) < _READ:
                 return newest, total
 
-    def _fill(self, index: Index, number: int) -> Flow[None]:
-        """Take in the vectors of items that had none."""
+    def _fill(self, index: Index, number: int) -> Flow[int]:
+        """Take in the vectors of items that had none. Returns how many there are."""
         bare = index.bare()
+        total = 0
         for begin in range(0, len(bare), _READ):
             page = json.dumps(bare[begin : begin + _READ])
             rows = yield Statement(self._sql["index_of"], (number, page))
@@ -357,6 +358,8 @@ class Indexes:
             }
             if found:
                 index.fill(found)
+                total += len(found)
+        return total
 
     def _expire(self, held: _Held, index: Index, now: int) -> Flow[None]:
         """Ask when items expire whose time seems to be over: reading them may have prolonged it."""
