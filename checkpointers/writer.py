@@ -10,7 +10,6 @@ from typing import Final
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Cache, Pending, Snapshot, Thread, Write
-from perdure.checkpointers.items import Items
 from perdure.checkpointers.log import Appender
 from perdure.checkpointers.manifest import (
     DICT,
@@ -25,27 +24,20 @@ from perdure.checkpointers.messages import CLASSES
 from perdure.checkpointers.planner import PlannedPut, PlannedWrites
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
-    checkpoint_place,
+    open_writes,
     pack_id,
-    pack_snapshot,
-    pack_writes,
     place,
+    seal_checkpoint,
+    seal_writes,
     tags_of,
     unpack_id,
-    unpack_writes,
-    writes_place,
+    written_said,
 )
-from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, Row, Statement
 
 ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
 _LOW: Final = 0xFFFFFFFF
 _log = logging.getLogger("perdure")
-
-
-def _same_state(found: Row, known: Row) -> bool:
-    """Whether two answers of the statement `state` are the same, the last activity apart."""
-    return found[:3] == known[:3] and found[4:] == known[4:]
 
 
 class Stale(Exception):
@@ -92,23 +84,16 @@ class Written:
             )
 
 
-@dataclass(slots=True)
 class Writer:
     """The flows that write.
 
     Args:
-        sql: The statements, by name.
-        seal: Encrypts what is written.
-        cache: What is kept of threads.
-        items: Encodes items.
         reader: The flows that read.
     """
 
-    sql: dict[str, str]
-    seal: Seal
-    cache: Cache
-    items: Items
-    reader: Reader
+    def __init__(self, reader: Reader) -> None:
+        self.reader, self.cache, self.items = reader, reader.cache, reader.items
+        self.sql, self.seal = reader.sql, reader.seal
 
     def job(self, plan: PlannedPut | PlannedWrites) -> Callable[[], Flow[Written]]:
         """Makes the flow that stores what was planned.
@@ -138,7 +123,8 @@ class Writer:
                 return (yield from make())
             flow = ahead.pop()
             rows = yield first
-            if not rows or not _same_state(rows[0], state):
+            # the last activity apart, which decides nothing
+            if not rows or (rows[0][:3], rows[0][4:]) != (state[:3], state[4:]):
                 return (yield from make())
             request = then
             try:
@@ -206,16 +192,16 @@ class Writer:
 
     def _begin(self, thread_id: str, ns: str, uid: str | None) -> Flow[Written]:
         """The thread and namespace as they are; new ones if need be."""
-        params = (pack_id(uid), ns, thread_id)
-        rows = yield Statement(self.sql["state"], params)
+        state = self.sql("state", pack_id(uid), ns, thread_id)
+        rows = yield state
         if not rows:
             now = time.time()
-            yield Statement(self.sql["new_thread"], (thread_id, now, now))
-            rows = yield Statement(self.sql["state"], params)
+            yield self.sql("new_thread", thread_id, now, now)
+            rows = yield state
         thread, seq, generation, updated_at, namespace, pinned, *head, existing = rows[0]
         if namespace is None:
             pinned = 0
-            ((namespace,),) = yield Statement(self.sql["new_namespace"], (thread, ns))
+            ((namespace,),) = yield self.sql("new_namespace", thread, ns)
         known = self.cache.peek(thread_id)
         if known is None or (known.key, known.generation) != (thread, generation):
             known = None
@@ -245,23 +231,20 @@ class Writer:
         out.seq += 1
         snapshot.key = place(out.namespace, out.seq)
         snapshot.began = (
-            out.seq if self._begins(out, plan, parent) or parent is None else parent.began
+            out.seq if parent is None or self._begins(out, plan, parent) else parent.began
         )
-        key, *at = row = self._row(plan, snapshot, now)
-        body, uid = self._sealed(plan, snapshot, row), row[1]
-        params = (key, out.namespace, *at, body)
-        statements = [Statement(self.sql["add_checkpoint"], params)]
+        key, uid, *at, body = self._row(plan, snapshot, now)
+        statements = [self.sql("add_checkpoint", key, out.namespace, uid, *at, body)]
+        pinned = out.pinned
         if self._takes_head(out, snapshot):
             out.head = snapshot.key, snapshot.began, uid
-            if out.pinned:
-                out.pinned = 0
-                statements.append(Statement(self.sql["pin"], (0, out.namespace)))
-        else:
-            if not out.pinned and out.head[0] is not None:  # else it is where it was
-                out.branch_of = plan.uid
-                out.pinned = out.head[0] & _LOW
-                statements.append(Statement(self.sql["pin"], (out.pinned, out.namespace)))
-        statements.append(Statement(self.sql["advance"], (out.seq, out.key)))
+            out.pinned = 0
+        elif not pinned and out.head[0] is not None:  # else it is where it was
+            out.branch_of = plan.uid
+            out.pinned = out.head[0] & _LOW
+        if out.pinned != pinned:
+            statements.append(self.sql("pin", out.pinned, out.namespace))
+        statements.append(self.sql("advance", out.seq, out.key))
         return statements + self._touched(out, now)
 
     def _touched(self, out: Written, now: float) -> list[Statement]:
@@ -269,18 +252,16 @@ class Writer:
         if now - out.updated_at <= ACTIVITY_S:
             return []
         out.updated_at = now
-        return [Statement(self.sql["touch"], (now, out.key))]
+        return [self.sql("touch", now, out.key)]
 
-    def _begins(self, out: Written, plan: PlannedPut, parent: Snapshot | None) -> bool:
+    def _begins(self, out: Written, plan: PlannedPut, parent: Snapshot) -> bool:
         """Whether a put begins something, rather than going on with what its parent began.
 
         Design: a put begins something if it is an input, an update or a fork, has no parent, skips
         steps (durability `exit` writes a whole run at once), or goes on from a checkpoint that was
         read by its id and is not the head.
         """
-        if parent is None or plan.begins:
-            return True
-        if plan.deliberate and out.head[0] != parent.key:
+        if plan.begins or (plan.deliberate and out.head[0] != parent.key):
             return True
         before = self.reader.step(parent)
         return plan.step is not None and before is not None and plan.step != before + 1
@@ -297,34 +278,31 @@ class Writer:
         self, out: Written, plan: PlannedPut, snapshot: Snapshot, now: float
     ) -> Flow[list[Statement]]:
         """The same checkpoint, put once more, in the place it has."""
-        assert out.existing is not None
-        row = (yield Statement(self.sql["checkpoint_at"], (out.existing,)))[0]
+        row = (yield self.sql("checkpoint_at", out.existing))[0]
         before = self.reader.open_row(plan.thread_id, plan.ns, row)
         snapshot.key, snapshot.began = before.key, before.began
-        replaced = self._row(plan, snapshot, now)
-        params = (replaced[2], now, self._sealed(plan, snapshot, replaced), snapshot.key)
-        statements = [
-            Statement(self.sql["drop_tag"], (number, snapshot.key))
-            for number in tags_of(self.seal, self.reader.metadata(before))
-        ]
-        statements.append(Statement(self.sql["replace_checkpoint"], params))
-        statements.append(Statement(self.sql["removed"], (out.key,)))
+        key, _, parent, _, _, body = self._row(plan, snapshot, now)
         out.generation += 1
-        return statements + self._touched(out, now)
+        old = tags_of(self.seal, self.reader.metadata(before))
+        return [
+            *(self.sql("drop_tag", number, key) for number in old),
+            self.sql("replace_checkpoint", parent, now, body, key),
+            self.sql("removed", out.key),
+            *self._touched(out, now),
+        ]
 
     def _row(self, plan: PlannedPut, snapshot: Snapshot, now: float) -> Row:
-        return snapshot.key, pack_id(plan.uid), pack_id(plan.parent), snapshot.began, now
-
-    def _sealed(self, plan: PlannedPut, snapshot: Snapshot, row: Row) -> bytes:
-        bound = checkpoint_place(plan.thread_id, plan.ns, row)
-        return self.seal.seal(pack_snapshot(snapshot), bound)
+        """`(id, uid, parent, began, put_at, body)`."""
+        row = snapshot.key, pack_id(plan.uid), pack_id(plan.parent), snapshot.began, now
+        said = written_said(snapshot)
+        return *row, seal_checkpoint(self.seal, plan.thread_id, plan.ns, row, snapshot, said)
 
     def rewind(self, at: Address) -> Flow[bool]:
         """Move the head to a checkpoint. Returns whether there is such a checkpoint."""
-        params = (pack_id(at.checkpoint_id), at.thread_id, at.checkpoint_ns)
-        rows = yield Statement(self.sql["checkpoint_of"], params)
+        uid = pack_id(at.checkpoint_id)
+        rows = yield self.sql("checkpoint_of", uid, at.thread_id, at.checkpoint_ns)
         if rows:
-            yield Statement(self.sql["pin"], (rows[0][3] & _LOW, rows[0][2]))
+            yield self.sql("pin", rows[0][3] & _LOW, rows[0][2])
         return bool(rows)
 
     # -- pending writes
@@ -339,28 +317,24 @@ class Writer:
         out = yield from self._begin(plan.thread_id, plan.ns, None)
         if plan.rests_on is not None and plan.rests_on != (out.key, out.generation):
             raise Stale
-        row = (plan.thread_id, plan.ns, plan.uid, plan.task)
-        bound = writes_place(*row, plan.path)
-        body = self.seal.seal(pack_writes(plan.writes), bound)
-        at = out.namespace, pack_id(plan.uid), pack_id(plan.task)
+        row = (pack_id(plan.uid), pack_id(plan.task), plan.path)
+        of = self.seal, plan.thread_id, plan.ns
+        writes, body = plan.writes, seal_writes(*of, row, plan.writes)
         added, *_ = yield [
-            Statement(self.sql["add_writes"], (*at, plan.path, body)),
+            self.sql("add_writes", out.namespace, *row, body),
             *self._touched(out, now),
         ]
-        if added:
-            if any(map(_may_be_in_a_log, plan.writes)):
-                out.writes = plan.uid, plan.task, (plan.path, plan.writes, body)
-            return out
-        ((path, stored),) = yield Statement(self.sql["find_writes"], at)
-        had = unpack_writes(self.seal.open(stored, writes_place(*row, path)))
-        merged = {write[0]: write for write in had}
-        for write in plan.writes:
-            if write[0] < 0 or write[0] not in merged:  # the special ones are replaced
-                merged[write[0]] = write
-        writes = [merged[i] for i in sorted(merged)]
-        sealed = self.seal.seal(pack_writes(writes), bound)
-        yield Statement(self.sql["put_writes"], (*at, plan.path, sealed))
-        out.writes = plan.uid, plan.task, (plan.path, writes, sealed)
+        if not added:
+            ((path, stored),) = yield self.sql("find_writes", out.namespace, *row[:2])
+            merged = {write[0]: write for write in open_writes(*of, (*row[:2], path, stored))}
+            for write in plan.writes:
+                if write[0] < 0 or write[0] not in merged:  # the special ones are replaced
+                    merged[write[0]] = write
+            writes = [merged[i] for i in sorted(merged)]
+            body = seal_writes(*of, row, writes)
+            yield self.sql("put_writes", out.namespace, *row, body)
+        if not added or any(map(_may_be_in_a_log, writes)):
+            out.writes = plan.uid, plan.task, (plan.path, writes, body)
         return out
 
     def _refer_writes(self, out: Written, uid: str, snapshot: Snapshot) -> list[Statement]:
@@ -372,10 +346,9 @@ class Writer:
             referring = [self._referring(out.appender, snapshot, write) for write in writes]
             if all(new is write for new, write in zip(referring, writes, strict=True)):
                 continue
-            bound = writes_place(out.thread_id, out.ns, uid, task, path)
-            sealed = self.seal.seal(pack_writes(referring), bound)
-            params = (sealed, out.namespace, pack_id(uid), pack_id(task), body)
-            statements.append(Statement(self.sql["refer_writes"], params))
+            row = pack_id(uid), pack_id(task), path
+            sealed = seal_writes(self.seal, out.thread_id, out.ns, row, referring)
+            statements.append(self.sql("refer_writes", sealed, out.namespace, *row[:2], body))
         return statements
 
     def _referring(self, appender: Appender, snapshot: Snapshot, write: Write) -> Write:

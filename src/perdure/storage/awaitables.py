@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Generic, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -21,6 +23,20 @@ def in_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def awaited(
+    method: Callable[Concatenate[Any, P], T],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The method that is awaited, and does in a thread what a blocking one does."""
+
+    @wraps(method)
+    async def twin(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+        blocking: Callable[P, T] = getattr(self, method.__name__)  # a subclass may have another
+        return await asyncio.to_thread(blocking, *args, **kwargs)
+
+    twin.__name__, twin.__doc__ = f"a{method.__name__}", f"See `{method.__name__}`."
+    return twin  # type: ignore[return-value] # `wraps` names the argument `self`
 
 
 class OnAwait(Generic[T]):

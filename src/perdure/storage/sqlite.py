@@ -38,7 +38,7 @@ _READING_THREADS = 4
 class SQLiteFile:
     """An open file, and those who use it."""
 
-    def __init__(self, connector: Connector, migration: Migration) -> None:
+    def __init__(self, connector: Connector, migration: Migration | None) -> None:
         self.path = path = connector.path
         self.connector = connector
         self.users = 1
@@ -51,7 +51,9 @@ class SQLiteFile:
         self._writer: Writer | None = None
         check_path(path, connector.read_only)
         with mapped(path):
-            if connector.read_only:
+            if migration is None:
+                connector.reader().close()
+            elif connector.read_only:
                 connector.check_readable(migration)
             else:
                 self._writer = Writer(connector, migration)
@@ -142,7 +144,7 @@ class SQLiteDatabase:
 
     Args:
         path: A file, or `":memory:"` (never shared, gone when closed).
-        migration: The component's schema.
+        migration: The component's schema; None: the file is another application's, only read.
         begin: Makes the flow that the component runs whenever it opens the file.
         synchronous: `"full"` waits for the disk at each commit, so that a power cut loses nothing
             that was acknowledged; `"normal"` may lose the newest commits to a power cut, never to a
@@ -159,7 +161,7 @@ class SQLiteDatabase:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        migration: Migration,
+        migration: Migration | None,
         *,
         begin: Callable[[], Flow[object]] | None = None,
         synchronous: Synchronous = "full",
@@ -234,7 +236,8 @@ class SQLiteDatabase:
                 f"{self.path!r} is open in this process with synchronous={found!r}; open it with "
                 f"the same, not {wanted!r}"
             )
-        file.writer.migrate(self._migration)
+        if self._migration is not None:
+            file.writer.migrate(self._migration)
         file.users += 1
         return file
 
