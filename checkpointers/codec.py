@@ -2,7 +2,7 @@
 
 Under langgraph's `JsonPlusSerializer` messages, most of what a thread holds, are stored as their
 fields less the defaults; plain data as msgpack; other values as its extension types (see
-`encoder`). What is rebuilt equals what that serializer gives back, type for type. Under another
+`values`). What is rebuilt equals what that serializer gives back, type for type. Under another
 serializer every value goes through that one.
 """
 
@@ -15,12 +15,11 @@ from typing import Any, Final
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from perdure.checkpointers.decoder import Decoder
-from perdure.checkpointers.encoder import Encoder
 from perdure.checkpointers.extensions import Allowlist, TypeNotAllowed, allowlist_of
 from perdure.checkpointers.messages import CLASSES, pack_message, rebuilt, unpack_fields
 from perdure.checkpointers.packing import pack
 from perdure.checkpointers.refusals import Blocked, forbidden, refusal
+from perdure.checkpointers.values import Decoder, Encoder
 from perdure.errors import CorruptRecord
 
 # first byte of an item that is no message: what the rest of it is

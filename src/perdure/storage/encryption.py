@@ -26,9 +26,8 @@ _NO_KEY: Final = b""  # stands where the proof would, in a file made without a k
 class Seal(Protocol):
     """What stands between plain bytes and the file. `place` names the row they belong to."""
 
-    @property
-    def hash_key(self) -> bytes:
-        """Keys the content hashes, so that equal hashes tell nothing without the key."""
+    hash_key: bytes
+    """Keys the content hashes, so that equal hashes tell nothing without the key."""
 
     def seal(self, data: bytes, place: Place) -> bytes:
         """Encrypt."""
@@ -46,14 +45,10 @@ class Seal(Protocol):
         Raises:
             CorruptRecord: One is damaged, or was moved from another place.
         """
+        return [self.open(body, (*of, position)) for position, body in enumerate(bodies, start)]
 
 
-def open_each(seal: Seal, bodies: Sequence[bytes], of: Place, start: int) -> list[bytes]:
-    """`Seal.open_run` for a seal that gains nothing from opening many at once."""
-    return [seal.open(body, (*of, position)) for position, body in enumerate(bodies, start)]
-
-
-class Clear:
+class Clear(Seal):
     """No encryption; a checksum (CRC-32, IEEE 802.3) tells when a row was damaged, or is astray."""
 
     hash_key = b""
@@ -64,10 +59,8 @@ class Clear:
 
     def open(self, data: bytes, place: Place) -> bytes:
         """See `Seal.open`."""
-        if (
-            type(data) is bytes
-            and _checksum(data[:-_CRC], _begun(place[:-1]), place[-1]) == data[-_CRC:]
-        ):
+        checked = type(data) is bytes and _checksum(data[:-_CRC], _begun(place[:-1]), place[-1])
+        if checked and checked == data[-_CRC:]:
             return data[:-_CRC]
         raise CorruptRecord(f"the row {place!r} is damaged; restore it from a backup")
 
@@ -90,7 +83,7 @@ def _checksum(data: bytes, begun: int, last: str | int | None) -> bytes:
     return zlib.crc32(data, zlib.crc32(b"%a" % (last,), begun)).to_bytes(_CRC, "little")
 
 
-class AESGCM:
+class AESGCM(Seal):
     """Authenticated encryption; a row moved or changed does not open (NIST SP 800-38D).
 
     Args:
@@ -130,10 +123,6 @@ class AESGCM:
                 f"the row {place!r} does not decrypt: it was damaged, "
                 "changed or moved; restore it from a backup"
             ) from exc
-
-    def open_run(self, bodies: Sequence[bytes], of: Place, start: int) -> list[bytes]:
-        """See `Seal.open_run`."""
-        return open_each(self, bodies, of, start)
 
 
 def key_bytes(key: bytes | str | None) -> bytes | None:
@@ -189,12 +178,9 @@ def agree_on_key(seal: Seal, path: str, *, read_only: bool = False) -> Flow[None
         )
     if not sealed and proof != _NO_KEY:
         raise WrongKey(f"{path!r} is encrypted; pass key= or set PERDURE_KEY")
-    if sealed and not _opens(seal, proof):
-        raise WrongKey(f"the key does not open {path!r}")
-
-
-def _opens(seal: Seal, proof: bytes) -> bool:
     try:
-        return seal.open(proof, (_CHECK,)) == _PROOF
+        opened = not sealed or seal.open(proof, (_CHECK,)) == _PROOF
     except CorruptRecord:
-        return False
+        opened = False
+    if not opened:
+        raise WrongKey(f"the key does not open {path!r}")

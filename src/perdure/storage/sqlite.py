@@ -59,6 +59,8 @@ class SQLiteFile:
                 self._writer = Writer(connector, migration)
                 with suppress(StorageError):  # the next to open it tries again
                     self._writer.scrub()
+        # held while a transaction is made
+        self.busy = self._writer.lock if self._writer is not None else threading.Lock()
         _files.add(self)
 
     @property
@@ -96,7 +98,7 @@ class SQLiteFile:
         self.check()
         with self._gate:
             self.check()
-            return self.threads.submit(work, awaited=True).future  # type: ignore[return-value]
+            return self.threads.submit(work)
 
     def read(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.read`."""
@@ -105,16 +107,6 @@ class SQLiteFile:
             return self.writer.read(flow, snapshot=snapshot)
         with mapped(self.path):
             return self.readers.read(flow, snapshot=snapshot)
-
-    def hold(self) -> None:
-        """Keep the writer from its connection."""
-        if self._writer is not None:
-            self._writer.lock.acquire()
-
-    def let_go(self) -> None:
-        """The reverse of `hold`."""
-        if self._writer is not None:
-            self._writer.lock.release()
 
     def end(self) -> None:
         """Finish what was handed in, and close all connections."""
@@ -335,7 +327,6 @@ class SQLiteDatabase:
             return {name: rows[0][0] for name, rows in zip(names, found, strict=True)}
 
         found = self.read(pragmas())
-        wal = self.path + "-wal"
         return {
             "path": self.path,
             "sqlite_version": sqlite3.sqlite_version,
@@ -343,20 +334,14 @@ class SQLiteDatabase:
             "synchronous": self._connector.synchronous,
             "size_bytes": found["page_size"] * found["page_count"],
             "free_bytes": found["page_size"] * found["freelist_count"],
-            "wal_bytes": os.path.getsize(wal)
-            if self._connector.on_disk and os.path.exists(wal)
-            else 0,
+            "wal_bytes": self._connector.wal_bytes(),
         }
 
     # -- locking
 
     def lock(self, name: str, *, timeout_s: float | None = None) -> NamedLock:
         """See `Database.lock`."""
-        return NamedLock(self._locks, self._alocks, name, timeout_s)
-
-    async def _alocks(self) -> Locks:
-        await self.aconnect()
-        return self._locks()
+        return NamedLock(self._locks, self.aconnect, name, timeout_s)
 
     def _locks(self) -> Locks:
         file = self._connected()
@@ -385,18 +370,18 @@ def _before_fork() -> None:
     """No transaction is open while a process forks: the child would inherit its locks."""
     _registry_lock.acquire()
     for file in _files:
-        file.hold()
+        file.busy.acquire()
 
 
 def _after_fork_in_parent() -> None:
     for file in _files:
-        file.let_go()
+        file.busy.release()
     _registry_lock.release()
 
 
 def _after_fork_in_child() -> None:
     for file in _files:
-        file.let_go()
+        file.busy.release()
         file.refused = "is closed in this forked process: open it again here"
     _files.clear()
     _registry.clear()
