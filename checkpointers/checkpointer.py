@@ -68,16 +68,16 @@ from perdure.checkpointers.reports import (
     ThreadInfo,
 )
 from perdure.checkpointers.threads import Threads
-from perdure.checkpointers.writer import Stale, Writer, Written
+from perdure.checkpointers.writer import Stale, Writer
 from perdure.errors import InvalidConfig, UnknownCheckpoint
 from perdure.storage.awaitables import awaited
 from perdure.storage.database import Database, DatabaseOwner, Lock
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, rows_of
 from perdure.storage.sql import NamedSQL
-from perdure.storage.sqlite import SQLiteDatabase
 
 T = TypeVar("T")
+Plan = Callable[[Planner], PlannedPut | PlannedWrites]
 _List = list  # within the class the name is a method's
 
 OFF_LOOP_ITEMS: Final = 512  # longer lists are compared in a thread, not on the event loop
@@ -283,15 +283,17 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-    ) -> tuple[Address, Callable[[Planner], PlannedPut]]:
+    ) -> tuple[Address, Plan]:
         at = address(config)
         check_text("the id of the checkpoint", checkpoint["id"])
-        known: dict[str, Any] = dict(get_checkpoint_metadata(config, metadata))
-        read = self._read_by_id.pop(at, False)
-
-        def plan(planner: Planner) -> PlannedPut:
-            return planner.checkpoint(at, checkpoint, known, new_versions, deliberate=read)
-
+        plan = partial(
+            Planner.checkpoint,
+            at=at,
+            checkpoint=checkpoint,
+            metadata=dict(get_checkpoint_metadata(config, metadata)),
+            new_versions=new_versions,
+            deliberate=self._read_by_id.pop(at, False),
+        )
         return at, plan
 
     def put_writes(
@@ -311,8 +313,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
                 its id or path.
             Unstorable: A value cannot be stored; the message names the path to it.
         """
-        at = _of_task(config, task_id, task_path)
-        self._write(lambda planner: planner.writes(at, writes, task_id, task_path), at.thread_id)
+        at, plan = _writes_plan(config, writes, task_id, task_path)
+        self._write(plan, at.thread_id)
 
     async def aput_writes(
         self,
@@ -322,12 +324,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         task_path: str = "",
     ) -> None:
         """See `put_writes`."""
-        at = _of_task(config, task_id, task_path)
-        await self._awrite(
-            lambda planner: planner.writes(at, writes, task_id, task_path),
-            at.thread_id,
-            _items_in(value for _, value in writes),
-        )
+        at, plan = _writes_plan(config, writes, task_id, task_path)
+        await self._awrite(plan, at.thread_id, _items_in(value for _, value in writes))
 
     def get_next_version(self, current: Any, channel: None) -> Any:
         """Whole numbers; for a thread that began under another saver, more of what it has."""
@@ -592,9 +590,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             ImportFailed: A thread went on here and there since, or a checkpoint is not the same
                 when read back. The threads before it are kept.
         """
-        with closing(SQLiteDatabase(langgraph_sqlite_path, None, read_only=True)) as source:
-            importer = Importer(source.path, Codec(serde or self.serde), self._reader)
-            for found in paged(importer.records(), source.read):
+        importer = Importer(langgraph_sqlite_path, Codec(serde or self.serde), self._reader)
+        with closing(importer.source):
+            for found in paged(importer.records(), importer.source.read):
                 for plan in paged(importer.take(found), self._read):
                     self._write(*plan)
         return importer.report
@@ -606,14 +604,13 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         serde: SerializerProtocol | None = None,
     ) -> ImportReport:
         """See `import_from`."""
-        source = SQLiteDatabase(langgraph_sqlite_path, None, read_only=True)
-        importer = Importer(source.path, Codec(serde or self.serde), self._reader)
+        importer = Importer(langgraph_sqlite_path, Codec(serde or self.serde), self._reader)
         try:
-            async for found in apaged(importer.records(), source.aread):
+            async for found in apaged(importer.records(), importer.source.aread):
                 async for plan in apaged(importer.take(found), self._aread):
                     await self._awrite(plan.make, plan.thread_id, OFF_LOOP_ITEMS + 1)
         finally:
-            await asyncio.to_thread(source.close)
+            await asyncio.to_thread(importer.source.close)
         return importer.report
 
     # -- running flows
@@ -629,35 +626,27 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Write what makes the cache of a thread stale."""
         return self.database.write(make, lambda _: self._cache.forget(thread_id))
 
-    def _job(
-        self, plan: PlannedPut | PlannedWrites
-    ) -> tuple[Callable[[], Flow[Written]], Callable[[Written], None], Callable[[], None]]:
+    def _job(self, plan: Plan, planner: Planner) -> Any:
         """What the database is to write, and what the cache learns from how it ends."""
+        planned = plan(planner)
         return (
-            self._writer.job(plan),
+            self._writer.job(planned),
             lambda written: written.take_over(self._cache),
-            lambda: self._cache.forget(plan.thread_id),
+            lambda: self._cache.forget(planned.thread_id),
         )
 
-    def _write(self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str) -> None:
+    def _write(self, plan: Plan, thread_id: str) -> None:
         for planner in self._planners(thread_id):
             try:
-                self.database.write(*self._job(plan(planner)))
+                self.database.write(*self._job(plan, planner))
             except Stale:
                 continue
             return
 
-    async def _awrite(
-        self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str, items: int
-    ) -> None:
-        def job(planner: Planner) -> Any:
-            return self._job(plan(planner))
-
+    async def _awrite(self, plan: Plan, thread_id: str, items: int) -> None:
         for planner in self._planners(thread_id):
-            if items <= OFF_LOOP_ITEMS:
-                planned = job(planner)
-            else:
-                planned = await self.database.in_thread(partial(job, planner))
+            job = partial(self._job, plan, planner)
+            planned = job() if items <= OFF_LOOP_ITEMS else await self.database.in_thread(job)
             try:
                 await self.database.awrite(*planned)
             except Stale:
@@ -675,7 +664,9 @@ def _items_in(values: Iterable[Any]) -> int:
     return sum([len(value) for value in values if type(value) is _List or type(value) is dict])
 
 
-def _of_task(config: RunnableConfig, task_id: object, task_path: object) -> Address:
+def _writes_plan(
+    config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+) -> tuple[Address, Plan]:
     at = address(config)
     check_text("task_id", task_id)
     check_text("task_path", task_path)
@@ -684,4 +675,5 @@ def _of_task(config: RunnableConfig, task_id: object, task_path: object) -> Addr
             f"writes for thread {at.thread_id!r} name no checkpoint_id; pass the config that "
             "put() returned"
         )
-    return at
+    plan = partial(Planner.writes, at=at, writes=writes, task_id=task_id, task_path=task_path)
+    return at, plan

@@ -43,11 +43,7 @@ class Codec:
         self.compact = self._allowlist is not None
 
     def encode(self, value: Any, path: Callable[[], str]) -> bytes:
-        """One value as stored bytes; equal values give equal bytes.
-
-        Args:
-            value: What to store.
-            path: Says where the value stands, should it be refused.
+        """One value as stored bytes, equal for equal values; an error names its `path`.
 
         Raises:
             Unstorable: It, or a part of it, cannot be stored, or would come back as another.

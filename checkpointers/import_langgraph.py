@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,7 @@ from perdure.checkpointers.records import span, unpack_id
 from perdure.checkpointers.reports import ImportReport
 from perdure.errors import CorruptRecord, ForbiddenType, ImportFailed, NotADatabase
 from perdure.storage.flow import Flow, Row, Statement, rows_of
+from perdure.storage.sqlite import SQLiteDatabase
 
 _PAGE: Final = 64  # checkpoints
 _COLUMNS: Final = "SELECT name FROM pragma_table_info(?)"
@@ -104,13 +106,14 @@ class Importer:
     """Takes over threads with all their namespaces, checkpoints and writes, under their ids.
 
     Args:
-        path: The file that langgraph-checkpoint-sqlite wrote, for messages.
-        codec: Reads its values, under the allowlist in force.
+        path: The file that langgraph-checkpoint-sqlite wrote.
+        codec: Reads its values.
         reader: Reads what is here.
     """
 
-    def __init__(self, path: str, codec: Codec, reader: Reader) -> None:
-        self.path, self.codec, self.reader = path, codec, reader
+    def __init__(self, path: str | os.PathLike[str], codec: Codec, reader: Reader) -> None:
+        self.source = SQLiteDatabase(path, None, read_only=True)
+        self.path, self.codec, self.reader = self.source.path, codec, reader
         self.serde = reader.items.codec.serde
         self._done: Counter[str] = Counter()
 

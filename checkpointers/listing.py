@@ -84,11 +84,7 @@ class _Namespace:
 
 
 class Listing:
-    """Lists checkpoints.
-
-    Args:
-        reader: The flows that read.
-    """
+    """Lists checkpoints."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal

@@ -33,6 +33,7 @@ T = TypeVar("T")
 
 PRUNE_BATCH: Final = 500  # checkpoints deleted per transaction
 Keep = Callable[[list["Kept"]], set[int]]
+"""Given a namespace's checkpoints, newest first, the keys of those that stay."""
 
 
 class Kept(NamedTuple):
@@ -47,12 +48,7 @@ class Kept(NamedTuple):
 
 
 class Maintenance:
-    """Deletes, copies and prunes threads, in batches that let others write in between.
-
-    Args:
-        reader: The flows that read.
-        database: Runs them.
-    """
+    """Deletes, copies and prunes threads, in batches that let others write in between."""
 
     def __init__(self, reader: Reader, database: Database) -> None:
         self.reader, self.sql, self.database = reader, reader.sql, database
@@ -160,13 +156,7 @@ class Maintenance:
     # -- some checkpoints of a thread
 
     def pruned(self, thread_id: str, keep: Keep, *, history: bool) -> Flow[PruneReport]:
-        """Delete the checkpoints that `keep` does not name, then the items that nothing needs.
-
-        Args:
-            thread_id: Whose.
-            keep: Given a namespace's checkpoints, newest first, the keys of those that stay.
-            history: Whether everything said stays readable.
-        """
+        """Delete the checkpoints that `keep` does not name, then the items that nothing needs."""
         rows = yield self.sql("find_thread", thread_id)
         if not rows:
             return PruneReport()

@@ -62,14 +62,7 @@ class Found(NamedTuple):
 
 @dataclass(slots=True)
 class Reader:
-    """The flows that read.
-
-    Args:
-        sql: The statements, by name.
-        seal: Decrypts what is read.
-        cache: What is kept of threads.
-        items: Decodes items.
-    """
+    """The flows that read."""
 
     sql: NamedSQL
     seal: Seal

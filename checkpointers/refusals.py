@@ -21,14 +21,7 @@ _MAX_STEPS = 20  # of a path; each takes a trial of all parts on the way
 def refusal(
     pack: Callable[[Any], object], value: Any, path: str, error: Exception
 ) -> SerializationError:
-    """The error that names the innermost part of a value that cannot be stored.
-
-    Args:
-        pack: Encodes a part, or raises.
-        value: The value.
-        path: Where it stands.
-        error: What `pack` raised for it.
-    """
+    """The error that names the innermost part of a value for which `pack` raises."""
     where, part, reason = _culprit(pack, value, path, error)
     if isinstance(reason, TypeNotAllowed):
         return forbidden(reason.name, where)

@@ -47,12 +47,6 @@ _MESSAGE_FIELDS: Final = 64  # a dict of more entries is no message
 class Rewriter:
     """The references of one thread, without some messages.
 
-    Args:
-        reader: The flows that read.
-        appender: Takes what is appended to the thread's log.
-        thread: What is read of it; not the cache's.
-        remover: Takes the messages out of values.
-
     Attributes:
         looking: Whether nothing is written yet, and messages are found by id alone.
         found: Whether there was anything to remove.
@@ -197,9 +191,7 @@ class Rewriter:
     def said(self, ref: Any, before: Any) -> Flow[Any]:
         """What was said up to a checkpoint, where it is not just what the channel holds.
 
-        Args:
-            ref: What the channel holds, as it was written; None: nothing that stays.
-            before: Log and ranges, as they were written.
+        Both are as they were written: `ref`, what the channel holds; `before`, log and ranges.
         """
         log, numbers = before
         ranges = yield from self.reader.ranges(numbers)

@@ -32,11 +32,7 @@ _PAGE: Final = 512  # items
 
 
 class Threads:
-    """The flows that look at threads.
-
-    Args:
-        reader: The flows that read.
-    """
+    """The flows that look at threads."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader, self.sql = reader, reader.sql
@@ -85,14 +81,7 @@ class Threads:
     def _history_page(
         self, log: ChannelLog, page: Ranges, seen: Ranges | None, pairs: bool
     ) -> list[HistoryItem]:
-        """Items that were read, decoded.
-
-        Args:
-            log: Where they are.
-            page: Their positions.
-            seen: What the channel holds, as a set; None: they were said on a branch.
-            pairs: Whether they are of a dict.
-        """
+        """Decode items. `seen` is what the channel holds; None: they were said on a branch."""
         values = self.reader.items.values(log.full(page))
         if pairs:
             values = [tuple(v) if type(v) is list and len(v) == 2 else v for v in values]

@@ -85,11 +85,7 @@ class Written:
 
 
 class Writer:
-    """The flows that write.
-
-    Args:
-        reader: The flows that read.
-    """
+    """The flows that write."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader, self.cache, self.items = reader, reader.cache, reader.items
