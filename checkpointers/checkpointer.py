@@ -70,8 +70,7 @@ from perdure.checkpointers.reports import (
 from perdure.checkpointers.threads import Threads
 from perdure.checkpointers.writer import Stale, Writer
 from perdure.errors import InvalidConfig, UnknownCheckpoint
-from perdure.storage.awaitables import awaited
-from perdure.storage.database import Database, DatabaseOwner, Lock
+from perdure.storage.database import Database, DatabaseOwner, Lock, awaited
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, rows_of
 from perdure.storage.sql import NamedSQL

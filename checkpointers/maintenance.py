@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from perdure.checkpointers.manifest import ALIASES, Ranges, covered, missing, references
@@ -17,6 +17,7 @@ from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
     log_spans,
     open_writes,
+    pack_id,
     place,
     seal_checkpoint,
     span,
@@ -27,20 +28,21 @@ from perdure.checkpointers.thread_copy import copied
 from perdure.checkpointers.threads import sizes
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.database import Database
-from perdure.storage.flow import Flow, Row, rows_of
+from perdure.storage.flow import Flow, Statement, rows_of
 
 T = TypeVar("T")
 
 PRUNE_BATCH: Final = 500  # checkpoints deleted per transaction
-Keep = Callable[[list["Kept"]], set[int]]
-"""Given a namespace's checkpoints, newest first, the keys of those that stay."""
+Keep = Callable[[list["Kept"]], set[str]]
+"""Given a namespace's checkpoints, newest first, the ids of those that stay."""
 
 
 class Kept(NamedTuple):
     """A checkpoint of a namespace, as retention rules look at it."""
 
     key: int
-    parent: Any
+    uid: str
+    parent: str | None
     put_at: float
     metadata: Mapping[str, Any]
     channels: frozenset[str]
@@ -75,7 +77,7 @@ class Maintenance:
     def delete_checkpoints(self, doomed: Mapping[str, set[int]]) -> None:
         """Remove checkpoints by their keys, by thread."""
         for thread_id, keys in doomed.items():
-            self._prune(thread_id, lambda kept: {c.key for c in kept} - keys)  # noqa: B023
+            self._prune(thread_id, lambda kept: {c.uid for c in kept if c.key not in keys})  # noqa: B023
         if doomed:
             self.database.shrink()
 
@@ -89,7 +91,7 @@ class Maintenance:
                 f"strategy is {strategy!r}; expected 'keep_latest' or 'delete'"
             )
         for thread_id in thread_ids:
-            self._prune(thread_id, lambda kept: {c.key for c in kept if c.is_head})
+            self._prune(thread_id, lambda kept: {c.uid for c in kept if c.is_head})
         if thread_ids:
             self.database.shrink()
 
@@ -135,7 +137,12 @@ class Maintenance:
         checkpoints, items, _ = yield from sizes(self.sql, thread)
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
             for row in (yield self.sql("checkpoint_bodies", *span(namespace))):
-                yield from self._untag(thread_id, ns, row)
+                try:
+                    metadata = self.reader.metadata(self.reader.open_row(thread_id, ns, row))
+                except CorruptRecord:  # it goes all the same
+                    yield self.sql("drop_tags", row[0])
+                else:
+                    yield self._untagged(row[0], metadata)
             yield self.sql("drop_namespace_checkpoints", *span(namespace))
             yield self.sql("drop_namespace_writes", namespace)
         for log, *_ in (yield self.sql("thread_logs", thread)):
@@ -144,14 +151,8 @@ class Maintenance:
             yield self.sql(table, thread)
         return PruneReport(checkpoints, items, 1)
 
-    def _untag(self, thread_id: str, ns: str, row: Row) -> Flow[None]:
-        try:
-            metadata = self.reader.metadata(self.reader.open_row(thread_id, ns, row))
-        except CorruptRecord:
-            yield self.sql("drop_tags", row[0])  # what cannot be read goes all the same
-            return
-        for number in tags_of(self.reader.seal, metadata):
-            yield self.sql("drop_tag", number, row[0])
+    def _untagged(self, key: int, metadata: Mapping[str, Any]) -> list[Statement]:
+        return [self.sql("drop_tag", number, key) for number in tags_of(self.reader.seal, metadata)]
 
     # -- some checkpoints of a thread
 
@@ -163,13 +164,22 @@ class Maintenance:
         thread = rows[0][0]
         dropped = 0
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread)):
-            kept = yield from self._checkpoints(thread_id, ns, namespace, head)
+            kept = []
+            for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
+                metadata, is_head = self.reader.metadata(snapshot), row[0] == place(namespace, head)
+                known = row[0], snapshot.uid, snapshot.parent, row[4], metadata
+                kept.append(Kept(*known, frozenset(snapshot.refs), is_head))
             stay = _with_ancestors(kept, keep(kept))
-            doomed = [c.key for c in reversed(kept) if c.key not in stay][: PRUNE_BATCH - dropped]
-            yield from self._drop(thread_id, ns, namespace, doomed)
+            doomed = [c for c in reversed(kept) if c.uid not in stay][: PRUNE_BATCH - dropped]
             dropped += len(doomed)
-            if place(namespace, head) in doomed:
-                yield self.sql("pin", 0, namespace)
+            for each in doomed:
+                yield [
+                    *self._untagged(each.key, each.metadata),
+                    self.sql("drop_writes", namespace, pack_id(each.uid)),
+                    self.sql("drop_checkpoint", each.key),
+                ]
+                if each.is_head:
+                    yield self.sql("pin", 0, namespace)
             if not history:
                 yield from self._forget_said(thread_id, ns, namespace)
         if not dropped and history:
@@ -177,23 +187,6 @@ class Maintenance:
         items = yield from self.sweep(thread_id, thread)
         yield self.sql("removed", thread)
         return PruneReport(dropped, items)
-
-    def _checkpoints(self, thread_id: str, ns: str, namespace: int, head: int) -> Flow[list[Kept]]:
-        rows = yield from self.reader.rows(thread_id, ns, namespace)
-        out, keys = [], {}
-        for row, snapshot in rows:
-            keys[snapshot.uid] = row[0]
-            metadata, channels = self.reader.metadata(snapshot), frozenset(snapshot.refs)
-            is_head = row[0] == place(namespace, head)
-            out.append(Kept(row[0], snapshot.parent, row[4], metadata, channels, is_head))
-        return [each._replace(parent=keys.get(each.parent)) for each in out]
-
-    def _drop(self, thread_id: str, ns: str, namespace: int, doomed: list[int]) -> Flow[None]:
-        for key in doomed:
-            (row,) = yield self.sql("checkpoint_at", key)
-            yield from self._untag(thread_id, ns, row)
-            yield self.sql("drop_writes", namespace, row[1])
-            yield self.sql("drop_checkpoint", key)
 
     def _forget_said(self, thread_id: str, ns: str, namespace: int) -> Flow[None]:
         """Let kept checkpoints remember only what they hold."""
@@ -221,17 +214,17 @@ class Maintenance:
 
     def _mark(self, thread_id: str, ns: str, namespace: int, live: dict[int, Ranges]) -> Flow[None]:
         for _, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
-            for ref in snapshot.refs.values():
-                yield from self._mark_ref(ref, live)
+            yield from self._mark_refs(snapshot.refs.values(), live)
             for log, numbers in snapshot.said.values():  # as written
                 yield from self._mark_ranges(log, numbers, live)
         for row in (yield self.sql("namespace_writes", namespace)):
-            for _, _, ref in open_writes(self.reader.seal, thread_id, ns, row):
-                yield from self._mark_ref(ref, live)
+            writes = open_writes(self.reader.seal, thread_id, ns, row)
+            yield from self._mark_refs((ref for _, _, ref in writes), live)
 
-    def _mark_ref(self, ref: Any, live: dict[int, Ranges]) -> Flow[None]:
-        for log, numbers in references(ref):
-            yield from self._mark_ranges(log, numbers, live)
+    def _mark_refs(self, refs: Iterable[Any], live: dict[int, Ranges]) -> Flow[None]:
+        for ref in refs:
+            for log, numbers in references(ref):
+                yield from self._mark_ranges(log, numbers, live)
 
     def _mark_ranges(self, log: int, numbers: Any, live: dict[int, Ranges]) -> Flow[None]:
         if numbers and not isinstance(numbers[0], int):
@@ -252,36 +245,34 @@ class Maintenance:
         live += found
 
 
-def _with_ancestors(kept: list[Kept], stay: set[int]) -> set[int]:
+def _with_ancestors(kept: list[Kept], stay: set[str]) -> set[str]:
     """Add the ancestors whose writes a kept checkpoint's DeltaChannel is rebuilt from."""
-    by_key = {c.key: c for c in kept}
+    by_uid: dict[str | None, Kept] = {c.uid: c for c in kept}
     out = set(stay)
     for checkpoint in kept:
-        if checkpoint.key not in stay:
-            continue
         counters = checkpoint.metadata.get("counters_since_delta_snapshot") or {}
         lacking = set(counters) - checkpoint.channels
-        at = by_key.get(checkpoint.parent or 0)
+        at = by_uid.get(checkpoint.parent) if checkpoint.uid in stay else None
         while lacking and at is not None:
-            out.add(at.key)
+            out.add(at.uid)
             lacking -= at.channels
-            at = by_key.get(at.parent or 0)
+            at = by_uid.get(at.parent)
     return out
 
 
 def _keep_rule(rule: Retention, now: float) -> Keep:
     """A retention rule as a choice among the checkpoints of a namespace."""
 
-    def keep(namespace: list[Kept]) -> set[int]:
-        stay = {c.key for c in namespace if c.is_head}
+    def keep(namespace: list[Kept]) -> set[str]:
+        stay = [c for c in namespace if c.is_head]
         if rule.last is not None:
-            stay |= {c.key for c in namespace[: rule.last]}
+            stay += namespace[: rule.last]
         if rule.days is not None:
-            stay |= {c.key for c in namespace if c.put_at >= now - rule.days * 86400}
+            stay += [c for c in namespace if c.put_at >= now - rule.days * 86400]
         if rule.turns:
             inside = {c.parent for c in namespace if c.metadata.get("source") == "loop"}
-            stay |= {c.key for c in namespace if c.key not in inside}
-        return stay
+            stay += [c for c in namespace if c.uid not in inside]
+        return {c.uid for c in stay}
 
     return keep
 

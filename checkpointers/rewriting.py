@@ -122,10 +122,8 @@ class Rewriter:
         elif ref[0] in (MAP, LIST_HERE, DICT_HERE):
             if any(references(ref)) or self._may_mention(pack(ref)):
                 new = self._left((yield from self.value(ref)), where, ref)
-        elif ref[0] == ITEM:
-            new = yield from self._single(ref, where)
         else:
-            new = yield from self._many(ref, where)
+            new = yield from self._split(ref, where)
         if new is not ref:
             self.found = True
             if self.looking and not channel.startswith("__"):
@@ -164,16 +162,11 @@ class Rewriter:
             left.pop()
         return self.encoded(left), gone
 
-    def _single(self, ref: Any, where: Where) -> Flow[Any]:
-        _, log, position = ref
-        parts = self._parts(log, [(position, position + 1)], False, where)
-        if not parts:
-            return ref if parts is None else GONE
-        return [ITEM, log, (yield from self._append(log, parts))[0][0]]
-
-    def _many(self, ref: Any, where: Where) -> Flow[Any]:
+    def _split(self, ref: Any, where: Where) -> Flow[Any]:
         kind, log, numbers = ref
-        ranges = yield from self.reader.ranges(numbers)
+        ranges = [(numbers, numbers + 1)]
+        if kind != ITEM:
+            ranges = yield from self.reader.ranges(numbers)
         if kind == DICT:
             self._dicts.add(log)
             if (yield from self._is_message(log, ranges, where)):
@@ -184,6 +177,8 @@ class Rewriter:
         parts = self._parts(log, ranges, kind == DICT, where)
         if parts is None:
             return ref
+        if kind == ITEM:
+            return [ITEM, log, (yield from self._append(log, parts))[0][0]] if parts else GONE
         last = self.thread.logs[log].origin(ranges[-1][1] - 1)
         self.awaited = self.awaited or (log, last) in self._calling
         return [kind, log, flat((yield from self._append(log, parts)))]

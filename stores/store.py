@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any
 
 from perdure.errors import ConfigurationError
-from perdure.storage.awaitables import AwaitableInt
-from perdure.storage.database import DatabaseOwner
+from perdure.storage.database import AwaitableInt, DatabaseOwner
 from perdure.storage.flow import Flow, Row, Statement, rows_of
 from perdure.stores.base import Namespace, Progress, QueryPlan, StoreStats, VersionRetention
 from perdure.stores.filter_paths import index_expression, index_path
