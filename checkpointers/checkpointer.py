@@ -225,11 +225,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         """For each channel the writes on the way to a checkpoint, and the value they start from."""
         return self._read(self._reader.delta_history(address(config), channels))
 
-    async def aget_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """See `get_delta_channel_history`."""
-        return await self._aread(self._reader.delta_history(address(config), channels))
+    aget_delta_channel_history = awaited(get_delta_channel_history)
 
     # -- writing
 
@@ -409,9 +405,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         """
         return self.database.read(self._threads.one(thread_id))
 
-    async def athread(self, thread_id: str) -> ThreadInfo:
-        """See `thread`."""
-        return await self.database.aread(self._threads.one(thread_id))
+    athread = awaited(thread)
 
     def checkpoints(
         self, thread_id: str, *, checkpoint_ns: str | None = None, limit: int | None = None
@@ -428,11 +422,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         """
         return self.database.read(self._threads.checkpoints(thread_id, checkpoint_ns, limit))
 
-    async def acheckpoints(
-        self, thread_id: str, *, checkpoint_ns: str | None = None, limit: int | None = None
-    ) -> _List[CheckpointInfo]:
-        """See `checkpoints`."""
-        return await self.database.aread(self._threads.checkpoints(thread_id, checkpoint_ns, limit))
+    acheckpoints = awaited(checkpoints)
 
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes, counts, and the driver that is in use."""

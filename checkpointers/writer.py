@@ -48,6 +48,7 @@ class Stale(Exception):
 class Written:
     """What a flow found and wrote, for the cache to take over once it is committed."""
 
+    now: float
     thread_id: str
     ns: str
     key: int
@@ -139,15 +140,10 @@ class Writer:
         Raises:
             Stale: Something the plan rests on was deleted.
         """
-        now = time.time()
-        out = yield from self._begin(plan.thread_id, plan.ns, plan.uid)
-        if plan.rests_on is not None and plan.rests_on != (out.key, out.generation):
-            raise Stale
+        out = yield from self._begin(plan, plan.uid)
         parent = yield from self._parent(out, plan.parent)
-        snapshot = Snapshot(
-            plan.uid, 0, plan.parent, 0, plan.fields, plan.versions, plan.seen, {}, {}, {}
-        )
-        snapshot.step = plan.step
+        at = plan.uid, 0, plan.parent, 0
+        snapshot = Snapshot(*at, plan.fields, plan.versions, plan.seen, {}, step=plan.step)
         appender = out.appender = Appender(
             self.sql, self.seal, self.items, plan.thread_id, out.key, out.seq, out.known
         )
@@ -155,9 +151,9 @@ class Writer:
         self._fill(snapshot, plan, parent, appender)
         statements = appender.statements()
         if out.existing is None:
-            statements += self._added(out, plan, snapshot, parent, now)
+            statements += self._added(out, plan, snapshot, parent)
         else:
-            statements += yield from self._replaced(out, plan, snapshot, now)
+            statements += yield from self._replaced(out, snapshot)
         tags = [(number, snapshot.key) for number in tags_of(self.seal, plan.metadata)]
         if tags:
             statements.append(Statement(self.sql["add_tag"], tags, many=True))
@@ -186,23 +182,25 @@ class Writer:
                 if channel not in snapshot.refs and parent.holds(channel, version):
                     snapshot.take(channel, parent)
 
-    def _begin(self, thread_id: str, ns: str, uid: str | None) -> Flow[Written]:
+    def _begin(self, plan: PlannedPut | PlannedWrites, uid: str | None) -> Flow[Written]:
         """The thread and namespace as they are; new ones if need be."""
+        now, thread_id, ns = time.time(), plan.thread_id, plan.ns
         state = self.sql("state", pack_id(uid), ns, thread_id)
         rows = yield state
         if not rows:
-            now = time.time()
             yield self.sql("new_thread", thread_id, now, now)
             rows = yield state
-        thread, seq, generation, updated_at, namespace, pinned, *head, existing = rows[0]
+        key, seq, generation, updated_at, namespace, pinned, *head, existing = rows[0]
+        if plan.rests_on not in (None, (key, generation)):
+            raise Stale
         if namespace is None:
             pinned = 0
-            ((namespace,),) = yield self.sql("new_namespace", thread, ns)
+            ((namespace,),) = yield self.sql("new_namespace", key, ns)
         known = self.cache.peek(thread_id)
-        if known is None or (known.key, known.generation) != (thread, generation):
+        if known is not None and (known.key, known.generation) != (key, generation):
             known = None
-        at = thread, seq, generation, updated_at, namespace, pinned
-        return Written(thread_id, ns, *at, known, tuple(head), existing)
+        at = key, seq, generation, updated_at, namespace, pinned
+        return Written(now, thread_id, ns, *at, known, tuple(head), existing)
 
     def _parent(self, out: Written, uid: str | None) -> Flow[Snapshot | None]:
         """The parent: kept, or read."""
@@ -216,20 +214,15 @@ class Writer:
         return found
 
     def _added(
-        self,
-        out: Written,
-        plan: PlannedPut,
-        snapshot: Snapshot,
-        parent: Snapshot | None,
-        now: float,
+        self, out: Written, plan: PlannedPut, snapshot: Snapshot, parent: Snapshot | None
     ) -> list[Statement]:
         """A new checkpoint: its row, the head, and the thread's counters."""
         out.seq += 1
         snapshot.key = place(out.namespace, out.seq)
-        snapshot.began = (
-            out.seq if parent is None or self._begins(out, plan, parent) else parent.began
-        )
-        key, uid, *at, body = self._row(plan, snapshot, now)
+        snapshot.began = out.seq
+        if parent is not None and not self._begins(out, plan, parent):
+            snapshot.began = parent.began
+        key, uid, *at, body = self._row(out, snapshot)
         statements = [self.sql("add_checkpoint", key, out.namespace, uid, *at, body)]
         pinned = out.pinned
         if self._takes_head(out, snapshot):
@@ -241,21 +234,20 @@ class Writer:
         if out.pinned != pinned:
             statements.append(self.sql("pin", out.pinned, out.namespace))
         statements.append(self.sql("advance", out.seq, out.key))
-        return statements + self._touched(out, now)
+        return statements + self._touched(out)
 
-    def _touched(self, out: Written, now: float) -> list[Statement]:
+    def _touched(self, out: Written) -> list[Statement]:
         """The thread's last activity, to a tenth of a second: its index is written seldom."""
-        if now - out.updated_at <= ACTIVITY_S:
+        if out.now - out.updated_at <= ACTIVITY_S:
             return []
-        out.updated_at = now
-        return [self.sql("touch", now, out.key)]
+        out.updated_at = out.now
+        return [self.sql("touch", out.now, out.key)]
 
     def _begins(self, out: Written, plan: PlannedPut, parent: Snapshot) -> bool:
         """Whether a put begins something, rather than going on with what its parent began.
 
-        Design: a put begins something if it is an input, an update or a fork, has no parent, skips
-        steps (durability `exit` writes a whole run at once), or goes on from a checkpoint that was
-        read by its id and is not the head.
+        It does if it is an input, an update or a fork, skips steps (durability `exit` writes a
+        whole run at once), or goes on from a checkpoint read by its id that is not the head.
         """
         if plan.begins or (plan.deliberate and out.head[0] != parent.key):
             return True
@@ -270,28 +262,26 @@ class Writer:
             return True
         return (snapshot.began, snapshot.uid) > (began or 0, uid or "")
 
-    def _replaced(
-        self, out: Written, plan: PlannedPut, snapshot: Snapshot, now: float
-    ) -> Flow[list[Statement]]:
+    def _replaced(self, out: Written, snapshot: Snapshot) -> Flow[list[Statement]]:
         """The same checkpoint, put once more, in the place it has."""
-        row = (yield self.sql("checkpoint_at", out.existing))[0]
-        before = self.reader.open_row(plan.thread_id, plan.ns, row)
+        (row,) = yield self.sql("checkpoint_at", out.existing)
+        before = self.reader.open_row(out.thread_id, out.ns, row)
         snapshot.key, snapshot.began = before.key, before.began
-        key, _, parent, _, _, body = self._row(plan, snapshot, now)
+        key, _, parent, _, _, body = self._row(out, snapshot)
         out.generation += 1
         old = tags_of(self.seal, self.reader.metadata(before))
         return [
             *(self.sql("drop_tag", number, key) for number in old),
-            self.sql("replace_checkpoint", parent, now, body, key),
+            self.sql("replace_checkpoint", parent, out.now, body, key),
             self.sql("removed", out.key),
-            *self._touched(out, now),
+            *self._touched(out),
         ]
 
-    def _row(self, plan: PlannedPut, snapshot: Snapshot, now: float) -> Row:
+    def _row(self, out: Written, snapshot: Snapshot) -> Row:
         """`(id, uid, parent, began, put_at, body)`."""
-        row = snapshot.key, pack_id(plan.uid), pack_id(plan.parent), snapshot.began, now
-        said = written_said(snapshot)
-        return *row, seal_checkpoint(self.seal, plan.thread_id, plan.ns, row, snapshot, said)
+        uid, parent = pack_id(snapshot.uid), pack_id(snapshot.parent)
+        row, said = (snapshot.key, uid, parent, snapshot.began, out.now), written_said(snapshot)
+        return *row, seal_checkpoint(self.seal, out.thread_id, out.ns, row, snapshot, said)
 
     def rewind(self, at: Address) -> Flow[bool]:
         """Move the head to a checkpoint. Returns whether there is such a checkpoint."""
@@ -309,16 +299,13 @@ class Writer:
         Raises:
             Stale: Something the plan rests on was deleted.
         """
-        now = time.time()
-        out = yield from self._begin(plan.thread_id, plan.ns, None)
-        if plan.rests_on is not None and plan.rests_on != (out.key, out.generation):
-            raise Stale
+        out = yield from self._begin(plan, None)
         row = (pack_id(plan.uid), pack_id(plan.task), plan.path)
         of = self.seal, plan.thread_id, plan.ns
         writes, body = plan.writes, seal_writes(*of, row, plan.writes)
         added, *_ = yield [
             self.sql("add_writes", out.namespace, *row, body),
-            *self._touched(out, now),
+            *self._touched(out),
         ]
         if not added:
             ((path, stored),) = yield self.sql("find_writes", out.namespace, *row[:2])

@@ -18,7 +18,7 @@ from typing import Any, get_args
 from weakref import WeakSet
 
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
-from perdure.storage.flow import Flow, Statement, T, rows_of
+from perdure.storage.flow import Flow, T, rows_of
 from perdure.storage.locks import Locks, NamedLock
 from perdure.storage.migrations import Migration
 from perdure.storage.sqlite_connection import (
@@ -33,6 +33,10 @@ from perdure.storage.sqlite_writer import Job, Writer
 from perdure.storage.threads import Threads
 
 _READING_THREADS = 4
+_SIZES = (
+    "SELECT page_size, page_count, freelist_count "
+    "FROM pragma_page_size, pragma_page_count, pragma_freelist_count"
+)
 
 
 class SQLiteFile:
@@ -65,23 +69,14 @@ class SQLiteFile:
 
     @property
     def writer(self) -> Writer:
-        """What writes.
-
-        Raises:
-            StorageUnavailable: The database is closed.
-            StorageError: It was opened read-only.
-        """
+        """What writes, unless the database is closed or was opened read-only."""
         self.check()
         if self._writer is None:
             raise StorageError(f"{self.path!r} was opened read-only; open it without read_only")
         return self._writer
 
     def check(self) -> None:
-        """Refuse work after the end.
-
-        Raises:
-            StorageUnavailable: The database is closed, or this is a forked process.
-        """
+        """Refuse work once the database is closed, and in a forked process."""
         if self.refused:
             raise StorageUnavailable(f"the database {self.path!r} {self.refused}")
 
@@ -320,20 +315,14 @@ class SQLiteDatabase:
 
     def stats(self) -> dict[str, Any]:
         """See `Database.stats`; also free space, and whether SQLite has the WAL-reset bug."""
-
-        def pragmas() -> Flow[dict[str, int]]:
-            names = ("page_size", "page_count", "freelist_count")
-            found = yield [Statement(f"PRAGMA {name}") for name in names]
-            return {name: rows[0][0] for name, rows in zip(names, found, strict=True)}
-
-        found = self.read(pragmas())
+        ((size, pages, free),) = self.read(rows_of(_SIZES))
         return {
             "path": self.path,
             "sqlite_version": sqlite3.sqlite_version,
             "wal_reset_bug": sqlite3.sqlite_version_info < (3, 51, 3),
             "synchronous": self._connector.synchronous,
-            "size_bytes": found["page_size"] * found["page_count"],
-            "free_bytes": found["page_size"] * found["freelist_count"],
+            "size_bytes": size * pages,
+            "free_bytes": size * free,
             "wal_bytes": self._connector.wal_bytes(),
         }
 
