@@ -137,7 +137,7 @@ class Importer:
         if isinstance(found, Record):
             yield from self._take(found)
         else:
-            self._check_unforked(*found, (yield self._ids_here(found[0])))
+            yield self._check_unforked(*found)
             self._done["threads"] += 1
 
     def _check_tables(self) -> Flow[str]:
@@ -155,24 +155,19 @@ class Importer:
             )
         return _WRITES.format(path="task_path" if "task_path" in columns["writes"] else "''")
 
-    def _check_unforked(self, thread_id: str, there: set[Row], here: set[Row]) -> None:
+    def _check_unforked(self, thread_id: str, there: set[Row]) -> Flow[None]:
         """Refuse a thread that has checkpoints here that the source lacks, and the reverse."""
+        sql, here = self.reader.sql, set()
+        for thread, _, _ in (yield sql("find_thread", thread_id)):
+            for namespace, ns, _ in (yield sql("thread_namespaces", thread)):
+                rows = yield sql("checkpoint_keys", *span(namespace))
+                here |= {(ns, unpack_id(uid)) for _, uid, _ in rows}
         if here - there and there - here:
             raise ImportFailed(
                 f"thread {thread_id!r} has {len(here - there)} checkpoints here that "
                 f"{self.path!r} lacks, and {len(there - here)} there that are not here; "
                 "import into a new file, or delete the thread here first"
             )
-
-    def _ids_here(self, thread_id: str) -> Flow[set[Row]]:
-        """The namespace and id of each checkpoint of a thread."""
-        sql = self.reader.sql
-        out: set[Row] = set()
-        for thread, _, _ in (yield sql("find_thread", thread_id)):
-            for namespace, ns, _ in (yield sql("thread_namespaces", thread)):
-                rows = yield sql("checkpoint_keys", *span(namespace))
-                out |= {(ns, unpack_id(uid)) for _, uid, _ in rows}
-        return out
 
     def _records(self, thread_id: str, writes: str) -> Pages:
         """The checkpoints of a thread, oldest first: their ids sort by time."""
