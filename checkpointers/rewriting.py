@@ -164,9 +164,8 @@ class Rewriter:
 
     def _split(self, ref: Any, where: Where) -> Flow[Any]:
         kind, log, numbers = ref
-        ranges = [(numbers, numbers + 1)]
-        if kind != ITEM:
-            ranges = yield from self.reader.ranges(numbers)
+        numbers = [numbers, 1] if kind == ITEM else numbers
+        ranges = yield from self.reader.ranges(numbers)
         if kind == DICT:
             self._dicts.add(log)
             if (yield from self._is_message(log, ranges, where)):
