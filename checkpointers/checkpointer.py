@@ -72,8 +72,7 @@ from perdure.checkpointers.writer import Stale, Writer
 from perdure.errors import InvalidConfig, UnknownCheckpoint
 from perdure.storage.database import Database, DatabaseOwner, Lock, awaited
 from perdure.storage.encryption import Seal
-from perdure.storage.flow import Flow, rows_of
-from perdure.storage.sql import NamedSQL
+from perdure.storage.flow import Flow, NamedSQL, rows_of
 
 T = TypeVar("T")
 Plan = Callable[[Planner], PlannedPut | PlannedWrites]
@@ -482,10 +481,10 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         thread_id = check_thread_id(thread_id)
         parts = self._reader, self._maintenance, thread_id
         if message_ids is None:
-            done = self._change(thread_id, lambda: erased_thread(*parts))
+            done = self._maintenance.write(thread_id, lambda: erased_thread(*parts))
         else:
             ids = check_texts("message_ids", message_ids)
-            done = self._change(thread_id, lambda: erased(*parts, ids))
+            done = self._maintenance.write(thread_id, lambda: erased(*parts, ids))
         return replace(done, scrubbed=self.database.scrub())
 
     aerase = awaited(erase)
@@ -610,10 +609,6 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     def _aread(self, flow: Flow[T]) -> Awaitable[T]:
         return self.database.in_thread(lambda: self._read(flow))
-
-    def _change(self, thread_id: str, make: Callable[[], Flow[T]]) -> T:
-        """Write what makes the cache of a thread stale."""
-        return self.database.write(make, lambda _: self._cache.forget(thread_id))
 
     def _job(self, plan: Plan, planner: Planner) -> Any:
         """What the database is to write, and what the cache learns from how it ends."""

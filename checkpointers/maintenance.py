@@ -25,7 +25,6 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.reports import PruneReport, Retention
 from perdure.checkpointers.thread_copy import copied
-from perdure.checkpointers.threads import sizes
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.database import Database
 from perdure.storage.flow import Flow, Statement, rows_of
@@ -60,7 +59,7 @@ class Maintenance:
     def delete_threads(self, thread_ids: Sequence[str]) -> None:
         """Remove threads and give their space back; unknown ones are no error."""
         for thread_id in thread_ids:
-            self._write(thread_id, lambda: self.delete_thread(thread_id))  # noqa: B023 - run at once
+            self.write(thread_id, lambda: self.delete_thread(thread_id))  # noqa: B023 - run at once
         self.database.shrink()
 
     def copy_thread(self, source: str, target: str, checkpoint_id: str | None) -> None:
@@ -119,13 +118,14 @@ class Maintenance:
         """Delete all but what `keep` names, see `pruned`, a batch in each transaction."""
         checkpoints = items = 0
         while True:
-            done = self._write(thread_id, lambda: self.pruned(thread_id, keep, history=history))
+            done = self.write(thread_id, lambda: self.pruned(thread_id, keep, history=history))
             checkpoints += done.checkpoints
             items += done.items
             if done.checkpoints < PRUNE_BATCH:
                 return PruneReport(checkpoints, items)
 
-    def _write(self, thread_id: str, make: Callable[[], Flow[T]]) -> T:
+    def write(self, thread_id: str, make: Callable[[], Flow[T]]) -> T:
+        """Write what makes the cache of a thread stale."""
         return self.database.write(make, lambda _: self.reader.cache.forget(thread_id))
 
     def delete_thread(self, thread_id: str) -> Flow[PruneReport]:
@@ -134,9 +134,9 @@ class Maintenance:
         if not rows:
             return PruneReport()
         thread = rows[0][0]
-        checkpoints, items, _ = yield from sizes(self.sql, thread)
+        ((checkpoints, items, _),) = yield self.sql("sizes", thread)
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
-            for row in (yield self.sql("checkpoint_bodies", *span(namespace))):
+            for row in (yield self.sql("checkpoints_page", *span(namespace), -1)):
                 try:
                     metadata = self.reader.metadata(self.reader.open_row(thread_id, ns, row))
                 except CorruptRecord:  # it goes all the same

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Final
@@ -111,6 +111,17 @@ def tags_of(seal: Seal, metadata: Mapping[str, Any]) -> Iterator[int]:
         number = tag(seal, key, value)
         if number is not None:
             yield number
+
+
+def leading_to(rows: Sequence[Row], key: int) -> list[Row]:
+    """Those of the rows `(id, uid, parent, ...)` that lead to a checkpoint, itself first."""
+    by_uid = {row[1]: row for row in rows}
+    at = next((row for row in rows if row[0] == key), None)
+    out: dict[int, Row] = {}
+    while at is not None and at[0] not in out:
+        out[at[0]] = at
+        at = by_uid.get(at[2])
+    return [*out.values()]
 
 
 # -- rows as they are sealed

@@ -17,7 +17,7 @@ from perdure.checkpointers.objects import name_of
 from perdure.checkpointers.schema import SQLITE
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.encryption import Clear, Place, Seal, agree_on_key, seal_for
-from perdure.storage.sql import load
+from perdure.storage.flow import load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import Synchronous
 

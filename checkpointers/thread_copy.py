@@ -12,6 +12,7 @@ from perdure.checkpointers.reader import PAGE, Reader
 from perdure.checkpointers.records import (
     content_hash,
     item_place,
+    leading_to,
     log_spans,
     open_writes,
     place,
@@ -89,11 +90,11 @@ class _Copier:
     def copy_namespace(self, ns: str, source: int, head: int, last: int) -> Flow[None]:
         """Copy what was put in a namespace up to a place; of the root, what leads there."""
         sql = self.reader.sql
-        rows = yield sql("checkpoint_bodies", *span(source))
+        rows = yield sql("checkpoints_page", *span(source), -1)
         yield from self.reader.check_complete(len(rows), *span(source))
         if last != _LOW:
             rows = [row for row in rows if row[0] & _LOW <= last]
-            rows = rows if ns else _path(rows, place(source, last))
+            rows = rows if ns else leading_to(rows, place(source, last))
             head = max((row[0] & _LOW for row in rows), default=0)
         if not rows:
             return
@@ -140,14 +141,3 @@ class _Copier:
             (blocks, *places), *rest = numbers
             return [[self.logs[blocks], *places], *rest]
         return numbers
-
-
-def _path(rows: list[Row], key: int) -> list[Row]:
-    """The rows on the way to a checkpoint."""
-    by_uid = {row[1]: row for row in rows}
-    at: Row | None = next(row for row in rows if row[0] == key)
-    out = []
-    while at is not None:
-        out.append(at)
-        at = by_uid.get(at[2])
-    return out

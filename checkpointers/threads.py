@@ -21,11 +21,10 @@ from perdure.checkpointers.manifest import (
     positions,
 )
 from perdure.checkpointers.reader import Found, Reader, damaged_index
-from perdure.checkpointers.records import place, span
+from perdure.checkpointers.records import leading_to, place, span
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem, ThreadInfo
 from perdure.errors import ConfigurationError, CorruptRecord, UnknownCheckpoint, UnknownThread
 from perdure.storage.flow import Flow, Row, rows_of
-from perdure.storage.sql import NamedSQL
 
 _SOON: Final = float("inf")
 _PAGE: Final = 512  # items
@@ -100,7 +99,8 @@ class Threads:
     def _on_branches(self, at: Address, found: Found, channel: str) -> Flow[Ranges]:
         """What was said only on branches: on the way to no checkpoint that leads to the head."""
         rows = yield self.sql("checkpoint_keys", *span(found.namespace))
-        trunk, inner = _trunk(rows, found.snapshot.key), {parent for _, _, parent in rows}
+        trunk = {key for key, *_ in leading_to(rows, found.snapshot.key)}
+        inner = {parent for _, _, parent in rows}
         tips = [key for key, uid, _ in rows if key not in trunk and uid not in inner]
         out: set[int] = set()
         for tip in tips:
@@ -151,7 +151,7 @@ class Threads:
         if indexed != thread:
             raise damaged_index(f"thread {thread}")
         namespaces = yield self.sql("thread_namespaces", thread)
-        checkpoints, items, size = yield from sizes(self.sql, thread)
+        ((checkpoints, items, size),) = yield self.sql("sizes", thread)
         return ThreadInfo(
             thread_id,
             checkpoints,
@@ -176,7 +176,7 @@ class Threads:
                 continue
             keys = yield self.sql("checkpoint_keys", *span(namespace))
             yield from self.reader.check_complete(len(keys), *span(namespace))
-            trunk = _trunk(keys, place(namespace, head))
+            trunk = {key for key, *_ in leading_to(keys, place(namespace, head))}
             most = -1 if limit is None else limit
             for row in (yield self.sql("checkpoints_page", *span(namespace), most)):
                 out.append((yield from self._checkpoint(thread_id, ns, row, trunk, head)))
@@ -199,17 +199,6 @@ class Threads:
             str(fields.get("ts", "")),
             {channel: count(ranges) for channel, (_, ranges) in snapshot.ranges.items()},
         )
-
-
-def _trunk(keys: list[Row], head: int) -> set[int]:
-    """The keys of the checkpoints that lead to the head, and of itself."""
-    by_uid = {uid: (key, parent) for key, uid, parent in keys}
-    uid = next((uid for key, uid, _ in keys if key == head), None)
-    out: set[int] = set()
-    while uid in by_uid and by_uid[uid][0] not in out:
-        key, uid = by_uid[uid]
-        out.add(key)
-    return out
 
 
 def _interleaved(said: Ranges, branches: Ranges) -> list[tuple[Range, bool]]:
@@ -256,14 +245,6 @@ def _pair(part: Any) -> tuple[int, int]:
             "the end, like (0, 50)"
         )
     return first, last
-
-
-def sizes(sql: NamedSQL, thread: int) -> Flow[tuple[int, int, int]]:
-    """How many checkpoints and items a thread has, and the bytes of those and its writes."""
-    names = ("checkpoints_size", "items_size", "writes_size")
-    checkpoints, items, writes = yield [sql(name, thread) for name in names]
-    size = checkpoints[0][1] + items[0][1] + writes[0][1]
-    return checkpoints[0][0], items[0][0], size
 
 
 def no_thread(thread_id: str, ns: str = "") -> UnknownThread:

@@ -13,8 +13,7 @@ from langgraph.store.base import IndexConfig, TTLConfig
 
 from perdure.errors import ConfigurationError
 from perdure.storage.encryption import Clear, agree_on_key, seal_for
-from perdure.storage.flow import Flow
-from perdure.storage.sql import load
+from perdure.storage.flow import Flow, load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import Synchronous
 from perdure.stores.core import Parts, forget_filters, system_clock

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.storage.sql import load
+from perdure.storage.flow import load
 
 
 @pytest.mark.parametrize("package", ["perdure.stores", "perdure.checkpointers"])

@@ -203,9 +203,7 @@ class DatabaseOwner:
         """Close the database, once everything handed to it is written."""
         self.database.close()
 
-    async def aclose(self) -> None:
-        """See `close`."""
-        await asyncio.to_thread(self.close)
+    aclose = awaited(close)
 
     def __enter__(self) -> Self:
         self.database.connect()

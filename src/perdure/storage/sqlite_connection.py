@@ -244,7 +244,6 @@ def check_path(path: str, read_only: bool) -> None:
         NotADatabase: It is a folder, or a file of another kind.
         StorageError: The file or its folder cannot be used.
     """
-    check_name(path, read_only)
     if path == MEMORY:
         return
     if os.path.isdir(path):
