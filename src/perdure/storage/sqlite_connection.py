@@ -110,7 +110,7 @@ class Connector:
                         conn.execute("VACUUM")  # an empty file that another tool began
                 if self.on_disk:
                     conn.execute("PRAGMA journal_mode = WAL")
-                self._migrate(self._configured(conn), migration)
+                self.migrate(self._configured(conn), migration)
             except BaseException:
                 conn.close()
                 raise
@@ -126,21 +126,18 @@ class Connector:
         return self._configured(self._connect())
 
     def migrate(self, conn: sqlite3.Connection, migration: Migration) -> None:
-        """Bring one more component's schema up to date."""
-        with self.between_processes():
-            self._migrate(conn, migration)
-
-    def _migrate(self, conn: sqlite3.Connection, migration: Migration) -> None:
+        """Bring a component's schema up to date."""
         by = partial(execute, conn)
-        if run(version(migration, self.path), by) == len(migration.steps):
-            return
-        conn.execute("BEGIN IMMEDIATE")
-        try:
-            run(migrate(migration, self.path), by)
-            conn.execute("COMMIT")
-        except BaseException:
-            conn.execute("ROLLBACK")
-            raise
+        with self.between_processes():
+            if run(version(migration, self.path), by) == len(migration.steps):
+                return
+            conn.execute("BEGIN IMMEDIATE")
+            try:
+                run(migrate(migration, self.path), by)
+                conn.execute("COMMIT")
+            except BaseException:
+                conn.execute("ROLLBACK")
+                raise
 
     def check_readable(self, migration: Migration) -> None:
         """Make sure that there is something to read.
