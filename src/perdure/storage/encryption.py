@@ -17,7 +17,6 @@ from perdure.storage.flow import Flow, Statement
 _CRC = 4  # bytes
 _NONCE = 12  # bytes; NIST SP 800-38D §8.2.2: random nonces of 96 bits
 Place = tuple[str | int | None, ...]  # what a row is bound to: its kind, thread and position
-KEY_SIZES = (16, 24, 32)
 _CHECK: Final = "key check"
 _PROOF: Final = b"perdure"
 _NO_KEY: Final = b""  # stands where the proof would, in a file made without a key
@@ -103,7 +102,7 @@ class AESGCM(Seal):
                 "encryption needs the package 'cryptography', which perdure's extra [encryption] "
                 "installs: pip install cryptography"
             ) from exc
-        if len(key) not in KEY_SIZES:
+        if len(key) not in (16, 24, 32):
             raise WrongKey(f"the key has {len(key)} bytes; AES-GCM takes 16, 24 or 32")
         self._aead = aead.AESGCM(key)
         self._invalid = InvalidTag
@@ -125,31 +124,21 @@ class AESGCM(Seal):
             ) from exc
 
 
-def key_bytes(key: bytes | str | None) -> bytes | None:
-    """A key as bytes: bytes as they are, text as hex.
+def seal_for(key: bytes | str | None) -> Seal:
+    """The seal of a file that is opened with a key; without one, with that of `PERDURE_KEY`.
 
     Raises:
-        WrongKey: The text is not hex of 16, 24 or 32 bytes.
+        WrongKey: It is no key: 16, 24 or 32 bytes, or as many in hexadecimal.
+        MissingDependency: The package `cryptography` is not installed.
     """
-    if key is None or isinstance(key, bytes):
-        return key
+    key = key if key is not None else os.environ.get("PERDURE_KEY") or None
     try:
-        return bytes.fromhex(key)
+        secret = bytes.fromhex(key) if isinstance(key, str) else key
     except ValueError as exc:
         raise WrongKey(
             "the key is not hexadecimal; make one with: "
             'python -c "import secrets; print(secrets.token_hex(32))"'
         ) from exc
-
-
-def seal_for(key: bytes | str | None) -> Seal:
-    """The seal of a file that is opened with a key; without one, with that of `PERDURE_KEY`.
-
-    Raises:
-        WrongKey: It is no key.
-        MissingDependency: The package `cryptography` is not installed.
-    """
-    secret = key_bytes(key if key is not None else os.environ.get("PERDURE_KEY") or None)
     return Clear() if secret is None else AESGCM(secret)
 
 
