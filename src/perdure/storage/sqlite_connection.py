@@ -33,8 +33,11 @@ _KINDS: dict[str, tuple[type[StorageError], str]] = {
     "SQLITE_FULL": (StorageFull, "the disk is full; nothing was half written: free space, retry"),
     "SQLITE_CORRUPT": (CorruptRecord, "the file is damaged; restore it from a backup"),
     "SQLITE_NOTADB": (NotADatabase, "the file is not an SQLite database, or it is truncated"),
-    "SQLITE_READONLY": (StorageError, "the file or its folder is read-only: check permissions"),
-    "SQLITE_CANTOPEN": (StorageError, "check that the folder and the file may be used"),
+    "SQLITE_READONLY": (StorageError, "file or folder cannot be written: check permissions"),
+    "SQLITE_CANTOPEN": (
+        StorageError,
+        "it cannot be opened: check that folder and file may be used",
+    ),
     "SQLITE_IOERR": (StorageError, "the disk failed or the file is truncated"),
 }
 
