@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
@@ -84,7 +84,7 @@ def check_thread_ids(thread_ids: object) -> list[str]:
     Raises:
         InvalidConfig: They are not several, or one is not a thread id.
     """
-    return [check_thread_id(each) for each in _several("thread_ids", thread_ids)]
+    return [check_thread_id(each) for each in _several("thread_ids", thread_ids, object)]
 
 
 def check_texts(name: str, values: object) -> list[str]:
@@ -93,21 +93,16 @@ def check_texts(name: str, values: object) -> list[str]:
     Raises:
         InvalidConfig: They are not several, or one is not text.
     """
-    given = list(_several(name, values))
-    if not all(isinstance(each, str) for each in given):
-        raise _no_list(name, values)
-    return [check_text(name, each) for each in given]
+    return [check_text(name, each) for each in _several(name, values, str)]
 
 
-def _several(name: str, values: object) -> Iterable[object]:
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise _no_list(name, values)
-    return values
-
-
-def _no_list(name: str, values: object) -> InvalidConfig:
+def _several(name: str, values: object, kind: type) -> list[Any]:
+    if not isinstance(values, str | bytes) and isinstance(values, Iterable):
+        given = list(values)
+        if all(isinstance(each, kind) for each in given):
+            return given
     ids = name.replace("_", " ")
-    return InvalidConfig(f"{name} is {values!r:.80}; expected a list of {ids}, like ['id-1']")
+    raise InvalidConfig(f"{name} is {values!r:.80}; expected a list of {ids}, like ['id-1']")
 
 
 def optional_text(name: str, value: object) -> str | None:

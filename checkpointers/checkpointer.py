@@ -21,6 +21,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -50,8 +51,8 @@ from perdure.checkpointers.address import (
 from perdure.checkpointers.cache import Cache
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.collector import collector_paused
-from perdure.checkpointers.erasure import Eraser
-from perdure.checkpointers.import_langgraph import Asked, Importer, Planned, Steps
+from perdure.checkpointers.erasure import erased, erased_thread
+from perdure.checkpointers.import_langgraph import Importer
 from perdure.checkpointers.items import Items
 from perdure.checkpointers.listing import Listing, apaged, paged
 from perdure.checkpointers.maintenance import Maintenance
@@ -67,14 +68,14 @@ from perdure.checkpointers.reports import (
     ThreadInfo,
 )
 from perdure.checkpointers.threads import Threads
-from perdure.checkpointers.writer import Stale, Writer, Written
+from perdure.checkpointers.writer import Stale, Writer
 from perdure.errors import InvalidConfig, UnknownCheckpoint
-from perdure.storage.database import Database, DatabaseOwner, Lock
+from perdure.storage.database import Database, DatabaseOwner, Lock, awaited
 from perdure.storage.encryption import Seal
-from perdure.storage.flow import Flow, rows_of
-from perdure.storage.sqlite_source import SQLiteSource
+from perdure.storage.flow import Flow, NamedSQL, rows_of
 
 T = TypeVar("T")
+Plan = Callable[[Planner], PlannedPut | PlannedWrites]
 _List = list  # within the class the name is a method's
 
 OFF_LOOP_ITEMS: Final = 512  # longer lists are compared in a thread, not on the event loop
@@ -95,7 +96,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     def __init__(
         self,
         database: Database,
-        sql: dict[str, str],
+        sql: NamedSQL,
         *,
         serde: SerializerProtocol,
         seal: Seal,
@@ -104,7 +105,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         super().__init__(serde=serde)
         self.database = database
         self._sql, self._seal, self._cache_bytes = sql, seal, cache_bytes
-        self._read_by_id: dict[tuple[str, str, str], None] = {}
+        self._read_by_id: dict[Address, bool] = {}
         self._bind()
 
     def _bind(self) -> None:
@@ -112,11 +113,10 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._items = Items(Codec(self.serde))
         self._cache = Cache(self._cache_bytes)
         self._reader = Reader(self._sql, self._seal, self._cache, self._items)
-        self._writer = Writer(self._sql, self._seal, self._cache, self._items, self._reader)
-        self._listing = Listing(self._sql, self._reader)
-        self._threads = Threads(self._sql, self._reader)
-        self._maintenance = Maintenance(self._sql, self._reader, self.database, self._cache)
-        self._eraser = Eraser(self._sql, self._reader, self._maintenance)
+        self._writer = Writer(self._reader)
+        self._listing = Listing(self._reader)
+        self._threads = Threads(self._reader)
+        self._maintenance = Maintenance(self._reader, self.database)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Checkpointer:
         """The same checkpointer, which may also rebuild these types; closing one closes both."""
@@ -173,7 +173,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             return found
         while len(self._read_by_id) >= _READ_BY_ID:
             self._read_by_id.pop(next(iter(self._read_by_id)), None)
-        self._read_by_id[at.thread_id, at.checkpoint_ns, at.checkpoint_id] = None
+        self._read_by_id[at] = True
         return found
 
     def list(
@@ -197,8 +197,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
                 with the ids, which sort by time.
             limit: At most so many.
         """
-        pages = self._listing.addresses(config, filter, before, limit)
-        for at, key in paged(pages, self.database.read):
+        pages = self._listing.addresses(config, filter, before)
+        for at, key in paged(pages, self.database.read, limit):
             found = self._read(self._reader.get(at, key))
             if found is not None:  # it may have been pruned since
                 yield found
@@ -212,8 +212,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """See `list`."""
-        pages = self._listing.addresses(config, filter, before, limit)
-        async for at, key in apaged(pages, self.database.aread):
+        pages = self._listing.addresses(config, filter, before)
+        async for at, key in apaged(pages, self.database.aread, limit):
             found = await self._aread(self._reader.get(at, key))
             if found is not None:
                 yield found
@@ -224,11 +224,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         """For each channel the writes on the way to a checkpoint, and the value they start from."""
         return self._read(self._reader.delta_history(address(config), channels))
 
-    async def aget_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """See `get_delta_channel_history`."""
-        return await self._aread(self._reader.delta_history(address(config), channels))
+    aget_delta_channel_history = awaited(get_delta_channel_history)
 
     # -- writing
 
@@ -281,17 +277,17 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-    ) -> tuple[Address, Callable[[Planner], PlannedPut]]:
+    ) -> tuple[Address, Plan]:
         at = address(config)
         check_text("the id of the checkpoint", checkpoint["id"])
-        known: dict[str, Any] = dict(get_checkpoint_metadata(config, metadata))
-        read = (at.thread_id, at.checkpoint_ns, at.checkpoint_id or "") in self._read_by_id
-        if read:
-            self._read_by_id.pop((at.thread_id, at.checkpoint_ns, at.checkpoint_id or ""), None)
-
-        def plan(planner: Planner) -> PlannedPut:
-            return planner.checkpoint(at, checkpoint, known, new_versions, deliberate=read)
-
+        plan = partial(
+            Planner.checkpoint,
+            at=at,
+            checkpoint=checkpoint,
+            metadata=dict(get_checkpoint_metadata(config, metadata)),
+            new_versions=new_versions,
+            deliberate=self._read_by_id.pop(at, False),
+        )
         return at, plan
 
     def put_writes(
@@ -311,8 +307,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
                 its id or path.
             Unstorable: A value cannot be stored; the message names the path to it.
         """
-        at = _of_task(config, task_id, task_path)
-        self._write(lambda planner: planner.writes(at, writes, task_id, task_path), at.thread_id)
+        at, plan = _writes_plan(config, writes, task_id, task_path)
+        self._write(plan, at.thread_id)
 
     async def aput_writes(
         self,
@@ -322,12 +318,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         task_path: str = "",
     ) -> None:
         """See `put_writes`."""
-        at = _of_task(config, task_id, task_path)
-        await self._awrite(
-            lambda planner: planner.writes(at, writes, task_id, task_path),
-            at.thread_id,
-            _items_in(value for _, value in writes),
-        )
+        at, plan = _writes_plan(config, writes, task_id, task_path)
+        await self._awrite(plan, at.thread_id, _items_in(value for _, value in writes))
 
     def get_next_version(self, current: Any, channel: None) -> Any:
         """Whole numbers; for a thread that began under another saver, more of what it has."""
@@ -365,9 +357,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             UnknownCheckpoint: It has no such checkpoint.
         """
         at = named(thread_id, checkpoint_ns, checkpoint_id)
-        channel = check_text("channel", channel)
-        pages = paged(self._threads.history(at, channel, ends), self._read)
-        return [item for page in pages for item in page()]
+        pages = self._threads.history(at, channel, ends)
+        return [item for page in paged(pages, self._read) for item in page()]
 
     async def ahistory(
         self,
@@ -380,11 +371,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> _List[HistoryItem]:
         """See `history`."""
         at = named(thread_id, checkpoint_ns, checkpoint_id)
-        channel = check_text("channel", channel)
-        out: _List[HistoryItem] = []
-        async for page in apaged(self._threads.history(at, channel, ends), self.database.aread):
-            out += await self.database.in_thread(page)
-        return out
+        pages = apaged(self._threads.history(at, channel, ends), self.database.aread)
+        return [item async for page in pages for item in await self.database.in_thread(page)]
 
     def threads(
         self, *, limit: int = 50, after: str | None = None, prefix: str = ""
@@ -400,19 +388,13 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             ConfigurationError: The limit is not positive, or `after` or `prefix` not text.
             UnknownThread: `after` names no thread.
         """
-        return self.database.read(self._page_of_threads(limit, after, prefix))
+        return self.database.read(self._threads.page(limit, after, prefix))
 
     async def athreads(
         self, *, limit: int = 50, after: str | None = None, prefix: str = ""
     ) -> _List[ThreadInfo]:
         """See `threads`."""
-        return await self.database.aread(self._page_of_threads(limit, after, prefix))
-
-    def _page_of_threads(
-        self, limit: int, after: str | None, prefix: str
-    ) -> Flow[_List[ThreadInfo]]:
-        after = None if after is None else check_thread_id(after)
-        return self._threads.page(limit, after, check_text("prefix", prefix))
+        return await self.database.aread(self._threads.page(limit, after, prefix))
 
     def thread(self, thread_id: str) -> ThreadInfo:
         """One thread.
@@ -420,11 +402,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Raises:
             UnknownThread: There is none by that id.
         """
-        return self.database.read(self._threads.one(check_thread_id(thread_id)))
+        return self.database.read(self._threads.one(thread_id))
 
-    async def athread(self, thread_id: str) -> ThreadInfo:
-        """See `thread`."""
-        return await self.database.aread(self._threads.one(check_thread_id(thread_id)))
+    athread = awaited(thread)
 
     def checkpoints(
         self, thread_id: str, *, checkpoint_ns: str | None = None, limit: int | None = None
@@ -439,19 +419,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Raises:
             UnknownThread: There is none by that id.
         """
-        return self.database.read(self._checkpoints(thread_id, checkpoint_ns, limit))
+        return self.database.read(self._threads.checkpoints(thread_id, checkpoint_ns, limit))
 
-    async def acheckpoints(
-        self, thread_id: str, *, checkpoint_ns: str | None = None, limit: int | None = None
-    ) -> _List[CheckpointInfo]:
-        """See `checkpoints`."""
-        return await self.database.aread(self._checkpoints(thread_id, checkpoint_ns, limit))
-
-    def _checkpoints(
-        self, thread_id: str, checkpoint_ns: str | None, limit: int | None
-    ) -> Flow[_List[CheckpointInfo]]:
-        ns = optional_text("checkpoint_ns", checkpoint_ns)
-        return self._threads.checkpoints(check_thread_id(thread_id), ns, limit)
+    acheckpoints = awaited(checkpoints)
 
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes, counts, and the driver that is in use."""
@@ -459,9 +429,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         ((threads, checkpoints, items),) = self.database.read(rows_of(self._sql["totals"]))
         return {**file, "threads": threads, "checkpoints": checkpoints, "items": items}
 
-    async def astats(self) -> dict[str, Any]:
-        """See `stats`."""
-        return await asyncio.to_thread(self.stats)
+    astats = awaited(stats)
 
     # -- changing threads as a whole
 
@@ -469,9 +437,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Remove a thread and give its space back; an unknown one is no error."""
         self._maintenance.delete_threads([check_thread_id(thread_id)])
 
-    async def adelete_thread(self, thread_id: str) -> None:
-        """See `delete_thread`."""
-        await asyncio.to_thread(self.delete_thread, thread_id)
+    adelete_thread = awaited(delete_thread)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Remove every checkpoint, with its writes, whose metadata names one of these runs.
@@ -481,13 +447,12 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         """
         doomed: dict[str, set[int]] = {}
         for run_id in check_texts("run_ids", run_ids):
-            for thread_id, key in paged(self._listing.owners("run_id", run_id), self.database.read):
+            owners = self.database.read(self._listing.owners({"run_id": run_id}))
+            for thread_id, key in owners or ():
                 doomed.setdefault(thread_id, set()).add(key)
         self._maintenance.delete_checkpoints(doomed)
 
-    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """See `delete_for_runs`."""
-        await asyncio.to_thread(self.delete_for_runs, run_ids)
+    adelete_for_runs = awaited(delete_for_runs)
 
     def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> ErasureReport:
         """Take messages out of a thread for good: no read finds them, nor a look at the raw file.
@@ -514,18 +479,15 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             CorruptRecord: A row cannot be read. Nothing was erased.
         """
         thread_id = check_thread_id(thread_id)
+        parts = self._reader, self._maintenance, thread_id
         if message_ids is None:
-            done = self._change(thread_id, lambda: self._eraser.erase_thread(thread_id))
+            done = self._maintenance.write(thread_id, lambda: erased_thread(*parts))
         else:
             ids = check_texts("message_ids", message_ids)
-            done = self._change(thread_id, lambda: self._eraser.erase(thread_id, ids))
+            done = self._maintenance.write(thread_id, lambda: erased(*parts, ids))
         return replace(done, scrubbed=self.database.scrub())
 
-    async def aerase(
-        self, thread_id: str, message_ids: Collection[str] | None = None
-    ) -> ErasureReport:
-        """See `erase`."""
-        return await asyncio.to_thread(self.erase, thread_id, message_ids)
+    aerase = awaited(erase)
 
     def copy_thread(
         self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
@@ -545,13 +507,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         source, target = check_thread_id(source_thread_id), check_thread_id(target_thread_id)
         self._maintenance.copy_thread(source, target, optional_text("checkpoint_id", checkpoint_id))
 
-    async def acopy_thread(
-        self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
-    ) -> None:
-        """See `copy_thread`."""
-        await asyncio.to_thread(
-            self.copy_thread, source_thread_id, target_thread_id, checkpoint_id=checkpoint_id
-        )
+    acopy_thread = awaited(copy_thread)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete the checkpoints of threads, or the threads.
@@ -569,9 +525,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         """
         self._maintenance.prune(check_thread_ids(thread_ids), strategy)
 
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """See `prune`."""
-        await asyncio.to_thread(self.prune, thread_ids, strategy=strategy)
+    aprune = awaited(prune)
 
     def retain(self, rule: Retention, *, thread_ids: Sequence[str] | None = None) -> PruneReport:
         """Apply a retention rule, in batches that let others write in between.
@@ -586,11 +540,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         ids = None if thread_ids is None else check_thread_ids(thread_ids)
         return self._maintenance.retain(rule, ids)
 
-    async def aretain(
-        self, rule: Retention, *, thread_ids: Sequence[str] | None = None
-    ) -> PruneReport:
-        """See `retain`."""
-        return await asyncio.to_thread(self.retain, rule, thread_ids=thread_ids)
+    aretain = awaited(retain)
 
     def rewind(self, thread_id: str, checkpoint_id: str, *, checkpoint_ns: str = "") -> None:
         """Make an older checkpoint the one the next run starts from. Nothing is deleted.
@@ -605,9 +555,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
                 f"{checkpoint_ns!r}; checkpoints() lists them"
             )
 
-    async def arewind(self, thread_id: str, checkpoint_id: str, *, checkpoint_ns: str = "") -> None:
-        """See `rewind`."""
-        await asyncio.to_thread(self.rewind, thread_id, checkpoint_id, checkpoint_ns=checkpoint_ns)
+    arewind = awaited(rewind)
 
     def import_from(
         self,
@@ -630,22 +578,12 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             ImportFailed: A thread went on here and there since, or a checkpoint is not the same
                 when read back. The threads before it are kept.
         """
-        source = SQLiteSource(langgraph_sqlite_path)
-        steps, answer = self._import_steps(source, serde), None
-        try:
-            while True:
-                step = steps.send(answer)
-                if isinstance(step, Asked):
-                    answer = source.read(step.flow)
-                elif isinstance(step, Planned):
-                    self._write(step.make, step.thread_id)
-                    answer = None
-                else:
-                    answer = self._read(step)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-        finally:
-            source.close()
+        importer = Importer(langgraph_sqlite_path, Codec(serde or self.serde), self._reader)
+        with closing(importer.source):
+            for found in paged(importer.records(), importer.source.read):
+                for plan in paged(importer.take(found), self._read):
+                    self._write(*plan)
+        return importer.report
 
     async def aimport_from(
         self,
@@ -654,26 +592,14 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         serde: SerializerProtocol | None = None,
     ) -> ImportReport:
         """See `import_from`."""
-        source = await asyncio.to_thread(SQLiteSource, langgraph_sqlite_path)
-        steps, answer = self._import_steps(source, serde), None
+        importer = Importer(langgraph_sqlite_path, Codec(serde or self.serde), self._reader)
         try:
-            while True:
-                step = steps.send(answer)
-                if isinstance(step, Asked):
-                    answer = await source.aread(step.flow)
-                elif isinstance(step, Planned):
-                    await self._awrite(step.make, step.thread_id, OFF_LOOP_ITEMS + 1)
-                    answer = None
-                else:
-                    answer = await self._aread(step)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+            async for found in apaged(importer.records(), importer.source.aread):
+                async for plan in apaged(importer.take(found), self._aread):
+                    await self._awrite(plan.make, plan.thread_id, OFF_LOOP_ITEMS + 1)
         finally:
-            await asyncio.to_thread(source.close)
-
-    def _import_steps(self, source: SQLiteSource, serde: SerializerProtocol | None) -> Steps:
-        codec = Codec(serde or self.serde)
-        return Importer(source.path, codec, self._listing, self._reader).steps()
+            await asyncio.to_thread(importer.source.close)
+        return importer.report
 
     # -- running flows
 
@@ -684,39 +610,27 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     def _aread(self, flow: Flow[T]) -> Awaitable[T]:
         return self.database.in_thread(lambda: self._read(flow))
 
-    def _change(self, thread_id: str, make: Callable[[], Flow[T]]) -> T:
-        """Write what makes the cache of a thread stale."""
-        return self.database.write(make, lambda _: self._cache.forget(thread_id))
-
-    def _job(
-        self, plan: PlannedPut | PlannedWrites
-    ) -> tuple[Callable[[], Flow[Written]], Callable[[Written], None], Callable[[], None]]:
+    def _job(self, plan: Plan, planner: Planner) -> Any:
         """What the database is to write, and what the cache learns from how it ends."""
+        planned = plan(planner)
         return (
-            self._writer.job(plan),
+            self._writer.job(planned),
             lambda written: written.take_over(self._cache),
-            lambda: self._cache.forget(plan.thread_id),
+            lambda: self._cache.forget(planned.thread_id),
         )
 
-    def _write(self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str) -> None:
+    def _write(self, plan: Plan, thread_id: str) -> None:
         for planner in self._planners(thread_id):
             try:
-                self.database.write(*self._job(plan(planner)))
+                self.database.write(*self._job(plan, planner))
             except Stale:
                 continue
             return
 
-    async def _awrite(
-        self, plan: Callable[[Planner], PlannedPut | PlannedWrites], thread_id: str, items: int
-    ) -> None:
-        def job(planner: Planner) -> Any:
-            return self._job(plan(planner))
-
+    async def _awrite(self, plan: Plan, thread_id: str, items: int) -> None:
         for planner in self._planners(thread_id):
-            if items <= OFF_LOOP_ITEMS:
-                planned = job(planner)
-            else:
-                planned = await self.database.in_thread(partial(job, planner))
+            job = partial(self._job, plan, planner)
+            planned = job() if items <= OFF_LOOP_ITEMS else await self.database.in_thread(job)
             try:
                 await self.database.awrite(*planned)
             except Stale:
@@ -734,7 +648,9 @@ def _items_in(values: Iterable[Any]) -> int:
     return sum([len(value) for value in values if type(value) is _List or type(value) is dict])
 
 
-def _of_task(config: RunnableConfig, task_id: object, task_path: object) -> Address:
+def _writes_plan(
+    config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+) -> tuple[Address, Plan]:
     at = address(config)
     check_text("task_id", task_id)
     check_text("task_path", task_path)
@@ -743,4 +659,5 @@ def _of_task(config: RunnableConfig, task_id: object, task_path: object) -> Addr
             f"writes for thread {at.thread_id!r} name no checkpoint_id; pass the config that "
             "put() returned"
         )
-    return at
+    plan = partial(Planner.writes, at=at, writes=writes, task_id=task_id, task_path=task_path)
+    return at, plan

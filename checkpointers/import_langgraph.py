@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator
-from dataclasses import dataclass
+import os
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 from langgraph.checkpoint.base import Checkpoint, CheckpointTuple
@@ -12,12 +14,14 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.listing import Listing, results
-from perdure.checkpointers.planner import Planner
+from perdure.checkpointers.listing import Pages
+from perdure.checkpointers.planner import PlannedPut, PlannedWrites, Planner
 from perdure.checkpointers.reader import Reader
+from perdure.checkpointers.records import span, unpack_id
 from perdure.checkpointers.reports import ImportReport
 from perdure.errors import CorruptRecord, ForbiddenType, ImportFailed, NotADatabase
-from perdure.storage.flow import Flow, Statement
+from perdure.storage.flow import Flow, Row, Statement, rows_of
+from perdure.storage.sqlite import SQLiteDatabase
 
 _PAGE: Final = 64  # checkpoints
 _COLUMNS: Final = "SELECT name FROM pragma_table_info(?)"
@@ -38,34 +42,26 @@ ORDER BY {path}, task_id, idx < 0, idx
 """
 
 
-class Asked(NamedTuple):
-    """A flow to be run on the file that is imported."""
-
-    flow: Flow[Any]
-
-
 class Planned(NamedTuple):
     """A plan to be written."""
 
-    make: Any
+    make: Callable[[Planner], PlannedPut | PlannedWrites]
     thread_id: str
 
 
-Steps = Generator[Any, Any, ImportReport]
-"""Yields `Asked`, `Planned`, or a flow that reads this database; is sent what comes of it."""
-
-
-@dataclass(slots=True)
-class TaskWrites:
+class TaskWrites(NamedTuple):
     """What one task wrote."""
 
     task_id: str
     path: str
     writes: list[tuple[str, Any]]
 
+    def put(self, at: Address, planner: Planner) -> PlannedWrites:
+        """Plan to store it."""
+        return planner.writes(at, self.writes, self.task_id, self.path)
 
-@dataclass(slots=True)
-class Record:
+
+class Record(NamedTuple):
     """A checkpoint of the source; `parent` is the address it is put upon."""
 
     parent: Address
@@ -78,35 +74,71 @@ class Record:
         """Its own address."""
         return self.parent._replace(checkpoint_id=self.checkpoint["id"])
 
+    def put(self, planner: Planner) -> PlannedPut:
+        """Plan to store it, its writes apart."""
+        checkpoint = cast(Checkpoint, self.checkpoint)
+        versions = checkpoint["channel_versions"]
+        return planner.checkpoint(self.parent, checkpoint, self.metadata, versions)
 
-@dataclass(slots=True)
+    def is_same(self, found: CheckpointTuple | None, serde: SerializerProtocol) -> bool:
+        """Whether what is stored is what the source holds, value for value, writes apart."""
+        if found is None:
+            return False
+        config = found.parent_config
+        parent = config["configurable"]["checkpoint_id"] if config else None
+        stored = [parent, found.checkpoint, found.metadata]
+        return _equal(stored, [self.parent.checkpoint_id, self.checkpoint, self.metadata], serde)
+
+    def lacking(self, found: CheckpointTuple, serde: SerializerProtocol) -> list[TaskWrites]:
+        """The tasks whose writes are not all stored; there may be others since."""
+        stored = [[*write] for write in found.pending_writes or []]
+        return [
+            task
+            for task in self.tasks
+            if not all(
+                any(_equal(write, [task.task_id, *given], serde) for write in stored)
+                for given in task.writes
+            )
+        ]
+
+
 class Importer:
     """Takes over threads with all their namespaces, checkpoints and writes, under their ids.
 
     Args:
-        path: The file that langgraph-checkpoint-sqlite wrote, for messages.
-        codec: Reads its values, under the allowlist in force.
-        listing: Lists what is here.
+        path: The file that langgraph-checkpoint-sqlite wrote.
+        codec: Reads its values.
         reader: Reads what is here.
     """
 
-    path: str
-    codec: Codec
-    listing: Listing
-    reader: Reader
+    def __init__(self, path: str | os.PathLike[str], codec: Codec, reader: Reader) -> None:
+        self.source = SQLiteDatabase(path, None, read_only=True)
+        self.path, self.codec, self.reader = self.source.path, codec, reader
+        self.serde = reader.items.codec.serde
+        self._done: Counter[str] = Counter()
 
-    def steps(self) -> Steps:
-        """The whole import; see `Checkpointer.import_from`."""
-        writes = yield Asked(self._check_tables())
-        report = ImportReport()
+    @property
+    def report(self) -> ImportReport:
+        """What was taken over so far."""
+        return ImportReport(**self._done)
+
+    def records(self) -> Pages:
+        """What the file holds, each to be taken: of each thread all ids, then each `Record`."""
+        writes = yield self._check_tables()
         last = ""
-        while rows := (yield Asked(_rows(_THREADS, last))):
+        while rows := (yield rows_of(_THREADS, last)):
             for (thread_id,) in rows:
-                yield from self._check_unforked(thread_id)
-                report += ImportReport(threads=1)
-                report += yield from self._thread(thread_id, writes)
+                yield thread_id, set((yield rows_of(_ADDRESSES, thread_id)))
+                yield from self._records(thread_id, writes)
             last = rows[-1][0]
-        return report
+
+    def take(self, found: Record | tuple[str, set[Row]]) -> Pages:
+        """Compare what the file holds with what is here, and yield what is `Planned`."""
+        if isinstance(found, Record):
+            yield from self._take(found)
+        else:
+            yield self._check_unforked(*found)
+            self._done["threads"] += 1
 
     def _check_tables(self) -> Flow[str]:
         """The statement that reads writes; files from before langgraph had task paths lack them."""
@@ -123,12 +155,13 @@ class Importer:
             )
         return _WRITES.format(path="task_path" if "task_path" in columns["writes"] else "''")
 
-    def _check_unforked(self, thread_id: str) -> Generator[Any, Any, None]:
+    def _check_unforked(self, thread_id: str, there: set[Row]) -> Flow[None]:
         """Refuse a thread that has checkpoints here that the source lacks, and the reverse."""
-        there = set((yield Asked(_rows(_ADDRESSES, thread_id))))
-        everywhere: Any = {"configurable": {"thread_id": thread_id}}
-        found = yield from results(self.listing.addresses(everywhere, {}, None, None))
-        here = {(at.checkpoint_ns, at.checkpoint_id) for at, _ in found}
+        sql, here = self.reader.sql, set()
+        for thread, _, _ in (yield sql("find_thread", thread_id)):
+            for namespace, ns, _ in (yield sql("thread_namespaces", thread)):
+                rows = yield sql("checkpoint_keys", *span(namespace))
+                here |= {(ns, unpack_id(uid)) for _, uid, _ in rows}
         if here - there and there - here:
             raise ImportFailed(
                 f"thread {thread_id!r} has {len(here - there)} checkpoints here that "
@@ -136,24 +169,22 @@ class Importer:
                 "import into a new file, or delete the thread here first"
             )
 
-    def _thread(self, thread_id: str, writes: str) -> Steps:
+    def _records(self, thread_id: str, writes: str) -> Pages:
         """The checkpoints of a thread, oldest first: their ids sort by time."""
-        report = ImportReport()
         last = ("", "")
-        while rows := (yield Asked(_rows(_CHECKPOINTS, thread_id, *last, _PAGE))):
+        while rows := (yield rows_of(_CHECKPOINTS, thread_id, *last, _PAGE)):
             for ns, uid, parent, name, blob, metadata in rows:
                 where = f"{self.path!r}, thread {thread_id!r}, checkpoint {uid!r}"
                 tasks: dict[str, TaskWrites] = {}
-                found = yield Asked(_rows(writes, thread_id, ns, uid))
+                found = yield rows_of(writes, thread_id, ns, uid)
                 for task, path, channel, kind, value in found:
                     of_task = tasks.setdefault(task, TaskWrites(task, path, []))
                     of_task.writes.append((channel, self._load(where, kind, value)))
                 checkpoint = {**self._load(where, name, blob), "id": uid}
                 known = json.loads(metadata) if metadata is not None else {}
                 at = Address(thread_id, ns, parent or None)
-                report += yield from self._take(Record(at, checkpoint, known, list(tasks.values())))
+                yield Record(at, checkpoint, known, list(tasks.values()))
             last = rows[-1][1], rows[-1][0]
-        return report
 
     def _load(self, where: str, name: str, data: bytes) -> Any:
         try:
@@ -161,65 +192,29 @@ class Importer:
         except (ForbiddenType, CorruptRecord) as exc:
             raise type(exc)(f"{where}: {exc}") from exc
 
-    def _take(self, record: Record) -> Steps:
-        serde = self.reader.items.codec.serde
+    def _take(self, record: Record) -> Pages:
+        thread_id = record.at.thread_id
         found = yield self.reader.get(record.at)
         new = found is None
         if new:
-            yield Planned(lambda planner: _put(planner, record), record.at.thread_id)
-        elif not same(record, found, serde):
+            yield Planned(record.put, thread_id)
+        elif not record.is_same(found, self.serde):
             raise self._differs(record, "is another one here")
-        tasks = record.tasks if new else lacking(record, found, serde)
+        tasks = record.tasks if new else record.lacking(found, self.serde)
         for task in tasks:
-            yield Planned(
-                lambda planner, task=task: planner.writes(
-                    record.at, task.writes, task.task_id, task.path
-                ),
-                record.at.thread_id,
-            )
+            yield Planned(partial(task.put, record.at), thread_id)
         if new or tasks:
             found = yield self.reader.get(record.at)
-        if found is None or not same(record, found, serde) or lacking(record, found, serde):
+        if not record.is_same(found, self.serde) or record.lacking(found, self.serde):
             raise self._differs(record, "is not the same when read back")
-        writes = sum(len(task.writes) for task in tasks)
-        return ImportReport(checkpoints=int(new), writes=writes, skipped=int(not new))
+        self._done["checkpoints" if new else "skipped"] += 1
+        self._done["writes"] += sum(len(task.writes) for task in tasks)
 
     def _differs(self, record: Record, how: str) -> ImportFailed:
         return ImportFailed(
             f"{self.path!r}, thread {record.at.thread_id!r}: checkpoint "
             f"{record.at.checkpoint_id!r} {how}"
         )
-
-
-def _rows(sql: str, *params: Any) -> Flow[Any]:
-    return (yield Statement(sql, params))
-
-
-def _put(planner: Planner, record: Record) -> Any:
-    checkpoint = cast(Checkpoint, record.checkpoint)
-    versions = checkpoint["channel_versions"]
-    return planner.checkpoint(record.parent, checkpoint, record.metadata, versions)
-
-
-def same(record: Record, found: CheckpointTuple, serde: SerializerProtocol) -> bool:
-    """Whether a stored checkpoint is what the source holds, value for value, writes apart."""
-    parent = found.parent_config["configurable"]["checkpoint_id"] if found.parent_config else None
-    stored = [parent, found.checkpoint, found.metadata]
-    given = [record.parent.checkpoint_id, record.checkpoint, record.metadata]
-    return _equal(stored, given, serde)
-
-
-def lacking(record: Record, found: CheckpointTuple, serde: SerializerProtocol) -> list[TaskWrites]:
-    """The tasks whose writes are not all stored; there may be others since."""
-    stored = found.pending_writes or []
-    return [
-        task
-        for task in record.tasks
-        if not all(
-            any(_equal(write, [task.task_id, *given], serde) for write in map(list, stored))
-            for given in task.writes
-        )
-    ]
 
 
 def _equal(one: Any, other: Any, serde: SerializerProtocol) -> bool:

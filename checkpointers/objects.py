@@ -168,7 +168,7 @@ def _instance_dict(cls: type) -> GetSetDescriptorType | None:
 
 
 def rebuilt(
-    cls: type,
+    cls: Any,
     payload: Any,
     private: Mapping[str, Any] | None = None,
     fields_set: list[str] | None = None,
@@ -196,7 +196,10 @@ def rebuilt(
     if kind == "model":
         return _model(cls, payload, private or {}, fields_set, dumped)
     if kind == "namedtuple":
-        return tuple.__new__(cls, _in_order(cls, payload))
+        known = {**cls._field_defaults, **payload}
+        if lacking := set(cls._fields) - known.keys():
+            raise Misfit(f"it lacks {sorted(lacking)}")
+        return tuple.__new__(cls, [known[name] for name in cls._fields])
     return _dataclass(cls, payload)
 
 
@@ -252,13 +255,6 @@ def _model(
     _set_fields_set(made, given | (extra or {}).keys() if fields_set is None else set(fields_set))
     _set_private(made, hidden if cls.__private_attributes__ else None)
     return made
-
-
-def _in_order(cls: Any, payload: dict[str, Any]) -> list[Any]:
-    known = {**cls._field_defaults, **payload}
-    if not known.keys() >= set(cls._fields):
-        raise Misfit(f"it lacks {sorted(set(cls._fields) - known.keys())}")
-    return [known[name] for name in cls._fields]
 
 
 def _dataclass(cls: Any, payload: dict[str, Any]) -> Any:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import ormsgpack
 
-# langgraph replaces lone surrogates, and takes subclasses for their base; see `encoder`
+# langgraph replaces lone surrogates, and takes subclasses for their base; see `values`
 PACK: Final = (
     ormsgpack.OPT_NON_STR_KEYS
     | ormsgpack.OPT_PASSTHROUGH_DATACLASS

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, NamedTuple, cast
 
 from langgraph.checkpoint.base import (
     CheckpointMetadata,
@@ -22,6 +22,7 @@ from perdure.checkpointers.manifest import (
     DICT,
     DICT_HERE,
     ITEM,
+    LIST,
     LIST_HERE,
     MAP,
     Range,
@@ -35,26 +36,22 @@ from perdure.checkpointers.manifest import (
 )
 from perdure.checkpointers.packing import unpack
 from perdure.checkpointers.records import (
-    checkpoint_place,
-    item_place,
+    open_checkpoint,
+    open_item,
+    open_writes,
     pack_id,
     place,
     span,
-    split_channels,
     unpack_id,
-    unpack_snapshot,
-    unpack_writes,
-    writes_place,
 )
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Seal
-from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.flow import Flow, NamedSQL, Row
 
-_LOW = 0xFFFFFFFF
+PAGE: Final = 1024  # items read at once
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """A checkpoint and the keys that lead to it."""
 
     thread: Thread
@@ -64,16 +61,9 @@ class Found:
 
 @dataclass(slots=True)
 class Reader:
-    """The flows that read.
+    """The flows that read."""
 
-    Args:
-        sql: The statements, by name.
-        seal: Decrypts what is read.
-        cache: What is kept of threads.
-        items: Decodes items.
-    """
-
-    sql: dict[str, str]
+    sql: NamedSQL
     seal: Seal
     cache: Cache
     items: Items
@@ -92,21 +82,21 @@ class Reader:
         """
         rows = []
         if key is not None:
-            rows = yield Statement(self.sql["checkpoint_by_key"], (at.thread_id, key))
+            rows = yield self.sql("checkpoint_by_key", at.thread_id, key)
         elif at.checkpoint_id is None:
-            rows = yield Statement(self.sql["head_of"], (at.thread_id, at.checkpoint_ns))
+            rows = yield self.sql("head_of", at.thread_id, at.checkpoint_ns)
         if not rows and at.checkpoint_id is not None:
-            params = (pack_id(at.checkpoint_id), at.thread_id, at.checkpoint_ns)
-            rows = yield Statement(self.sql["checkpoint_of"], params)
+            uid = pack_id(at.checkpoint_id)
+            rows = yield self.sql("checkpoint_of", uid, at.thread_id, at.checkpoint_ns)
         if not rows:
             yield from self.check_missing(at)
             return None
         thread_key, generation, namespace, *row = rows[0]
-        uid = unpack_id(row[1])
-        if thread_key is None or at.checkpoint_id not in (None, uid):
+        found = unpack_id(row[1])
+        if thread_key is None or at.checkpoint_id not in (None, found):
             raise damaged_index(f"checkpoint {at.checkpoint_id!r} of thread {at.thread_id!r}")
         thread = self.cache.thread(at.thread_id, thread_key, generation)
-        known = thread.recent.get((at.checkpoint_ns, uid or ""))
+        known = thread.recent.get((at.checkpoint_ns, found or ""))
         if known is None or known.key != row[0]:
             known = self.open_row(at.thread_id, at.checkpoint_ns, tuple(row))
             yield from self._resolve(at.thread_id, thread, known)
@@ -119,13 +109,12 @@ class Reader:
         A search for a key ends beside its place, or beside the damaged entry that misled it.
         """
         params = at.thread_id, at.checkpoint_ns, pack_id(at.checkpoint_id)
-        for (what,) in (yield Statement(self.sql["astray"], params)):
+        for (what,) in (yield self.sql("astray", *params)):
             raise damaged_index(what)
 
     def check_complete(self, rows: int, start: int, stop: int) -> Flow[None]:
         """Make sure that a range of keys of one namespace has as many rows as its index has."""
-        params = start >> 32, start, stop
-        ((indexed,),) = yield Statement(self.sql["indexed_checkpoints"], params)
+        ((indexed,),) = yield self.sql("indexed_checkpoints", start >> 32, start, stop)
         if indexed != rows:
             raise damaged_index(f"namespace {start >> 32}")
 
@@ -136,13 +125,13 @@ class Reader:
 
     def is_head(self, at: Address) -> Flow[bool]:
         """Whether a run that names no checkpoint would start from the one of an address."""
-        params = (pack_id(at.checkpoint_id), at.checkpoint_ns, at.thread_id)
-        rows = yield Statement(self.sql["state"], params)
+        uid = pack_id(at.checkpoint_id)
+        rows = yield self.sql("state", uid, at.checkpoint_ns, at.thread_id)
         return bool(rows) and rows[0][6] == rows[0][9]
 
     def snapshot(self, thread_id: str, ns: str, namespace: int, uid: str) -> Flow[Snapshot | None]:
         """One checkpoint of a namespace."""
-        rows = yield Statement(self.sql["find_checkpoint"], (namespace, pack_id(uid)))
+        rows = yield self.sql("find_checkpoint", namespace, pack_id(uid))
         if rows and unpack_id(rows[0][1]) != uid:
             raise damaged_index(f"checkpoint {uid!r} of thread {thread_id!r}")
         return (yield from self.info(thread_id, ns, rows[0])) if rows else None
@@ -150,20 +139,20 @@ class Reader:
     def info(self, thread_id: str, ns: str, row: Row) -> Flow[Snapshot]:
         """A row as a snapshot, its ranges at hand."""
         snapshot = self.open_row(thread_id, ns, row)
-        ((key, _, generation),) = yield Statement(self.sql["find_thread"], (thread_id,))
+        ((key, _, generation),) = yield self.sql("find_thread", thread_id)
         thread = self.cache.thread(thread_id, key, generation)
         yield from self._resolve(thread_id, thread, snapshot)
         return snapshot
 
     def open_row(self, thread_id: str, ns: str, row: Row) -> Snapshot:
-        """A row `(id, uid, parent, began, put_at, body)` unpacked, its ranges as written.
+        """A row `(id, uid, parent, began, put_at, body)` unpacked, its ranges as written."""
+        return open_checkpoint(self.seal, thread_id, ns, row)
 
-        Raises:
-            CorruptRecord: It was damaged or tampered with.
-        """
-        key, uid, parent, began, _, body = row
-        opened = self.seal.open(body, checkpoint_place(thread_id, ns, row))
-        return unpack_snapshot(unpack_id(uid) or "", key, unpack_id(parent), began, opened)
+    def rows(self, thread_id: str, ns: str, namespace: int) -> Flow[Iterator[tuple[Row, Snapshot]]]:
+        """All checkpoints of a namespace, newest first, their ranges as written."""
+        rows = yield self.sql("checkpoints_page", *span(namespace), -1)
+        yield from self.check_complete(len(rows), *span(namespace))
+        return ((row, self.open_row(thread_id, ns, row)) for row in rows)
 
     def metadata(self, snapshot: Snapshot) -> dict[str, Any]:
         """A checkpoint's metadata, new at each call."""
@@ -181,11 +170,12 @@ class Reader:
         """Put the ranges of split channels at hand, and the origins of what was said."""
         written = snapshot.said
         said: dict[str, tuple[int, Ranges]] = {}
-        for channel, key, numbers in split_channels(snapshot.refs):
-            ranges = yield from self.ranges(numbers)
-            snapshot.ranges[channel] = (key, ranges)
+        for channel, ref in snapshot.refs.items():
+            if isinstance(ref, bytes) or ref[0] not in (LIST, DICT):
+                continue
+            snapshot.ranges[channel] = (ref[1], (yield from self.ranges(ref[2])))
             if not channel.startswith("__") and channel not in written:
-                said[channel] = (key, ranges)
+                said[channel] = snapshot.ranges[channel]
         for channel, (key, numbers) in written.items():
             said[channel] = (key, (yield from self.ranges(numbers)))
         for channel, (key, ranges) in said.items():
@@ -208,11 +198,11 @@ class Reader:
         (key, *blocks), *rest = numbers
         out: Ranges = []
         for position in blocks:
-            rows = yield Statement(self.sql["block_at"], (place(key, position),))
+            rows = yield self.sql("block_at", place(key, position))
             if not rows:
                 raise CorruptRecord(f"block {position} of log {key} is missing")
             thread_id, name, body = rows[0]
-            out += unflat(unpack(self.seal.open(body, item_place(thread_id, name, position))))
+            out += unflat(unpack(open_item(self.seal, thread_id, name, position, body)[1]))
         return out + unflat(rest)
 
     # -- values
@@ -222,13 +212,7 @@ class Reader:
         snapshot = found.snapshot
         values = {}
         for channel, ref in snapshot.refs.items():
-            if channel in snapshot.ranges:
-                key, ranges = snapshot.ranges[channel]
-                log = yield from self.load(at.thread_id, found.thread, key, ranges)
-                parts = self.items.values(log.full(ranges))
-                values[channel] = dict(parts) if ref[0] == DICT else parts
-            else:
-                values[channel] = yield from self.value(at.thread_id, found.thread, ref)
+            values[channel] = yield from self.value(at.thread_id, found.thread, ref)
         writes = yield from self.writes(at, found)
         checkpoint = {
             **self.items.codec.decode(snapshot.fields[0]),
@@ -242,28 +226,28 @@ class Reader:
             checkpoint,  # type: ignore[arg-type]
             cast(CheckpointMetadata, self.metadata(snapshot)),
             at.config(snapshot.parent) if snapshot.parent else None,
-            [(task, channel, value) for _, task, channel, value in writes],
+            writes,
         )
 
     def writes(
-        self, at: Address, found: Found, channels: frozenset[str] | None = None
-    ) -> Flow[list[tuple[tuple[str, str, int], str, str, Any]]]:
+        self, at: Address, found: Found, channels: Collection[str] | None = None
+    ) -> Flow[list[PendingWrite]]:
         """Pending writes in the order in which their tasks are applied."""
-        uid = found.snapshot.uid
-        rows = yield Statement(self.sql["writes_of"], (found.namespace, pack_id(uid)))
+        uid = pack_id(found.snapshot.uid)
         out = []
-        for owner, ns, of, packed, path, body in rows:
-            task = unpack_id(packed) or ""
+        for owner, ns, *row in (yield self.sql("writes_of", found.namespace, uid)):
             if owner is not None:  # it is opened, too: it may be one of theirs, its key damaged
-                self.seal.open(body, writes_place(owner, ns, unpack_id(of) or "", task, path))
+                open_writes(self.seal, owner, ns, tuple(row))
                 continue
-            bound = writes_place(at.thread_id, at.checkpoint_ns, uid, task, path)
-            for index, channel, ref in unpack_writes(self.seal.open(body, bound)):
+            task = unpack_id(row[1]) or ""
+            for index, channel, ref in open_writes(
+                self.seal, at.thread_id, at.checkpoint_ns, tuple(row)
+            ):
                 if channels is None or channel in channels:
                     value = yield from self.value(at.thread_id, found.thread, ref)
-                    out.append((writes_sort_key(path, task, index), task, channel, value))
-        out.sort(key=lambda write: write[0])
-        return out
+                    out.append((writes_sort_key(row[2], task, index), (task, channel, value)))
+        out.sort(key=lambda each: each[0])
+        return [write for _, write in out]
 
     def value(self, thread_id: str, thread: Thread, ref: Any) -> Flow[Any]:
         """The value a reference stands for."""
@@ -275,29 +259,36 @@ class Reader:
             for key, inner in ref[1].items():
                 out[key] = yield from self.value(thread_id, thread, inner)
             return out
+        full: list[bytes] = []
         if kind in (LIST_HERE, DICT_HERE):
-            full: list[bytes] = []
             for element in ref[1]:
                 if isinstance(element, bytes):
                     full += self.items.expanded([element])
                 else:
-                    key, ranges = element[0], unflat(element[1:])
-                    log = yield from self.load(thread_id, thread, key, ranges)
+                    ranges = unflat(element[1:])
+                    log = yield from self.load(thread_id, thread, element[0], ranges)
                     full += log.full(ranges)
-            parts = self.items.values(full)
-            return dict(parts) if kind == DICT_HERE else parts
-        ranges = [(ref[2], ref[2] + 1)] if kind == ITEM else (yield from self.ranges(ref[2]))
-        log = yield from self.load(thread_id, thread, ref[1], ranges)
-        parts = self.items.values(log.full(ranges))
+        else:
+            ranges = [(ref[2], ref[2] + 1)] if kind == ITEM else (yield from self.ranges(ref[2]))
+            log = yield from self.load(thread_id, thread, ref[1], ranges)
+            full = log.full(ranges)
+        parts = self.items.values(full)
         if kind == ITEM:
             return parts[0]
-        return dict(parts) if kind == DICT else parts
+        return dict(parts) if kind in (DICT, DICT_HERE) else parts
+
+    def stored(
+        self, thread_id: str, channel: str, log: int, start: int, stop: int
+    ) -> Flow[list[tuple[int, bytes]]]:
+        """Positions and stored forms of the items, or aliases, of a range of a log."""
+        rows = yield self.sql("items_between", *span(log, start, stop))
+        return [open_item(self.seal, thread_id, channel, *row) for row in rows]
 
     def load(self, thread_id: str, thread: Thread, key: int, ranges: Ranges) -> Flow[ChannelLog]:
         """Make sure that the items of ranges are at hand."""
         log = thread.logs.get(key)
         if log is None:
-            rows = yield Statement(self.sql["log_name"], (key,))
+            rows = yield self.sql("log_name", key)
             if not rows:
                 raise CorruptRecord(f"thread {thread_id!r}: log {key} is missing")
             log = thread.log(key, rows[0][0])
@@ -318,11 +309,11 @@ class Reader:
 
     def _bodies(self, thread_id: str, log: ChannelLog, ranges: list[Range]) -> Flow[list[bytes]]:
         """The stored forms of the items of ranges."""
-        asked = [Statement(self.sql["items_between"], span(log.key, *each)) for each in ranges]
+        asked = [self.sql("items_between", *span(log.key, *each)) for each in ranges]
         answers = yield asked
         out: list[bytes] = []
         for (start, stop), rows in zip(ranges, answers, strict=True):
-            if [row[0] & _LOW for row in rows] != list(range(start, stop)):
+            if [row[0] & 0xFFFFFFFF for row in rows] != list(range(start, stop)):
                 raise CorruptRecord(
                     f"thread {thread_id!r}: not all items from {start} to {stop} of channel "
                     f"{log.name!r} are in the log; restore it from a backup"
@@ -335,38 +326,27 @@ class Reader:
 
     def delta_history(
         self, at: Address, channels: Sequence[str]
-    ) -> Flow[Mapping[str, DeltaChannelHistory]]:
+    ) -> Flow[dict[str, DeltaChannelHistory]]:
         """Walk from a checkpoint's parent to the nearest stored value of each channel.
 
         Contract: `BaseCheckpointSaver.get_delta_channel_history`.
         """
-        writes: dict[str, list[list[PendingWrite]]] = {channel: [] for channel in channels}
-        seeds: dict[str, object] = {}
-        target = (yield from self.find(at)) if channels else None
-        uid = target.snapshot.parent if target else None
+        out: dict[str, DeltaChannelHistory] = {channel: {"writes": []} for channel in channels}
         remaining = set(channels)
-        while target and uid and remaining:
-            snapshot = yield from self.snapshot(
-                at.thread_id, at.checkpoint_ns, target.namespace, uid
-            )
+        here = (yield from self.find(at)) if channels else None
+        while here is not None and here.snapshot.parent and remaining:
+            uid = here.snapshot.parent
+            snapshot = yield from self.snapshot(at.thread_id, at.checkpoint_ns, here.namespace, uid)
             if snapshot is None:
                 break
-            here = Found(target.thread, target.namespace, snapshot)
-            found = yield from self.writes(at, here, frozenset(remaining))
+            here = here._replace(snapshot=snapshot)
+            writes = yield from self.writes(at, here, remaining)
             for channel in remaining:
-                writes[channel].append(
-                    [(task, c, value) for _, task, c, value in found if c == channel]
-                )
+                out[channel]["writes"][:0] = [write for write in writes if write[1] == channel]
             for channel in remaining & snapshot.refs.keys():
                 ref = snapshot.refs[channel]
-                seeds[channel] = yield from self.value(at.thread_id, target.thread, ref)
+                out[channel]["seed"] = yield from self.value(at.thread_id, here.thread, ref)
             remaining -= snapshot.refs.keys()
-            uid = snapshot.parent
-        out: dict[str, DeltaChannelHistory] = {}
-        for channel in channels:
-            out[channel] = {"writes": [w for step in reversed(writes[channel]) for w in step]}
-            if channel in seeds:
-                out[channel]["seed"] = seeds[channel]
         return out
 
 

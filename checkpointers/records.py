@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from typing import Any, Final
 
-from perdure.checkpointers.cache import Snapshot
-from perdure.checkpointers.manifest import ALIASES, DICT, LIST, flat
+from perdure.checkpointers.cache import Snapshot, Write
+from perdure.checkpointers.manifest import ALIASES, flat
 from perdure.checkpointers.packing import pack, unpack
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Place, Seal
@@ -70,21 +70,6 @@ def item_place(thread_id: str, channel: str, position: int) -> Place:
     return ("item", thread_id, channel, position)
 
 
-def checkpoint_place(thread_id: str, ns: str, row: Row) -> Place:
-    """What binds a checkpoint to its row `(id, uid, parent, began, put_at, ...)`.
-
-    Rows of the first version of the schema have no `began`, and are not bound to `put_at`.
-    """
-    key, uid, parent, began, put_at = row[:5]
-    bound = ("checkpoint", thread_id, ns, unpack_id(uid) or "", unpack_id(parent), key)
-    return (*bound, began, repr(put_at)) if began else bound
-
-
-def writes_place(thread_id: str, ns: str, uid: str, task: str, path: str) -> Place:
-    """What binds pending writes to their row, and to the path that orders them."""
-    return ("writes", thread_id, ns, uid, task, path)
-
-
 def content_hash(seal: Seal, log: int, stored: bytes) -> int:
     """A hash by which the same content is found within a log.
 
@@ -128,55 +113,87 @@ def tags_of(seal: Seal, metadata: Mapping[str, Any]) -> Iterator[int]:
             yield number
 
 
-def pack_snapshot(snapshot: Snapshot) -> bytes:
-    """A checkpoint's row body, with what was said where a channel does not hold all of it."""
-    said = {
+def leading_to(rows: Sequence[Row], key: int) -> list[Row]:
+    """Those of the rows `(id, uid, parent, ...)` that lead to a checkpoint, itself first."""
+    by_uid = {row[1]: row for row in rows}
+    at = next((row for row in rows if row[0] == key), None)
+    out: dict[int, Row] = {}
+    while at is not None and at[0] not in out:
+        out[at[0]] = at
+        at = by_uid.get(at[2])
+    return [*out.values()]
+
+
+# -- rows as they are sealed
+
+
+def _checkpoint_place(thread_id: str, ns: str, row: Row) -> Place:
+    """Rows of the first version of the schema have no `began`, and are not bound to `put_at`."""
+    key, uid, parent, began, put_at = row[:5]
+    bound = ("checkpoint", thread_id, ns, unpack_id(uid) or "", unpack_id(parent), key)
+    return (*bound, began, repr(put_at)) if began else bound
+
+
+def seal_checkpoint(
+    seal: Seal, thread_id: str, ns: str, row: Row, snapshot: Snapshot, said: Mapping[str, Any]
+) -> bytes:
+    """The body of a row `(id, uid, parent, began, put_at, ...)`, with `said` as it is written."""
+    parts = [snapshot.fields, snapshot.versions, snapshot.seen, snapshot.refs, said]
+    return seal.seal(pack(parts), _checkpoint_place(thread_id, ns, row))
+
+
+def open_checkpoint(seal: Seal, thread_id: str, ns: str, row: Row) -> Snapshot:
+    """A row `(id, uid, parent, began, put_at, body)`: `said` as written, and `ranges` empty.
+
+    Raises:
+        CorruptRecord: It was damaged or tampered with.
+    """
+    key, uid, parent, began, _, body = row
+    parts = _opened(seal, body, _checkpoint_place(thread_id, ns, row))
+    fields, versions, seen, refs, said = parts
+    uid, parent = unpack_id(uid) or "", unpack_id(parent)
+    return Snapshot(uid, key, parent, began, fields, versions, seen, refs, {}, said)
+
+
+def written_said(snapshot: Snapshot) -> dict[str, Any]:
+    """What was said, as it is written: only where a channel does not hold all of it."""
+    return {
         channel: [log, flat(ranges)]
         for channel, (log, ranges) in snapshot.said.items()
         if snapshot.ranges.get(channel) != (log, ranges)
     }
-    return pack_row(snapshot, said)
 
 
-def pack_row(snapshot: Snapshot, said: dict[str, Any]) -> bytes:
-    """The same, with what was said as it is to be written."""
-    return pack([snapshot.fields, snapshot.versions, snapshot.seen, snapshot.refs, said])
+def _writes_place(thread_id: str, ns: str, row: Row) -> Place:
+    """Pending writes are also bound to the path that orders them."""
+    uid, task, path = row[:3]
+    return ("writes", thread_id, ns, unpack_id(uid) or "", unpack_id(task) or "", path)
 
 
-def unpack_snapshot(uid: str, key: int, parent: str | None, began: int, body: bytes) -> Snapshot:
-    """A checkpoint from its row; `said` is still as written, and `ranges` empty.
+def seal_writes(seal: Seal, thread_id: str, ns: str, row: Row, writes: list[Write]) -> bytes:
+    """The body of a row `(uid, task, path, ...)`: what one task wrote."""
+    return seal.seal(pack(writes), _writes_place(thread_id, ns, row))
+
+
+def open_writes(seal: Seal, thread_id: str, ns: str, row: Row) -> list[Write]:
+    """What one task wrote, from its row `(uid, task, path, body)`.
 
     Raises:
-        CorruptRecord: The body is damaged.
+        CorruptRecord: It was damaged or tampered with.
     """
+    return _opened(seal, row[3], _writes_place(thread_id, ns, row))  # type: ignore[no-any-return]
+
+
+def open_item(seal: Seal, thread_id: str, channel: str, key: int, body: bytes) -> tuple[int, bytes]:
+    """The position and the stored form of an item, from its row."""
+    position = key & 0xFFFFFFFF
+    return position, seal.open(body, item_place(thread_id, channel, position))
+
+
+def _opened(seal: Seal, body: bytes, place: Place) -> Any:
     try:
-        fields, versions, seen, refs, said = unpack(body)
+        return unpack(seal.open(body, place))
     except ValueError as exc:
         raise CorruptRecord(
-            f"checkpoint {uid!r} cannot be read back ({exc}): its row is damaged"
+            f"the row {place!r} cannot be read back ({exc}): it is damaged"
         ) from exc
-    return Snapshot(uid, key, parent, began, fields, versions, seen, refs, {}, said)
-
-
-def split_channels(refs: Mapping[str, Any]) -> Iterator[tuple[str, int, Any]]:
-    """Channels whose value is in a log: name, log, written ranges."""
-    for channel, ref in refs.items():
-        if not isinstance(ref, bytes) and ref[0] in (LIST, DICT):
-            yield channel, ref[1], ref[2]
-
-
-def pack_writes(writes: list[list[Any]]) -> bytes:
-    """The writes of one task: `[index, channel, reference]` each."""
-    return pack(writes)
-
-
-def unpack_writes(body: bytes) -> list[list[Any]]:
-    """The writes of one task.
-
-    Raises:
-        CorruptRecord: The body is damaged.
-    """
-    try:
-        return unpack(body)  # type: ignore[no-any-return]
-    except ValueError as exc:
-        raise CorruptRecord(f"pending writes cannot be read back ({exc})") from exc

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -170,19 +170,7 @@ class Remover:
     # -- the parts of values
 
     def _dict(self, value: dict[Any, Any], where: Where) -> Any:
-        where, result = self._within(value, where), self._is_result(value)
-        changed = {}
-        for key, part in value.items():
-            if result and key in _RESULT:
-                continue
-            texts = where.inputs and key in self.channels
-            new = self.without(part, where._replace(texts=texts))
-            if type(key) is str and not where.kept:
-                new = GONE if key in self.calls or self._quotes(key, where) else new
-            if new is not part:
-                changed[key] = new
-        if result and value.get("name"):
-            changed["name"] = None
+        changed = self._changed(value, value.items(), where, texts=False)
         if not changed:
             return value
         out = copy.copy(value)
@@ -192,6 +180,43 @@ class Remover:
             else:
                 out[key] = new
         return out
+
+    def _object(self, value: Any, where: Where) -> Any:
+        """A model, a dataclass: a copy with other attributes. A `Send` is never altered."""
+        if isinstance(value, type | Enum):
+            return value
+        changed = self._changed(value, _attributes(value), where, texts=where.texts)
+        if not changed:
+            return value
+        if isinstance(value, Send):
+            return GONE
+        changed = {name: None if new is GONE else new for name, new in changed.items()}
+        if isinstance(value, BaseModel):
+            return value.model_copy(update=changed)
+        out = copy.copy(value)
+        for name, new in changed.items():
+            object.__setattr__(out, name, new)  # it may be frozen
+        return out
+
+    def _changed(
+        self, value: Any, parts: Iterable[tuple[Any, Any]], where: Where, *, texts: bool
+    ) -> dict[Any, Any]:
+        """The parts of a dict or an object that do not stay as they are."""
+        inner, result = self._within(value, where), self._is_result(value)
+        inputs = where.inputs and not isinstance(value, BaseMessage)
+        changed = {}
+        for name, part in parts:
+            if result and name in _RESULT:
+                continue
+            within = inner._replace(texts=inputs and (texts or name in self.channels))
+            new = self.without(part, within)
+            if isinstance(value, dict) and type(name) is str and not inner.kept:
+                new = GONE if name in self.calls or self._quotes(name, inner) else new
+            if new is not part:
+                changed[name] = new
+        if result and _get(value, "name"):
+            changed["name"] = None
+        return changed
 
     def _within(self, value: Any, where: Where) -> Where:
         """What the parts of a value are part of."""
@@ -213,33 +238,6 @@ class Remover:
         if isinstance(value, deque):
             return deque(kept, value.maxlen)
         return type(value)(kept)
-
-    def _object(self, value: Any, where: Where) -> Any:
-        """A model, a dataclass: a copy with other attributes. A `Send` is never altered."""
-        if isinstance(value, type | Enum):
-            return value
-        inner, result = self._within(value, where), self._is_result(value)
-        changed: dict[str, Any] = {}
-        for name, part in _attributes(value):
-            if result and name in _RESULT:
-                continue
-            texts = where.inputs and (where.texts or name in self.channels)
-            texts = texts and not isinstance(value, BaseMessage)
-            new = self.without(part, inner._replace(texts=texts))
-            if new is not part:
-                changed[name] = None if new is GONE else new
-        if result and value.name:
-            changed["name"] = None
-        if not changed:
-            return value
-        if isinstance(value, Send):
-            return GONE
-        if isinstance(value, BaseModel):
-            return value.model_copy(update=changed)
-        out = copy.copy(value)
-        for name, new in changed.items():
-            object.__setattr__(out, name, new)  # it may be frozen
-        return out
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:

@@ -85,13 +85,6 @@ class PruneReport:
     items: int = 0
     threads: int = 0
 
-    def __add__(self, other: PruneReport) -> PruneReport:
-        return PruneReport(
-            self.checkpoints + other.checkpoints,
-            self.items + other.items,
-            self.threads + other.threads,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class ErasureReport:
@@ -147,11 +140,3 @@ class ImportReport:
     checkpoints: int = 0
     writes: int = 0
     skipped: int = 0
-
-    def __add__(self, other: ImportReport) -> ImportReport:
-        return ImportReport(
-            self.threads + other.threads,
-            self.checkpoints + other.checkpoints,
-            self.writes + other.writes,
-            self.skipped + other.skipped,
-        )

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME, TASKS
 from langgraph.types import Send
 
-from perdure.checkpointers.cache import ChannelLog, Thread
+from perdure.checkpointers.cache import Thread
 from perdure.checkpointers.log import Appender
 from perdure.checkpointers.manifest import (
     ALIASES,
@@ -33,30 +31,21 @@ from perdure.checkpointers.manifest import (
     positions,
     references,
 )
-from perdure.checkpointers.packing import unpack
+from perdure.checkpointers.packing import pack, unpack
 from perdure.checkpointers.planner import New
-from perdure.checkpointers.reader import Reader
-from perdure.checkpointers.records import content_hash, item_place, log_spans, span
+from perdure.checkpointers.reader import PAGE, Reader
+from perdure.checkpointers.records import content_hash, log_spans, open_item
 from perdure.checkpointers.removal import GONE, Remover, Where
-from perdure.storage.flow import Flow, Statement
+from perdure.storage.flow import Flow
 
 BLOCKS: Final = "#blocks"  # the log in which the first version kept long manifests
 CANCELLED: Final = Send("__erased__", None)  # keeps the places of the tasks after it; never runs
-PAGE: Final = 1024  # items looked at at once
 _TASKS: Final = {ERROR, INTERRUPT, RESUME, TASKS}
 _MESSAGE_FIELDS: Final = 64  # a dict of more entries is no message
 
 
-@dataclass(slots=True)
 class Rewriter:
     """The references of one thread, without some messages.
-
-    Args:
-        sql: The statements, by name.
-        reader: The flows that read.
-        appender: Takes what is appended to its log.
-        thread: What is read of it; not the cache's.
-        remover: Takes the messages out of values.
 
     Attributes:
         looking: Whether nothing is written yet, and messages are found by id alone.
@@ -66,76 +55,55 @@ class Rewriter:
         touched: The items that are not as they were, by log and position.
     """
 
-    sql: dict[str, str]
-    reader: Reader
-    appender: Appender
-    thread: Thread
-    remover: Remover
-    looking: bool = True
-    found: bool = False
-    sent: bool = False
-    awaited: bool = False
-    touched: set[tuple[int, int]] = field(default_factory=set)
-    _needles: list[bytes] | None = None
-    _suspects: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    _order: dict[int, list[int]] = field(default_factory=dict)
-    _results: dict[Any, Any] = field(default_factory=dict)
-    _calling: set[tuple[int, int]] = field(default_factory=set)  # messages with calls that go
-    _dicts: set[int] = field(default_factory=set)  # logs whose items are pairs
-    _parts_of_gone: set[tuple[int, int]] = field(default_factory=set)  # pairs of removed dicts
+    def __init__(
+        self, reader: Reader, appender: Appender, thread: Thread, remover: Remover
+    ) -> None:
+        self.reader, self.sql, self.codec = reader, reader.sql, reader.items.codec
+        self.appender, self.thread, self.remover = appender, thread, remover
+        self.looking = True
+        self.found = self.sent = self.awaited = False
+        self.touched: set[tuple[int, int]] = set()
+        self._needles: list[bytes] | None = None
+        # items that have to change, by log and position; and the positions of these, sorted
+        self._suspects: dict[int, dict[int, bytes]] = {}
+        self._order: dict[int, list[int]] = {}
+        self._results: dict[Any, Any] = {}
+        self._calling: set[tuple[int, int]] = set()  # messages with calls that go
+        self._dicts: set[int] = set()  # logs whose items are pairs
+        self._parts_of_gone: set[tuple[int, int]] = set()  # pairs of removed dicts
 
     def begin(self, *, looking: bool) -> Flow[None]:
         """Set apart the items that may have to change: known by id, or else by all they say."""
         self.looking = looking
         self._results.clear()
-        compact = self.reader.items.codec.compact
-        self._needles = self.remover.needles() if compact else None
-        suspects = {}
-        for key, name, *ends in (yield Statement(self.sql["thread_logs"], (self.thread.key,))):
+        self._needles = self.remover.needles() if self.codec.compact else None
+        suspects = []
+        for key, name, *ends in (yield self.sql("thread_logs", self.thread.key)):
+            if name == BLOCKS:
+                continue
+            of, log = (self.appender.thread_id, name, key), self.thread.log(key, name)
             (_, end), (_, last) = log_spans(*ends)
-            if name != BLOCKS:
-                log = self.thread.log(key, name)
-                suspects[log] = yield from self._suspicious(log, end)
-                if looking:
-                    yield from self._read_aliases(log, last)
-        for log, found in suspects.items():  # once all that is spared is known
-            self._suspects[log.key] = {p: s for p, s in found.items() if self._mentions(s)}
-            hits = self._suspects[log.key]
-            aliases = (alias for alias, origin in log.origins.items() if origin in hits)
-            self._order[log.key] = [*sorted(hits), *sorted(aliases)]
+            found = {}
+            for start in range(0, end, PAGE):
+                items = yield from self.reader.stored(*of, start, start + PAGE)
+                found.update({p: stored for p, stored in items if self._may_mention(stored)})
+            for start in range(ALIASES, last, PAGE):
+                items = yield from self.reader.stored(*of, start, start + PAGE)
+                log.origins.update((alias, unpack(body)) for alias, body in items)
+            for stored in () if looking else found.values():
+                self.remover.spare(self.codec.decode(stored))
+            suspects.append((log, found))
+        for log, found in suspects:  # once all that is spared is known
+            hits = {p: stored for p, stored in found.items() if self._mentions(stored)}
+            aliases = [alias for alias, origin in log.origins.items() if origin in hits]
+            self._suspects[log.key], self._order[log.key] = hits, sorted([*hits, *aliases])
 
-    def _suspicious(self, log: ChannelLog, end: int) -> Flow[dict[int, bytes]]:
-        out = {}
-        for start in range(0, end, PAGE):
-            between = span(log.key, start, min(start + PAGE, end))
-            for position, stored in (yield from self._rows(log, between)):
-                if self._may_mention([stored]):
-                    out[position] = stored
-                    if not self.looking:
-                        self.remover.spare(self.reader.items.codec.decode(stored))
-        return out
-
-    def _read_aliases(self, log: ChannelLog, last: int) -> Flow[None]:
-        for start in range(ALIASES, last, PAGE):
-            rows = yield from self._rows(log, span(log.key, start, min(start + PAGE, last)))
-            log.origins.update((position, unpack(body)) for position, body in rows)
-
-    def _rows(self, log: ChannelLog, between: tuple[int, int]) -> Flow[list[tuple[int, bytes]]]:
-        rows = yield Statement(self.sql["items_between"], between)
-        out = []
-        for key, body in rows:
-            position = key & 0xFFFFFFFF
-            bound = item_place(self.appender.thread_id, log.name, position)
-            out.append((position, self.reader.seal.open(body, bound)))
-        return out
-
-    def _may_mention(self, stored: list[bytes]) -> bool:
-        needles = self._needles
-        return needles is None or any(n in each for each in stored for n in needles)
+    def _may_mention(self, stored: bytes) -> bool:
+        return self._needles is None or any(needle in stored for needle in self._needles)
 
     def _mentions(self, stored: bytes) -> bool:
         """Whether an item, whatever it is part of, may not stay as it is."""
-        value = self.reader.items.codec.decode(stored)
+        value = self.codec.decode(stored)
         # of a dict that was split, the pair that holds its id
         pair = type(value) is list and len(value) == 2 and type(value[1]) is str
         if pair and value[1] in self.remover.ids:
@@ -148,18 +116,14 @@ class Rewriter:
         """A reference to what is left of a value: the same if all of it is, `GONE` if nothing."""
         inputs = inputs and not self.looking
         texts, tasks = inputs and channel in self.remover.channels, channel in _TASKS or self.sent
-        where = Where(inputs, texts, tasks)
+        where, new = Where(inputs, texts, tasks), ref
         if isinstance(ref, bytes):
             new = self.inline(ref, where)
         elif ref[0] in (MAP, LIST_HERE, DICT_HERE):
-            new = ref
-            if any(True for _ in references(ref)) or self._may_mention([*_stored(ref)]):
-                value = yield from self.value(ref)
-                new = self._left(value, where, ref)
-        elif ref[0] == ITEM:
-            new = yield from self._single(ref, where)
+            if any(references(ref)) or self._may_mention(pack(ref)):
+                new = self._left((yield from self.value(ref)), where, ref)
         else:
-            new = yield from self._many(ref, where)
+            new = yield from self._split(ref, where)
         if new is not ref:
             self.found = True
             if self.looking and not channel.startswith("__"):
@@ -172,9 +136,9 @@ class Rewriter:
 
     def inline(self, stored: bytes, where: Where) -> Any:
         """A value that stands in place: the same if all of it stays, `GONE` if nothing."""
-        if not self._may_mention([stored]):
+        if not self._may_mention(stored):
             return stored
-        return self._left(self.reader.items.codec.decode(stored), where, stored)
+        return self._left(self.codec.decode(stored), where, stored)
 
     def _left(self, value: Any, where: Where, ref: Any) -> Any:
         new = self.remover.without(value, where)
@@ -198,15 +162,9 @@ class Rewriter:
             left.pop()
         return self.encoded(left), gone
 
-    def _single(self, ref: Any, where: Where) -> Flow[Any]:
-        _, log, position = ref
-        parts = self._parts(log, [(position, position + 1)], False, where)
-        if not parts:
-            return ref if parts is None else GONE
-        return [ITEM, log, (yield from self._append(log, parts))[0][0]]
-
-    def _many(self, ref: Any, where: Where) -> Flow[Any]:
+    def _split(self, ref: Any, where: Where) -> Flow[Any]:
         kind, log, numbers = ref
+        numbers = [numbers, 1] if kind == ITEM else numbers
         ranges = yield from self.reader.ranges(numbers)
         if kind == DICT:
             self._dicts.add(log)
@@ -218,6 +176,8 @@ class Rewriter:
         parts = self._parts(log, ranges, kind == DICT, where)
         if parts is None:
             return ref
+        if kind == ITEM:
+            return [ITEM, log, (yield from self._append(log, parts))[0][0]] if parts else GONE
         last = self.thread.logs[log].origin(ranges[-1][1] - 1)
         self.awaited = self.awaited or (log, last) in self._calling
         return [kind, log, flat((yield from self._append(log, parts)))]
@@ -225,18 +185,16 @@ class Rewriter:
     def said(self, ref: Any, before: Any) -> Flow[Any]:
         """What was said up to a checkpoint, where it is not just what the channel holds.
 
-        Args:
-            ref: What the channel holds, as it was written; None: nothing that stays.
-            before: Log and ranges, as they were written.
+        Both are as they were written: `ref`, what the channel holds; `before`, log and ranges.
         """
         log, numbers = before
         ranges = yield from self.reader.ranges(numbers)
         split = isinstance(ref, list) and ref[0] in (LIST, DICT)
         pairs = ref[0] == DICT if split else log in self._dicts
         parts = self._parts(log, ranges, pairs, Where(tasks=self.sent))
-        gone: set[tuple[int, int]] = set()
-        if self._parts_of_gone:
-            gone = self._parts_of_gone.intersection((log, p) for p in positions(ranges))
+        gone = self._parts_of_gone and self._parts_of_gone.intersection(
+            (log, p) for p in positions(ranges)
+        )
         if gone and split:  # what is part of another value too
             gone -= {(log, p) for p in positions((yield from self.reader.ranges(ref[2])))}
         if parts is None and not gone:
@@ -253,28 +211,24 @@ class Rewriter:
     def _append(self, log: int, parts: list[New | Range]) -> Flow[Ranges]:
         if self.looking:
             return [(0, 1)]  # nobody will read it
-        channel = self.thread.logs[log].name
+        channel, placed = self.thread.logs[log].name, self.appender.placed
         for part in parts:
-            if isinstance(part, New) and (channel, part.stored) not in self.appender.placed:
-                yield from self._find(log, channel, part.stored)
+            if isinstance(part, New) and (channel, part.stored) not in placed:
+                # what is left of an item may be one that the log has
+                hashed = content_hash(self.reader.seal, log, part.stored)
+                for key, body in (yield self.sql("same_hashes", json.dumps([hashed]))):
+                    if key >> 32 == log:  # else two logs have one hash
+                        of = self.reader.seal, self.appender.thread_id, channel
+                        position, stored = open_item(*of, key, body)
+                        placed.setdefault((channel, stored), position)
         return self.appender.append(channel, parts)
-
-    def _find(self, log: int, channel: str, stored: bytes) -> Flow[None]:
-        """What is left of an item may be one that the log has."""
-        hashed = content_hash(self.reader.seal, log, stored)
-        for key, body in (yield Statement(self.sql["same_hashes"], (json.dumps([hashed]),))):
-            position = key & 0xFFFFFFFF
-            bound = item_place(self.appender.thread_id, channel, position)
-            if key >> 32 == log and self.reader.seal.open(body, bound) == stored:
-                self.appender.placed[channel, stored] = position
 
     # -- items
 
-    def _hits(self, log: int, start: int, stop: int) -> Iterator[int]:
+    def _hits(self, log: int, start: int, stop: int) -> list[int]:
         """The suspects of a range."""
         order = self._order.get(log, [])
-        for i in range(bisect_left(order, start), bisect_left(order, stop)):
-            yield order[i]
+        return order[bisect_left(order, start) : bisect_left(order, stop)]
 
     def _parts(
         self, log: int, ranges: Ranges, pairs: bool, where: Where
@@ -302,7 +256,7 @@ class Rewriter:
         """A suspect without the messages, as it is stored; None: it stays as it is."""
         asked = (log, position, pair, where)
         if asked not in self._results:
-            value = self.reader.items.codec.decode(self._suspects[log][position])
+            value = self.codec.decode(self._suspects[log][position])
             pair = pair and type(value) is list and len(value) == 2
             before = {value[0]: value[1]} if pair else value
             new = self.remover.without(before, where)
@@ -319,24 +273,13 @@ class Rewriter:
 
     def encoded(self, value: Any) -> bytes:
         """A value as it is stored."""
-        return self.reader.items.codec.encode(value, lambda: "a value that held an erased message")
+        return self.codec.encode(value, lambda: "a value that held an erased message")
 
     def _is_message(self, log: int, ranges: Ranges, where: Where) -> Flow[bool]:
         """Whether a dict that was split is itself a message."""
         if count(ranges) > _MESSAGE_FIELDS:
             return False
-        if not any(True for start, stop in ranges for _ in self._hits(log, start, stop)):
+        if not any(self._hits(log, *each) for each in ranges):
             return False
         value = yield from self.value([DICT, log, flat(ranges)])
         return self.remover.is_gone(value, where)
-
-
-def _stored(ref: Any) -> Iterator[bytes]:
-    """The bytes that stand in a reference."""
-    if isinstance(ref, bytes):
-        yield ref
-    elif ref[0] in (LIST_HERE, DICT_HERE):
-        yield from (element for element in ref[1] if isinstance(element, bytes))
-    elif ref[0] == MAP:
-        for inner in ref[1].values():
-            yield from _stored(inner)

@@ -7,18 +7,17 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final, Self
 
-from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.base import CipherProtocol, SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.cipher import LangGraphCipher
 from perdure.checkpointers.extensions import Allowlist
 from perdure.checkpointers.objects import name_of
 from perdure.checkpointers.schema import SQLITE
-from perdure.errors import ConfigurationError
-from perdure.storage.encryption import Clear, agree_on_key, seal_for
-from perdure.storage.sql import load
+from perdure.errors import ConfigurationError, CorruptRecord
+from perdure.storage.encryption import Clear, Place, Seal, agree_on_key, seal_for
+from perdure.storage.flow import load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import Synchronous
 
@@ -118,3 +117,33 @@ class SQLiteCheckpointer(Checkpointer):
     def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
         """Open by the name that langgraph's savers use; see `open`."""
         return cls.open(conn_string, **options)
+
+
+class LangGraphCipher(Seal):
+    """The cipher of a langgraph `EncryptedSerializer`, for those who have one already.
+
+    It has no associated data, so unlike `AESGCM` it cannot tell a row that was moved.
+    """
+
+    def __init__(self, cipher: CipherProtocol) -> None:
+        self._cipher = cipher
+        # such a cipher offers no key to derive from: equal contents must not be told apart by
+        # hash, so each process hashes with a key of its own and finds only what it stored itself
+        self.hash_key = os.urandom(32)
+
+    def seal(self, data: bytes, place: Place) -> bytes:
+        """The cipher's name, its length before it, then the ciphertext."""
+        name, sealed = self._cipher.encrypt(data)
+        text = name.encode()
+        return bytes((len(text),)) + text + sealed
+
+    def open(self, data: bytes, place: Place) -> bytes:
+        """See `Seal.open`."""
+        try:
+            end = 1 + data[0]
+            return self._cipher.decrypt(data[1:end].decode(), data[end:])
+        except Exception as exc:
+            raise CorruptRecord(
+                f"the row {place!r} does not decrypt ({exc}): it was "
+                "damaged, or written with another key"
+            ) from exc

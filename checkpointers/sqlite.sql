@@ -113,11 +113,8 @@ INSERT INTO checkpoints (id, namespace, uid, parent, began, put_at, body) VALUES
 -- replace_checkpoint: the same checkpoint, put once more
 UPDATE checkpoints SET parent = ?, put_at = ?, body = ? WHERE id = ?;
 
--- checkpoints_page: a page of a namespace, newest first
+-- checkpoints_page: a page of a namespace, newest first; -1: all of it
 SELECT id, uid, parent, began, put_at, body FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC LIMIT ?;
-
--- checkpoint_bodies: all of a namespace, newest first
-SELECT id, uid, parent, began, put_at, body FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC;
 
 -- rewrite_checkpoint: a checkpoint whose references changed
 UPDATE checkpoints SET body = ? WHERE id = ?;
@@ -208,17 +205,17 @@ ORDER BY updated_at DESC, thread DESC LIMIT ?4;
 -- one_thread: the same, for one
 SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t WHERE thread_id = ?;
 
--- checkpoints_size: how many checkpoints a thread has, and their bytes
-SELECT count(*), coalesce(sum(length(c.body)), 0) FROM namespaces n
-JOIN checkpoints c ON c.id >= n.namespace << 32 AND c.id < (n.namespace + 1) << 32 WHERE n.thread = ?;
-
--- items_size: how many items the logs of a thread hold, aliases apart, and the bytes of both
-SELECT coalesce(sum(i.id & 2147483648 = 0), 0), coalesce(sum(length(i.body)), 0) FROM logs l
-JOIN items i ON i.id >= l.log << 32 AND i.id < (l.log + 1) << 32 WHERE l.thread = ?;
-
--- writes_size: how many tasks' writes a thread has, and their bytes
-SELECT count(*), coalesce(sum(length(w.body)), 0) FROM namespaces n
-JOIN writes w ON w.namespace = n.namespace WHERE n.thread = ?;
+-- sizes: how many checkpoints and items a thread has, aliases apart, and the bytes of all and of its writes
+SELECT c.many, i.many, c.bytes + i.bytes + w.bytes FROM (
+    SELECT count(*) AS many, coalesce(sum(length(c.body)), 0) AS bytes FROM namespaces n
+    JOIN checkpoints c ON c.id >= n.namespace << 32 AND c.id < (n.namespace + 1) << 32 WHERE n.thread = ?1
+) c, (
+    SELECT coalesce(sum(i.id & 2147483648 = 0), 0) AS many, coalesce(sum(length(i.body)), 0) AS bytes FROM logs l
+    JOIN items i ON i.id >= l.log << 32 AND i.id < (l.log + 1) << 32 WHERE l.thread = ?1
+) i, (
+    SELECT coalesce(sum(length(w.body)), 0) AS bytes FROM namespaces n
+    JOIN writes w ON w.namespace = n.namespace WHERE n.thread = ?1
+) w;
 
 -- thread_ids: every thread, in the order they came
 SELECT thread, thread_id, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t WHERE thread > ? ORDER BY thread LIMIT ?;

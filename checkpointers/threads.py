@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from operator import index
 from typing import Any, Final
 
-from perdure.checkpointers.address import Address
+from perdure.checkpointers.address import Address, check_text, check_thread_id, optional_text
 from perdure.checkpointers.cache import ChannelLog, Snapshot
 from perdure.checkpointers.listing import Pages
 from perdure.checkpointers.manifest import (
@@ -20,27 +20,21 @@ from perdure.checkpointers.manifest import (
     covered,
     positions,
 )
-from perdure.checkpointers.reader import Reader, damaged_index
-from perdure.checkpointers.records import place, span
+from perdure.checkpointers.reader import Found, Reader, damaged_index
+from perdure.checkpointers.records import leading_to, place, span
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem, ThreadInfo
 from perdure.errors import ConfigurationError, CorruptRecord, UnknownCheckpoint, UnknownThread
-from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.flow import Flow, Row, rows_of
 
 _SOON: Final = float("inf")
 _PAGE: Final = 512  # items
 
 
-@dataclass(slots=True)
 class Threads:
-    """The flows that look at threads.
+    """The flows that look at threads."""
 
-    Args:
-        sql: The statements, by name.
-        reader: The flows that read.
-    """
-
-    sql: dict[str, str]
-    reader: Reader
+    def __init__(self, reader: Reader) -> None:
+        self.reader, self.sql = reader, reader.sql
 
     # -- what was said
 
@@ -50,27 +44,28 @@ class Threads:
         Yields flows, and between them functions that decode a page of items, to be called where
         that may take its time: each returns a list of `HistoryItem`.
         """
-        if part is not None:
-            part = _pair(part)
-        found = yield self.reader.find(at)
+        channel, part = check_text("channel", channel), None if part is None else _pair(part)
+        found: Found | None = yield self.reader.find(at)
         if found is None:
-            if at.checkpoint_id is not None:
-                raise UnknownCheckpoint(
-                    f"thread {at.thread_id!r} has no checkpoint {at.checkpoint_id!r}"
-                )
-            raise no_thread(at.thread_id, at.checkpoint_ns)
+            if at.checkpoint_id is None:
+                raise no_thread(at.thread_id, at.checkpoint_ns)
+            raise UnknownCheckpoint(
+                f"thread {at.thread_id!r} has no checkpoint {at.checkpoint_id!r}"
+            )
         snapshot = found.snapshot
         key, ranges = snapshot.said.get(channel, (0, []))
         branches: Ranges = []
         if at.checkpoint_id is None:
-            branches = yield self._on_branches(at, found.namespace, snapshot, channel)
+            branches = yield self._on_branches(at, found, channel)
         runs = _interleaved(ranges, branches)
         if part is not None:
             runs = _ends(runs, *part)
         if not runs:
             return
-        key = key or (yield self._log_of(found.namespace, channel))
-        seen = yield self._seen(at.thread_id, found.thread, snapshot, channel)
+        if not key:
+            ((key,),) = yield rows_of(self.sql["log_of"], found.namespace, channel)
+        held = snapshot.ranges.get(channel, (0, []))
+        seen = covered((p, p + 1) for p in (yield self._origins(at, found, *held)))
         ref = snapshot.refs.get(channel)
         if isinstance(ref, bytes):
             pairs = type(self.reader.items.codec.decode(ref)) is dict  # an empty one
@@ -80,57 +75,44 @@ class Threads:
             for first in range(start, stop, _PAGE):
                 page = [(first, min(stop, first + _PAGE))]
                 log = yield self.reader.load(at.thread_id, found.thread, key, page)
-                yield _Page(self.reader, log, page, seen, pairs, branch)
+                yield partial(self._history_page, log, page, None if branch else seen, pairs)
 
-    def _seen(self, thread_id: str, thread: Any, snapshot: Snapshot, channel: str) -> Flow[Ranges]:
-        """Where what a channel holds was first said, as a set."""
-        key, ranges = snapshot.ranges.get(channel, (0, []))
+    def _history_page(
+        self, log: ChannelLog, page: Ranges, seen: Ranges | None, pairs: bool
+    ) -> list[HistoryItem]:
+        """Decode items. `seen` is what the channel holds; None: they were said on a branch."""
+        values = self.reader.items.values(log.full(page))
+        if pairs:
+            values = [tuple(v) if type(v) is list and len(v) == 2 else v for v in values]
+        return [
+            HistoryItem(value, contains(seen or [], origin), origin, seen is None)
+            for value, origin in zip(values, map(log.origin, positions(page)), strict=True)
+        ]
+
+    def _origins(self, at: Address, found: Found, key: int, ranges: Ranges) -> Flow[list[int]]:
+        """Where the items of ranges were first said."""
         if not ranges:
             return []
-        log = yield from self.reader.load(thread_id, thread, key, ranges)
-        return covered((p, p + 1) for p in map(log.origin, positions(ranges)))
+        log = yield from self.reader.load(at.thread_id, found.thread, key, ranges)
+        return [*map(log.origin, positions(ranges))]
 
-    def _log_of(self, namespace: int, channel: str) -> Flow[int]:
-        rows = yield Statement(self.sql["log_of"], (namespace, channel))
-        return int(rows[0][0])
-
-    def _on_branches(
-        self, at: Address, namespace: int, head: Snapshot, channel: str
-    ) -> Flow[Ranges]:
+    def _on_branches(self, at: Address, found: Found, channel: str) -> Flow[Ranges]:
         """What was said only on branches: on the way to no checkpoint that leads to the head."""
-        rows = yield Statement(self.sql["checkpoint_keys"], span(namespace))
-        parents = {uid: parent for _, uid, parent in rows}
-        trunk, uid = set(), next((uid for key, uid, _ in rows if key == head.key), None)
-        while uid is not None and uid not in trunk:
-            trunk.add(uid)
-            uid = parents.get(uid)
-        inner = set(parents.values())
-        tips = [key for key, uid, _ in rows if uid not in trunk and uid not in inner]
-        if not tips:
-            return []
-        key, said = head.said.get(channel, (0, []))
-        thread = self.reader.cache.thread(at.thread_id, *(yield from self._state(at.thread_id)))
-        have: set[int] = set()
-        out: list[int] = []
-        if said:
-            log = yield from self.reader.load(at.thread_id, thread, key, said)
-            have.update(map(log.origin, positions(said)))
-        for tip_key in reversed(tips):
-            (row,) = yield Statement(self.sql["checkpoint_at"], (tip_key,))
-            tip = yield from self.reader.info(at.thread_id, at.checkpoint_ns, row)
-            if channel not in tip.said:
-                continue
-            key, ranges = tip.said[channel]
-            log = yield from self.reader.load(at.thread_id, thread, key, ranges)
-            for position in map(log.origin, positions(ranges)):
-                if position not in have:
-                    have.add(position)
-                    out.append(position)
+        rows = yield self.sql("checkpoint_keys", *span(found.namespace))
+        trunk = {key for key, *_ in leading_to(rows, found.snapshot.key)}
+        inner = {parent for _, _, parent in rows}
+        tips = [key for key, uid, _ in rows if key not in trunk and uid not in inner]
+        out: set[int] = set()
+        for tip in tips:
+            (row,) = yield self.sql("checkpoint_at", tip)
+            snapshot = yield from self.reader.info(at.thread_id, at.checkpoint_ns, row)
+            out.update((yield from self._said(at, found, snapshot, channel)))
+        if out:
+            out.difference_update((yield from self._said(at, found, found.snapshot, channel)))
         return covered((position, position + 1) for position in out)
 
-    def _state(self, thread_id: str) -> Flow[tuple[int, int]]:
-        ((key, _, generation),) = yield Statement(self.sql["find_thread"], (thread_id,))
-        return key, generation
+    def _said(self, at: Address, found: Found, snapshot: Snapshot, channel: str) -> Flow[list[int]]:
+        return (yield from self._origins(at, found, *snapshot.said.get(channel, (0, []))))
 
     # -- threads
 
@@ -138,36 +120,38 @@ class Threads:
         """A page of threads; see `Checkpointer.threads`."""
         if limit <= 0:
             raise ConfigurationError(f"limit is {limit!r}; expected at least 1")
-        last = (_SOON, 0)
+        prefix, last = check_text("prefix", prefix), (_SOON, 0)
         if after is not None:
-            rows = yield Statement(self.sql["one_thread"], (after,))
-            if not rows:
-                raise (yield from self._no_thread(after))
-            last = (rows[0][3], rows[0][0])
-        rows = yield Statement(self.sql["list_threads"], (*last, prefix.encode(), limit))
+            thread, _, _, updated_at, _ = yield from self._row(after)
+            last = (updated_at, thread)
         out = []
-        for row in rows:
+        for row in (yield self.sql("list_threads", *last, prefix.encode(), limit)):
             out.append((yield from self._info(row)))
         return out
 
     def one(self, thread_id: str) -> Flow[ThreadInfo]:
         """One thread; see `Checkpointer.thread`."""
-        rows = yield Statement(self.sql["one_thread"], (thread_id,))
-        if not rows:
-            raise (yield from self._no_thread(thread_id))
-        return (yield from self._info(rows[0]))
+        return (yield from self._info((yield from self._row(thread_id))))
 
-    def _no_thread(self, thread_id: str) -> Flow[UnknownThread]:
-        """The error for a thread that was not found and is not there."""
-        yield from self.reader.check_missing(Address(thread_id, "", None))
-        return no_thread(thread_id)
+    def _row(self, thread_id: str) -> Flow[Row]:
+        """The row of a thread.
+
+        Raises:
+            UnknownThread: There is none.
+        """
+        thread_id = check_thread_id(thread_id)
+        rows = yield self.sql("one_thread", thread_id)
+        if not rows:
+            yield from self.reader.check_missing(Address(thread_id, "", None))
+            raise no_thread(thread_id)
+        return rows[0]  # type: ignore[no-any-return]
 
     def _info(self, row: Row) -> Flow[ThreadInfo]:
         thread, thread_id, created_at, updated_at, indexed = row
         if indexed != thread:
             raise damaged_index(f"thread {thread}")
-        namespaces = yield Statement(self.sql["thread_namespaces"], (thread,))
-        checkpoints, items, size = yield from sizes(self.sql, thread)
+        namespaces = yield self.sql("thread_namespaces", thread)
+        ((checkpoints, items, size),) = yield self.sql("sizes", thread)
         return ThreadInfo(
             thread_id,
             checkpoints,
@@ -184,19 +168,18 @@ class Threads:
         self, thread_id: str, checkpoint_ns: str | None, limit: int | None
     ) -> Flow[list[CheckpointInfo]]:
         """Checkpoints without their values; see `Checkpointer.checkpoints`."""
-        rows = yield Statement(self.sql["find_thread"], (thread_id,))
-        if not rows:
-            raise (yield from self._no_thread(thread_id))
+        checkpoint_ns = optional_text("checkpoint_ns", checkpoint_ns)
+        thread, thread_id, *_ = yield from self._row(thread_id)
         out: list[CheckpointInfo] = []
-        for namespace, ns, head in (yield Statement(self.sql["thread_namespaces"], (rows[0][0],))):
-            if checkpoint_ns is None or ns == checkpoint_ns:
-                keys = yield Statement(self.sql["checkpoint_keys"], span(namespace))
-                yield from self.reader.check_complete(len(keys), *span(namespace))
-                trunk = _trunk(keys, place(namespace, head))
-                page = (*span(namespace), -1 if limit is None else limit)
-                for row in (yield Statement(self.sql["checkpoints_page"], page)):
-                    info = yield from self._checkpoint(thread_id, ns, row, trunk, head)
-                    out.append(info)
+        for namespace, ns, head in (yield self.sql("thread_namespaces", thread)):
+            if checkpoint_ns is not None and ns != checkpoint_ns:
+                continue
+            keys = yield self.sql("checkpoint_keys", *span(namespace))
+            yield from self.reader.check_complete(len(keys), *span(namespace))
+            trunk = {key for key, *_ in leading_to(keys, place(namespace, head))}
+            most = -1 if limit is None else limit
+            for row in (yield self.sql("checkpoints_page", *span(namespace), most)):
+                out.append((yield from self._checkpoint(thread_id, ns, row, trunk, head)))
         return sorted(out, key=lambda info: -info.order)
 
     def _checkpoint(
@@ -216,41 +199,6 @@ class Threads:
             str(fields.get("ts", "")),
             {channel: count(ranges) for channel, (_, ranges) in snapshot.ranges.items()},
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Page:
-    """A page of history, read and not yet decoded."""
-
-    reader: Reader
-    log: ChannelLog
-    ranges: Ranges
-    seen: Ranges
-    pairs: bool
-    branch: bool
-
-    def __call__(self) -> list[HistoryItem]:
-        """Decode it."""
-        values = self.reader.items.values(self.log.full(self.ranges))
-        if self.pairs:
-            values = [tuple(v) if type(v) is list and len(v) == 2 else v for v in values]
-        return [
-            HistoryItem(value, not self.branch and contains(self.seen, origin), origin, self.branch)
-            for value, origin in zip(
-                values, map(self.log.origin, positions(self.ranges)), strict=True
-            )
-        ]
-
-
-def _trunk(keys: list[Row], head: int) -> set[int]:
-    """The keys of the checkpoints that lead to the head, and of itself."""
-    by_uid = {uid: (key, parent) for key, uid, parent in keys}
-    uid = next((uid for key, uid, _ in keys if key == head), None)
-    out: set[int] = set()
-    while uid in by_uid and by_uid[uid][0] not in out:
-        key, uid = by_uid[uid]
-        out.add(key)
-    return out
 
 
 def _interleaved(said: Ranges, branches: Ranges) -> list[tuple[Range, bool]]:
@@ -297,14 +245,6 @@ def _pair(part: Any) -> tuple[int, int]:
             "the end, like (0, 50)"
         )
     return first, last
-
-
-def sizes(sql: dict[str, str], thread: int) -> Flow[tuple[int, int, int]]:
-    """How many checkpoints and items a thread has, and the bytes of those and its writes."""
-    names = ("checkpoints_size", "items_size", "writes_size")
-    checkpoints, items, writes = yield [Statement(sql[name], (thread,)) for name in names]
-    size = checkpoints[0][1] + items[0][1] + writes[0][1]
-    return checkpoints[0][0], items[0][0], size
 
 
 def no_thread(thread_id: str, ns: str = "") -> UnknownThread:

@@ -10,7 +10,6 @@ from typing import Final
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import Cache, Pending, Snapshot, Thread, Write
-from perdure.checkpointers.items import Items
 from perdure.checkpointers.log import Appender
 from perdure.checkpointers.manifest import (
     DICT,
@@ -25,27 +24,20 @@ from perdure.checkpointers.messages import CLASSES
 from perdure.checkpointers.planner import PlannedPut, PlannedWrites
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
-    checkpoint_place,
+    open_writes,
     pack_id,
-    pack_snapshot,
-    pack_writes,
     place,
+    seal_checkpoint,
+    seal_writes,
     tags_of,
     unpack_id,
-    unpack_writes,
-    writes_place,
+    written_said,
 )
-from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, Row, Statement
 
 ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
 _LOW: Final = 0xFFFFFFFF
 _log = logging.getLogger("perdure")
-
-
-def _same_state(found: Row, known: Row) -> bool:
-    """Whether two answers of the statement `state` are the same, the last activity apart."""
-    return found[:3] == known[:3] and found[4:] == known[4:]
 
 
 class Stale(Exception):
@@ -56,6 +48,7 @@ class Stale(Exception):
 class Written:
     """What a flow found and wrote, for the cache to take over once it is committed."""
 
+    now: float
     thread_id: str
     ns: str
     key: int
@@ -92,23 +85,12 @@ class Written:
             )
 
 
-@dataclass(slots=True)
 class Writer:
-    """The flows that write.
+    """The flows that write."""
 
-    Args:
-        sql: The statements, by name.
-        seal: Encrypts what is written.
-        cache: What is kept of threads.
-        items: Encodes items.
-        reader: The flows that read.
-    """
-
-    sql: dict[str, str]
-    seal: Seal
-    cache: Cache
-    items: Items
-    reader: Reader
+    def __init__(self, reader: Reader) -> None:
+        self.reader, self.cache, self.items = reader, reader.cache, reader.items
+        self.sql, self.seal = reader.sql, reader.seal
 
     def job(self, plan: PlannedPut | PlannedWrites) -> Callable[[], Flow[Written]]:
         """Makes the flow that stores what was planned.
@@ -138,7 +120,8 @@ class Writer:
                 return (yield from make())
             flow = ahead.pop()
             rows = yield first
-            if not rows or not _same_state(rows[0], state):
+            # the last activity apart, which decides nothing
+            if not rows or (rows[0][:3], rows[0][4:]) != (state[:3], state[4:]):
                 return (yield from make())
             request = then
             try:
@@ -157,15 +140,10 @@ class Writer:
         Raises:
             Stale: Something the plan rests on was deleted.
         """
-        now = time.time()
-        out = yield from self._begin(plan.thread_id, plan.ns, plan.uid)
-        if plan.rests_on is not None and plan.rests_on != (out.key, out.generation):
-            raise Stale
+        out = yield from self._begin(plan, plan.uid)
         parent = yield from self._parent(out, plan.parent)
-        snapshot = Snapshot(
-            plan.uid, 0, plan.parent, 0, plan.fields, plan.versions, plan.seen, {}, {}, {}
-        )
-        snapshot.step = plan.step
+        at = plan.uid, 0, plan.parent, 0
+        snapshot = Snapshot(*at, plan.fields, plan.versions, plan.seen, {}, step=plan.step)
         appender = out.appender = Appender(
             self.sql, self.seal, self.items, plan.thread_id, out.key, out.seq, out.known
         )
@@ -173,9 +151,9 @@ class Writer:
         self._fill(snapshot, plan, parent, appender)
         statements = appender.statements()
         if out.existing is None:
-            statements += self._added(out, plan, snapshot, parent, now)
+            statements += self._added(out, plan, snapshot, parent)
         else:
-            statements += yield from self._replaced(out, plan, snapshot, now)
+            statements += yield from self._replaced(out, snapshot)
         tags = [(number, snapshot.key) for number in tags_of(self.seal, plan.metadata)]
         if tags:
             statements.append(Statement(self.sql["add_tag"], tags, many=True))
@@ -204,23 +182,25 @@ class Writer:
                 if channel not in snapshot.refs and parent.holds(channel, version):
                     snapshot.take(channel, parent)
 
-    def _begin(self, thread_id: str, ns: str, uid: str | None) -> Flow[Written]:
+    def _begin(self, plan: PlannedPut | PlannedWrites, uid: str | None) -> Flow[Written]:
         """The thread and namespace as they are; new ones if need be."""
-        params = (pack_id(uid), ns, thread_id)
-        rows = yield Statement(self.sql["state"], params)
+        now, thread_id, ns = time.time(), plan.thread_id, plan.ns
+        state = self.sql("state", pack_id(uid), ns, thread_id)
+        rows = yield state
         if not rows:
-            now = time.time()
-            yield Statement(self.sql["new_thread"], (thread_id, now, now))
-            rows = yield Statement(self.sql["state"], params)
-        thread, seq, generation, updated_at, namespace, pinned, *head, existing = rows[0]
+            yield self.sql("new_thread", thread_id, now, now)
+            rows = yield state
+        key, seq, generation, updated_at, namespace, pinned, *head, existing = rows[0]
+        if plan.rests_on not in (None, (key, generation)):
+            raise Stale
         if namespace is None:
             pinned = 0
-            ((namespace,),) = yield Statement(self.sql["new_namespace"], (thread, ns))
+            ((namespace,),) = yield self.sql("new_namespace", key, ns)
         known = self.cache.peek(thread_id)
-        if known is None or (known.key, known.generation) != (thread, generation):
+        if known is not None and (known.key, known.generation) != (key, generation):
             known = None
-        at = thread, seq, generation, updated_at, namespace, pinned
-        return Written(thread_id, ns, *at, known, tuple(head), existing)
+        at = key, seq, generation, updated_at, namespace, pinned
+        return Written(now, thread_id, ns, *at, known, tuple(head), existing)
 
     def _parent(self, out: Written, uid: str | None) -> Flow[Snapshot | None]:
         """The parent: kept, or read."""
@@ -234,53 +214,42 @@ class Writer:
         return found
 
     def _added(
-        self,
-        out: Written,
-        plan: PlannedPut,
-        snapshot: Snapshot,
-        parent: Snapshot | None,
-        now: float,
+        self, out: Written, plan: PlannedPut, snapshot: Snapshot, parent: Snapshot | None
     ) -> list[Statement]:
         """A new checkpoint: its row, the head, and the thread's counters."""
         out.seq += 1
         snapshot.key = place(out.namespace, out.seq)
-        snapshot.began = (
-            out.seq if self._begins(out, plan, parent) or parent is None else parent.began
-        )
-        key, *at = row = self._row(plan, snapshot, now)
-        body, uid = self._sealed(plan, snapshot, row), row[1]
-        params = (key, out.namespace, *at, body)
-        statements = [Statement(self.sql["add_checkpoint"], params)]
+        snapshot.began = out.seq
+        if parent is not None and not self._begins(out, plan, parent):
+            snapshot.began = parent.began
+        key, uid, *at, body = self._row(out, snapshot)
+        statements = [self.sql("add_checkpoint", key, out.namespace, uid, *at, body)]
+        pinned = out.pinned
         if self._takes_head(out, snapshot):
             out.head = snapshot.key, snapshot.began, uid
-            if out.pinned:
-                out.pinned = 0
-                statements.append(Statement(self.sql["pin"], (0, out.namespace)))
-        else:
-            if not out.pinned and out.head[0] is not None:  # else it is where it was
-                out.branch_of = plan.uid
-                out.pinned = out.head[0] & _LOW
-                statements.append(Statement(self.sql["pin"], (out.pinned, out.namespace)))
-        statements.append(Statement(self.sql["advance"], (out.seq, out.key)))
-        return statements + self._touched(out, now)
+            out.pinned = 0
+        elif not pinned and out.head[0] is not None:  # else it is where it was
+            out.branch_of = plan.uid
+            out.pinned = out.head[0] & _LOW
+        if out.pinned != pinned:
+            statements.append(self.sql("pin", out.pinned, out.namespace))
+        statements.append(self.sql("advance", out.seq, out.key))
+        return statements + self._touched(out)
 
-    def _touched(self, out: Written, now: float) -> list[Statement]:
+    def _touched(self, out: Written) -> list[Statement]:
         """The thread's last activity, to a tenth of a second: its index is written seldom."""
-        if now - out.updated_at <= ACTIVITY_S:
+        if out.now - out.updated_at <= ACTIVITY_S:
             return []
-        out.updated_at = now
-        return [Statement(self.sql["touch"], (now, out.key))]
+        out.updated_at = out.now
+        return [self.sql("touch", out.now, out.key)]
 
-    def _begins(self, out: Written, plan: PlannedPut, parent: Snapshot | None) -> bool:
+    def _begins(self, out: Written, plan: PlannedPut, parent: Snapshot) -> bool:
         """Whether a put begins something, rather than going on with what its parent began.
 
-        Design: a put begins something if it is an input, an update or a fork, has no parent, skips
-        steps (durability `exit` writes a whole run at once), or goes on from a checkpoint that was
-        read by its id and is not the head.
+        It does if it is an input, an update or a fork, skips steps (durability `exit` writes a
+        whole run at once), or goes on from a checkpoint read by its id that is not the head.
         """
-        if parent is None or plan.begins:
-            return True
-        if plan.deliberate and out.head[0] != parent.key:
+        if plan.begins or (plan.deliberate and out.head[0] != parent.key):
             return True
         before = self.reader.step(parent)
         return plan.step is not None and before is not None and plan.step != before + 1
@@ -293,38 +262,33 @@ class Writer:
             return True
         return (snapshot.began, snapshot.uid) > (began or 0, uid or "")
 
-    def _replaced(
-        self, out: Written, plan: PlannedPut, snapshot: Snapshot, now: float
-    ) -> Flow[list[Statement]]:
+    def _replaced(self, out: Written, snapshot: Snapshot) -> Flow[list[Statement]]:
         """The same checkpoint, put once more, in the place it has."""
-        assert out.existing is not None
-        row = (yield Statement(self.sql["checkpoint_at"], (out.existing,)))[0]
-        before = self.reader.open_row(plan.thread_id, plan.ns, row)
+        (row,) = yield self.sql("checkpoint_at", out.existing)
+        before = self.reader.open_row(out.thread_id, out.ns, row)
         snapshot.key, snapshot.began = before.key, before.began
-        replaced = self._row(plan, snapshot, now)
-        params = (replaced[2], now, self._sealed(plan, snapshot, replaced), snapshot.key)
-        statements = [
-            Statement(self.sql["drop_tag"], (number, snapshot.key))
-            for number in tags_of(self.seal, self.reader.metadata(before))
-        ]
-        statements.append(Statement(self.sql["replace_checkpoint"], params))
-        statements.append(Statement(self.sql["removed"], (out.key,)))
+        key, _, parent, _, _, body = self._row(out, snapshot)
         out.generation += 1
-        return statements + self._touched(out, now)
+        old = tags_of(self.seal, self.reader.metadata(before))
+        return [
+            *(self.sql("drop_tag", number, key) for number in old),
+            self.sql("replace_checkpoint", parent, out.now, body, key),
+            self.sql("removed", out.key),
+            *self._touched(out),
+        ]
 
-    def _row(self, plan: PlannedPut, snapshot: Snapshot, now: float) -> Row:
-        return snapshot.key, pack_id(plan.uid), pack_id(plan.parent), snapshot.began, now
-
-    def _sealed(self, plan: PlannedPut, snapshot: Snapshot, row: Row) -> bytes:
-        bound = checkpoint_place(plan.thread_id, plan.ns, row)
-        return self.seal.seal(pack_snapshot(snapshot), bound)
+    def _row(self, out: Written, snapshot: Snapshot) -> Row:
+        """`(id, uid, parent, began, put_at, body)`."""
+        uid, parent = pack_id(snapshot.uid), pack_id(snapshot.parent)
+        row, said = (snapshot.key, uid, parent, snapshot.began, out.now), written_said(snapshot)
+        return *row, seal_checkpoint(self.seal, out.thread_id, out.ns, row, snapshot, said)
 
     def rewind(self, at: Address) -> Flow[bool]:
         """Move the head to a checkpoint. Returns whether there is such a checkpoint."""
-        params = (pack_id(at.checkpoint_id), at.thread_id, at.checkpoint_ns)
-        rows = yield Statement(self.sql["checkpoint_of"], params)
+        uid = pack_id(at.checkpoint_id)
+        rows = yield self.sql("checkpoint_of", uid, at.thread_id, at.checkpoint_ns)
         if rows:
-            yield Statement(self.sql["pin"], (rows[0][3] & _LOW, rows[0][2]))
+            yield self.sql("pin", rows[0][3] & _LOW, rows[0][2])
         return bool(rows)
 
     # -- pending writes
@@ -335,32 +299,25 @@ class Writer:
         Raises:
             Stale: Something the plan rests on was deleted.
         """
-        now = time.time()
-        out = yield from self._begin(plan.thread_id, plan.ns, None)
-        if plan.rests_on is not None and plan.rests_on != (out.key, out.generation):
-            raise Stale
-        row = (plan.thread_id, plan.ns, plan.uid, plan.task)
-        bound = writes_place(*row, plan.path)
-        body = self.seal.seal(pack_writes(plan.writes), bound)
-        at = out.namespace, pack_id(plan.uid), pack_id(plan.task)
+        out = yield from self._begin(plan, None)
+        row = (pack_id(plan.uid), pack_id(plan.task), plan.path)
+        of = self.seal, plan.thread_id, plan.ns
+        writes, body = plan.writes, seal_writes(*of, row, plan.writes)
         added, *_ = yield [
-            Statement(self.sql["add_writes"], (*at, plan.path, body)),
-            *self._touched(out, now),
+            self.sql("add_writes", out.namespace, *row, body),
+            *self._touched(out),
         ]
-        if added:
-            if any(map(_may_be_in_a_log, plan.writes)):
-                out.writes = plan.uid, plan.task, (plan.path, plan.writes, body)
-            return out
-        ((path, stored),) = yield Statement(self.sql["find_writes"], at)
-        had = unpack_writes(self.seal.open(stored, writes_place(*row, path)))
-        merged = {write[0]: write for write in had}
-        for write in plan.writes:
-            if write[0] < 0 or write[0] not in merged:  # the special ones are replaced
-                merged[write[0]] = write
-        writes = [merged[i] for i in sorted(merged)]
-        sealed = self.seal.seal(pack_writes(writes), bound)
-        yield Statement(self.sql["put_writes"], (*at, plan.path, sealed))
-        out.writes = plan.uid, plan.task, (plan.path, writes, sealed)
+        if not added:
+            ((path, stored),) = yield self.sql("find_writes", out.namespace, *row[:2])
+            merged = {write[0]: write for write in open_writes(*of, (*row[:2], path, stored))}
+            for write in plan.writes:
+                if write[0] < 0 or write[0] not in merged:  # the special ones are replaced
+                    merged[write[0]] = write
+            writes = [merged[i] for i in sorted(merged)]
+            body = seal_writes(*of, row, writes)
+            yield self.sql("put_writes", out.namespace, *row, body)
+        if not added or any(map(_may_be_in_a_log, writes)):
+            out.writes = plan.uid, plan.task, (plan.path, writes, body)
         return out
 
     def _refer_writes(self, out: Written, uid: str, snapshot: Snapshot) -> list[Statement]:
@@ -372,10 +329,9 @@ class Writer:
             referring = [self._referring(out.appender, snapshot, write) for write in writes]
             if all(new is write for new, write in zip(referring, writes, strict=True)):
                 continue
-            bound = writes_place(out.thread_id, out.ns, uid, task, path)
-            sealed = self.seal.seal(pack_writes(referring), bound)
-            params = (sealed, out.namespace, pack_id(uid), pack_id(task), body)
-            statements.append(Statement(self.sql["refer_writes"], params))
+            row = pack_id(uid), pack_id(task), path
+            sealed = seal_writes(self.seal, out.thread_id, out.ns, row, referring)
+            statements.append(self.sql("refer_writes", sealed, out.namespace, *row[:2], body))
         return statements
 
     def _referring(self, appender: Appender, snapshot: Snapshot, write: Write) -> Write:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Self
 
 from perdure.errors import ConfigurationError, PerdureError
-from perdure.storage.awaitables import in_event_loop
+from perdure.storage.database import in_event_loop
 
 _LOG = logging.getLogger("perdure")
 

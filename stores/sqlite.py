@@ -14,8 +14,7 @@ from langgraph.store.base import IndexConfig, TTLConfig
 
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.encryption import Clear, agree_on_key, seal_for
-from perdure.storage.flow import Flow, Statement
-from perdure.storage.sql import load
+from perdure.storage.flow import Flow, Statement, load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import Synchronous
 from perdure.stores.embedders import embedder_from

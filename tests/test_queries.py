@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.storage.sql import load
+from perdure.storage.flow import load
 
 
 @pytest.mark.parametrize("package", ["perdure.stores", "perdure.checkpointers"])
@@ -26,7 +26,7 @@ def test_every_statement_used_is_there(package: str) -> None:
     """A name that the code looks up stands in the file."""
     folder = Path(str(files(package).joinpath("")))
     code = "\n".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
-    wanted = set(re.findall(r"""\bsql\[["'](\w+)["']\]""", code))
+    wanted = set(re.findall(r"""\bsql[\[(]["'](\w+)["']""", code))
 
     assert wanted
     assert sorted(wanted - set(load(package, "sqlite.sql"))) == []

@@ -29,7 +29,7 @@ from perdure.errors import (
 from perdure.storage.flow import Flow, Statement, rows_of
 from perdure.storage.migrations import Migration
 from perdure.storage.sqlite import SQLiteDatabase
-from perdure.storage.sqlite_maintenance import WAL_LIMIT_BYTES
+from perdure.storage.sqlite_writer import WAL_LIMIT_BYTES
 
 NOTES = Migration("notes", ("CREATE TABLE notes (n INTEGER PRIMARY KEY, text TEXT) STRICT",))
 

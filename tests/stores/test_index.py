@@ -549,9 +549,11 @@ def test_a_file_of_the_first_version(tmp_path: Path) -> None:
         before = store.search(A, query="number7")
     with closing(sqlite3.connect(path)) as db, db:  # as the first version left it
         db.execute("DROP TABLE store_indexes")
+        db.execute("DROP INDEX store_items_made")
         db.execute("ALTER TABLE store_namespaces DROP COLUMN changes")
         for table in ("store_items", "store_versions"):
-            db.execute(f"ALTER TABLE {table} DROP COLUMN searched")
+            for column in ("searched", "made"):
+                db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         db.execute("UPDATE store_index SET tokens = 'tea number'")
         db.execute("DELETE FROM migrations WHERE component = 'stores' AND version > 1")
         assert len(SQLITE.steps) >= 2

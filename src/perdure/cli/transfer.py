@@ -145,11 +145,11 @@ def is_sqlite(file: Path) -> bool:
 
 def _take_over(file: Path, into: Import, json: bool) -> None:
     from perdure.storage.flow import rows_of
-    from perdure.storage.sqlite_source import SQLiteSource
+    from perdure.storage.sqlite import SQLiteDatabase
 
     with into.opened() as saver:
         done = saver.import_from(file)
-        with closing(SQLiteSource(file)) as source:
+        with closing(SQLiteDatabase(file, None, read_only=True)) as source:
             rows = source.read(rows_of("SELECT DISTINCT thread_id FROM checkpoints"))
         with progress_bar("forming memories", "thread") as show:
             for number, (thread_id,) in enumerate(rows, 1):

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, Protocol, Self, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from perdure.storage.awaitables import OnAwait, in_event_loop
 from perdure.storage.flow import Flow, Statement
 
+P = ParamSpec("P")
 T = TypeVar("T")
 SCRUB = "scrub"  # the setting that asks for it
 
@@ -133,6 +134,57 @@ class Database(Protocol):
         """Close the database once everything handed to it is written. Twice is no error."""
 
 
+# -- blocking and awaited
+
+
+def in_event_loop() -> bool:
+    """Whether the calling thread runs an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def awaited(
+    method: Callable[Concatenate[Any, P], T],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The method that is awaited, and does in a thread what a blocking one does."""
+
+    @wraps(method)
+    async def twin(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+        blocking: Callable[P, T] = getattr(self, method.__name__)  # a subclass may have another
+        return await asyncio.to_thread(blocking, *args, **kwargs)
+
+    twin.__name__, twin.__doc__ = f"a{method.__name__}", f"See `{method.__name__}`."
+    return twin  # type: ignore[return-value] # `wraps` names the argument `self`
+
+
+class OnAwait(Generic[T]):
+    """Runs a coroutine function each time it is awaited, and warns of nothing if it never is.
+
+    What a method returns that one class of langgraph's blocks in and the other awaits.
+    """
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._run = run
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._run().__await__()
+
+
+class AwaitableInt(int):
+    """Likewise, a whole number; awaited, it is returned at once."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, int]:
+        return int(self)
+        yield
+
+
 class DatabaseOwner:
     """What has a `Database` and is closed by hand, or at the end of a `with` or `async with`."""
 
@@ -151,9 +203,7 @@ class DatabaseOwner:
         """Close the database, once everything handed to it is written."""
         self.database.close()
 
-    async def aclose(self) -> None:
-        """See `close`."""
-        await asyncio.to_thread(self.close)
+    aclose = awaited(close)
 
     def __enter__(self) -> Self:
         self.database.connect()

@@ -17,7 +17,6 @@ from perdure.storage.flow import Flow, Statement
 _CRC = 4  # bytes
 _NONCE = 12  # bytes; NIST SP 800-38D §8.2.2: random nonces of 96 bits
 Place = tuple[str | int | None, ...]  # what a row is bound to: its kind, thread and position
-KEY_SIZES = (16, 24, 32)
 _CHECK: Final = "key check"
 _PROOF: Final = b"perdure"
 _NO_KEY: Final = b""  # stands where the proof would, in a file made without a key
@@ -26,9 +25,8 @@ _NO_KEY: Final = b""  # stands where the proof would, in a file made without a k
 class Seal(Protocol):
     """What stands between plain bytes and the file. `place` names the row they belong to."""
 
-    @property
-    def hash_key(self) -> bytes:
-        """Keys the content hashes, so that equal hashes tell nothing without the key."""
+    hash_key: bytes
+    """Keys the content hashes, so that equal hashes tell nothing without the key."""
 
     def seal(self, data: bytes, place: Place) -> bytes:
         """Encrypt."""
@@ -46,14 +44,10 @@ class Seal(Protocol):
         Raises:
             CorruptRecord: One is damaged, or was moved from another place.
         """
+        return [self.open(body, (*of, position)) for position, body in enumerate(bodies, start)]
 
 
-def open_each(seal: Seal, bodies: Sequence[bytes], of: Place, start: int) -> list[bytes]:
-    """`Seal.open_run` for a seal that gains nothing from opening many at once."""
-    return [seal.open(body, (*of, position)) for position, body in enumerate(bodies, start)]
-
-
-class Clear:
+class Clear(Seal):
     """No encryption; a checksum (CRC-32, IEEE 802.3) tells when a row was damaged, or is astray."""
 
     hash_key = b""
@@ -64,10 +58,8 @@ class Clear:
 
     def open(self, data: bytes, place: Place) -> bytes:
         """See `Seal.open`."""
-        if (
-            type(data) is bytes
-            and _checksum(data[:-_CRC], _begun(place[:-1]), place[-1]) == data[-_CRC:]
-        ):
+        checked = type(data) is bytes and _checksum(data[:-_CRC], _begun(place[:-1]), place[-1])
+        if checked and checked == data[-_CRC:]:
             return data[:-_CRC]
         raise CorruptRecord(f"the row {place!r} is damaged; restore it from a backup")
 
@@ -90,7 +82,7 @@ def _checksum(data: bytes, begun: int, last: str | int | None) -> bytes:
     return zlib.crc32(data, zlib.crc32(b"%a" % (last,), begun)).to_bytes(_CRC, "little")
 
 
-class AESGCM:
+class AESGCM(Seal):
     """Authenticated encryption; a row moved or changed does not open (NIST SP 800-38D).
 
     Args:
@@ -110,7 +102,7 @@ class AESGCM:
                 "encryption needs the package 'cryptography', which perdure's extra [encryption] "
                 "installs: pip install cryptography"
             ) from exc
-        if len(key) not in KEY_SIZES:
+        if len(key) not in (16, 24, 32):
             raise WrongKey(f"the key has {len(key)} bytes; AES-GCM takes 16, 24 or 32")
         self._aead = aead.AESGCM(key)
         self._invalid = InvalidTag
@@ -131,36 +123,22 @@ class AESGCM:
                 "changed or moved; restore it from a backup"
             ) from exc
 
-    def open_run(self, bodies: Sequence[bytes], of: Place, start: int) -> list[bytes]:
-        """See `Seal.open_run`."""
-        return open_each(self, bodies, of, start)
-
-
-def key_bytes(key: bytes | str | None) -> bytes | None:
-    """A key as bytes: bytes as they are, text as hex.
-
-    Raises:
-        WrongKey: The text is not hex of 16, 24 or 32 bytes.
-    """
-    if key is None or isinstance(key, bytes):
-        return key
-    try:
-        return bytes.fromhex(key)
-    except ValueError as exc:
-        raise WrongKey(
-            "the key is not hexadecimal; make one with: "
-            'python -c "import secrets; print(secrets.token_hex(32))"'
-        ) from exc
-
 
 def seal_for(key: bytes | str | None) -> Seal:
     """The seal of a file that is opened with a key; without one, with that of `PERDURE_KEY`.
 
     Raises:
-        WrongKey: It is no key.
+        WrongKey: It is no key: 16, 24 or 32 bytes, or as many in hexadecimal.
         MissingDependency: The package `cryptography` is not installed.
     """
-    secret = key_bytes(key if key is not None else os.environ.get("PERDURE_KEY") or None)
+    key = key if key is not None else os.environ.get("PERDURE_KEY") or None
+    try:
+        secret = bytes.fromhex(key) if isinstance(key, str) else key
+    except ValueError as exc:
+        raise WrongKey(
+            "the key is not hexadecimal; make one with: "
+            'python -c "import secrets; print(secrets.token_hex(32))"'
+        ) from exc
     return Clear() if secret is None else AESGCM(secret)
 
 
@@ -189,12 +167,9 @@ def agree_on_key(seal: Seal, path: str, *, read_only: bool = False) -> Flow[None
         )
     if not sealed and proof != _NO_KEY:
         raise WrongKey(f"{path!r} is encrypted; pass key= or set PERDURE_KEY")
-    if sealed and not _opens(seal, proof):
-        raise WrongKey(f"the key does not open {path!r}")
-
-
-def _opens(seal: Seal, proof: bytes) -> bool:
     try:
-        return seal.open(proof, (_CHECK,)) == _PROOF
+        opened = not sealed or seal.open(proof, (_CHECK,)) == _PROOF
     except CorruptRecord:
-        return False
+        opened = False
+    if not opened:
+        raise WrongKey(f"the key does not open {path!r}")

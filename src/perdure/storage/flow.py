@@ -5,7 +5,9 @@ The pattern is httpx's `Auth.auth_flow` and psycopg's generators: one implementa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from importlib.resources import files
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -60,3 +62,24 @@ async def arun(flow: Flow[T], execute: Callable[[Request], Awaitable[Any]]) -> T
 def rows_of(sql: str, *params: Any) -> Flow[list[Row]]:
     """The flow of a single statement."""
     return (yield Statement(sql, params))  # type: ignore[no-any-return]
+
+
+# -- statements by name, from `.sql` files: a `-- name: what it is for` heading, then the statement
+
+_HEADING = re.compile(r"^-- (\w+):[^\n]*\n", re.MULTILINE)
+
+
+class NamedSQL(dict[str, str]):
+    """SQL by name."""
+
+    def __call__(self, name: str, *params: Any) -> Statement:
+        """The statement of a name, with its parameters."""
+        return Statement(self[name], params)
+
+
+def load(package: str, filename: str) -> NamedSQL:
+    """Read the named statements of a packaged `.sql` file."""
+    text = files(package).joinpath(filename).read_text(encoding="utf-8")
+    _, *parts = _HEADING.split(text)
+    bodies = (body.strip().rstrip(";") for body in parts[1::2])
+    return NamedSQL(zip(parts[::2], bodies, strict=True))

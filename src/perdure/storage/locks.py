@@ -22,15 +22,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Final
 
 from perdure.errors import AlreadyLocked, ConfigurationError, StorageError, StorageUnavailable
 
-_FIRST_PAUSE_S: Final = 0.001
-_LONGEST_PAUSE_S: Final = 0.05
+_PAUSE_S: Final = 0.01  # between two tries to take a lock that another process has
 
 if sys.platform == "win32":
     import msvcrt
@@ -76,56 +75,36 @@ class Turn:
     ) -> None:
         self.name = name
         self.has_byte = False
+        self.reached: Future[None] = Future()
         self._timeout_s = timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._pause_s = _FIRST_PAUSE_S
         self._loop = loop
-        self._reached: Future[None] = Future()
 
     def reach(self) -> bool:
         """Tell the one that waits that it is first. Returns False if its event loop is closed."""
         if self._loop is not None and self._loop.is_closed():
             return False
-        if self._reached.set_running_or_notify_cancel():
-            self._reached.set_result(None)
+        if self.reached.set_running_or_notify_cancel():
+            self.reached.set_result(None)
         return True
 
-    def wait(self) -> None:
-        """Wait until it is first.
-
-        Raises:
-            StorageUnavailable: It took too long.
-        """
-        try:
-            self._reached.result(self._left_s())
-        except TimeoutError:
-            raise self._late() from None
-
-    async def await_(self) -> None:
-        """See `wait`."""
-        try:
-            async with asyncio.timeout(self._left_s()):
-                await asyncio.wrap_future(self._reached)
-        except TimeoutError:
-            raise self._late() from None
+    def left_s(self) -> float | None:
+        """How long to wait for it at most from now on."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def pause_s(self) -> float:
         """How long to wait before the next try between processes.
 
         Raises:
-            StorageUnavailable: The time is over.
+            TimeoutError: The time is over.
         """
-        left = self._left_s()
-        if left is not None and left <= 0:
-            raise self._late()
-        pause = self._pause_s if left is None else min(self._pause_s, left)
-        self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
-        return pause
+        left = self.left_s()
+        if left == 0:
+            raise TimeoutError
+        return _PAUSE_S if left is None else min(_PAUSE_S, left)
 
-    def _left_s(self) -> float | None:
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-
-    def _late(self) -> StorageUnavailable:
+    def late(self) -> StorageUnavailable:
+        """The error for one that waited too long."""
         return StorageUnavailable(
             f"{self.name!r} has been locked by another run for {self._timeout_s} s; try again, or "
             "wait longer with timeout_s"
@@ -163,35 +142,47 @@ class Locks:
             StorageError: The file of locks cannot be used.
         """
         turn = Turn(name, timeout_s, None)
-        first = self._queue_up(turn)
-        try:
+        with self._taking(turn) as first:
             if not first:
-                turn.wait()
+                turn.reached.result(turn.left_s())
             self._open()
             while not self._take_byte(turn):
                 time.sleep(turn.pause_s())
-        except BaseException:
-            self.release(turn)
-            raise
-        _held.set((*_held.get(), turn))
         return turn
 
     async def aacquire(self, name: str, timeout_s: float | None) -> Turn:
         """See `acquire`. If the task is cancelled, the lock is not taken."""
         turn = Turn(name, timeout_s, asyncio.get_running_loop())
-        first = self._queue_up(turn)
-        try:
+        with self._taking(turn) as first:
             if not first:
-                await turn.await_()
+                async with asyncio.timeout(turn.left_s()):
+                    await asyncio.wrap_future(turn.reached)
             if self._fd is None:
                 await asyncio.to_thread(self._open)
             while not self._take_byte(turn):  # noqa: ASYNC110 - no event spans processes
                 await asyncio.sleep(turn.pause_s())
-        except BaseException:
+        return turn
+
+    @contextlib.contextmanager
+    def _taking(self, turn: Turn) -> Iterator[bool]:
+        """Join the queue, and leave it if the lock cannot be had. Yields whether it is first."""
+        with self._guard:
+            queue = self._queues.setdefault(turn.name, deque())
+            if queue and queue[0] in _held.get():
+                raise AlreadyLocked(
+                    f"{turn.name!r} is locked by this run already; it would wait for itself: take "
+                    "the lock once, around all that needs it"
+                )
+            queue.append(turn)
+            first = len(queue) == 1
+        try:
+            yield first
+        except BaseException as exc:
             self.release(turn)
+            if isinstance(exc, TimeoutError):
+                raise turn.late() from None
             raise
         _held.set((*_held.get(), turn))
-        return turn
 
     def release(self, turn: Turn) -> None:
         """Give a lock, or a place in the queue, to the next. In a forked process: do nothing."""
@@ -219,18 +210,6 @@ class Locks:
             if self._fd is not None:
                 os.close(self._fd)
                 self._fd = None
-
-    def _queue_up(self, turn: Turn) -> bool:
-        """Join the queue. Returns whether nobody is in it before."""
-        with self._guard:
-            queue = self._queues.setdefault(turn.name, deque())
-            if queue and queue[0] in _held.get():
-                raise AlreadyLocked(
-                    f"{turn.name!r} is locked by this run already; it would wait for itself: take "
-                    "the lock once, around all that needs it"
-                )
-            queue.append(turn)
-            return len(queue) == 1
 
     def _open(self) -> None:
         if self._path is None or self._fd is not None:
@@ -281,8 +260,8 @@ class NamedLock:
     """A lock for `with` and for `async with`.
 
     Args:
-        locks: Opens the database, and returns its locks; blocks.
-        alocks: The same, awaited.
+        locks: Opens the database if need be, and returns its locks.
+        aconnect: Opens the database, awaited.
         name: What is locked.
         timeout_s: How long to wait for it; None: as long as it takes.
 
@@ -293,7 +272,7 @@ class NamedLock:
     def __init__(
         self,
         locks: Callable[[], Locks],
-        alocks: Callable[[], Awaitable[Locks]],
+        aconnect: Callable[[], Awaitable[None]],
         name: str,
         timeout_s: float | None,
     ) -> None:
@@ -304,19 +283,18 @@ class NamedLock:
             raise ConfigurationError(
                 f"timeout_s is {timeout_s!r}; expected seconds, zero or more, or None"
             )
-        self._locks = locks
-        self._alocks = alocks
-        self._name = name
-        self._timeout_s = timeout_s
+        self._locks, self._aconnect = locks, aconnect
+        self._wanted = name, timeout_s
         self._holder: tuple[Locks, Turn] | None = None
 
     def __enter__(self) -> None:
         locks = self._locks()
-        self._holder = locks, locks.acquire(self._name, self._timeout_s)
+        self._holder = locks, locks.acquire(*self._wanted)
 
     async def __aenter__(self) -> None:
-        locks = await self._alocks()
-        self._holder = locks, await locks.aacquire(self._name, self._timeout_s)
+        await self._aconnect()
+        locks = self._locks()
+        self._holder = locks, await locks.aacquire(*self._wanted)
 
     def __exit__(self, *exc: object) -> None:
         if self._holder is not None:

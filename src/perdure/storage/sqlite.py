@@ -18,7 +18,7 @@ from typing import Any, get_args
 from weakref import WeakSet
 
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
-from perdure.storage.flow import Flow, Statement, T, rows_of
+from perdure.storage.flow import Flow, T, rows_of
 from perdure.storage.locks import Locks, NamedLock
 from perdure.storage.migrations import Migration
 from perdure.storage.sqlite_connection import (
@@ -33,12 +33,16 @@ from perdure.storage.sqlite_writer import Job, Writer
 from perdure.storage.threads import Threads
 
 _READING_THREADS = 4
+_SIZES = (
+    "SELECT page_size, page_count, freelist_count "
+    "FROM pragma_page_size, pragma_page_count, pragma_freelist_count"
+)
 
 
 class SQLiteFile:
     """An open file, and those who use it."""
 
-    def __init__(self, connector: Connector, migration: Migration) -> None:
+    def __init__(self, connector: Connector, migration: Migration | None) -> None:
         self.path = path = connector.path
         self.connector = connector
         self.users = 1
@@ -51,33 +55,28 @@ class SQLiteFile:
         self._writer: Writer | None = None
         check_path(path, connector.read_only)
         with mapped(path):
-            if connector.read_only:
+            if migration is None:
+                connector.reader().close()
+            elif connector.read_only:
                 connector.check_readable(migration)
             else:
                 self._writer = Writer(connector, migration)
                 with suppress(StorageError):  # the next to open it tries again
                     self._writer.scrub()
+        # held while a transaction is made
+        self.busy = self._writer.lock if self._writer is not None else threading.Lock()
         _files.add(self)
 
     @property
     def writer(self) -> Writer:
-        """What writes.
-
-        Raises:
-            StorageUnavailable: The database is closed.
-            StorageError: It was opened read-only.
-        """
+        """What writes, unless the database is closed or was opened read-only."""
         self.check()
         if self._writer is None:
             raise StorageError(f"{self.path!r} was opened read-only; open it without read_only")
         return self._writer
 
     def check(self) -> None:
-        """Refuse work after the end.
-
-        Raises:
-            StorageUnavailable: The database is closed, or this is a forked process.
-        """
+        """Refuse work once the database is closed, and in a forked process."""
         if self.refused:
             raise StorageUnavailable(f"the database {self.path!r} {self.refused}")
 
@@ -94,7 +93,7 @@ class SQLiteFile:
         self.check()
         with self._gate:
             self.check()
-            return self.threads.submit(work, awaited=True).future  # type: ignore[return-value]
+            return self.threads.submit(work)
 
     def read(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.read`."""
@@ -103,16 +102,6 @@ class SQLiteFile:
             return self.writer.read(flow, snapshot=snapshot)
         with mapped(self.path):
             return self.readers.read(flow, snapshot=snapshot)
-
-    def hold(self) -> None:
-        """Keep the writer from its connection."""
-        if self._writer is not None:
-            self._writer.lock.acquire()
-
-    def let_go(self) -> None:
-        """The reverse of `hold`."""
-        if self._writer is not None:
-            self._writer.lock.release()
 
     def end(self) -> None:
         """Finish what was handed in, and close all connections."""
@@ -142,7 +131,7 @@ class SQLiteDatabase:
 
     Args:
         path: A file, or `":memory:"` (never shared, gone when closed).
-        migration: The component's schema.
+        migration: The component's schema; None: the file is another application's, only read.
         begin: Makes the flow that the component runs whenever it opens the file.
         synchronous: `"full"` waits for the disk at each commit, so that a power cut loses nothing
             that was acknowledged; `"normal"` may lose the newest commits to a power cut, never to a
@@ -159,7 +148,7 @@ class SQLiteDatabase:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        migration: Migration,
+        migration: Migration | None,
         *,
         begin: Callable[[], Flow[object]] | None = None,
         synchronous: Synchronous = "full",
@@ -234,7 +223,8 @@ class SQLiteDatabase:
                 f"{self.path!r} is open in this process with synchronous={found!r}; open it with "
                 f"the same, not {wanted!r}"
             )
-        file.writer.migrate(self._migration)
+        if self._migration is not None:
+            file.writer.migrate(self._migration)
         file.users += 1
         return file
 
@@ -325,35 +315,22 @@ class SQLiteDatabase:
 
     def stats(self) -> dict[str, Any]:
         """See `Database.stats`; also free space, and whether SQLite has the WAL-reset bug."""
-
-        def pragmas() -> Flow[dict[str, int]]:
-            names = ("page_size", "page_count", "freelist_count")
-            found = yield [Statement(f"PRAGMA {name}") for name in names]
-            return {name: rows[0][0] for name, rows in zip(names, found, strict=True)}
-
-        found = self.read(pragmas())
-        wal = self.path + "-wal"
+        ((size, pages, free),) = self.read(rows_of(_SIZES))
         return {
             "path": self.path,
             "sqlite_version": sqlite3.sqlite_version,
             "wal_reset_bug": sqlite3.sqlite_version_info < (3, 51, 3),
             "synchronous": self._connector.synchronous,
-            "size_bytes": found["page_size"] * found["page_count"],
-            "free_bytes": found["page_size"] * found["freelist_count"],
-            "wal_bytes": os.path.getsize(wal)
-            if self._connector.on_disk and os.path.exists(wal)
-            else 0,
+            "size_bytes": size * pages,
+            "free_bytes": size * free,
+            "wal_bytes": self._connector.wal_bytes(),
         }
 
     # -- locking
 
     def lock(self, name: str, *, timeout_s: float | None = None) -> NamedLock:
         """See `Database.lock`."""
-        return NamedLock(self._locks, self._alocks, name, timeout_s)
-
-    async def _alocks(self) -> Locks:
-        await self.aconnect()
-        return self._locks()
+        return NamedLock(self._locks, self.aconnect, name, timeout_s)
 
     def _locks(self) -> Locks:
         file = self._connected()
@@ -382,18 +359,18 @@ def _before_fork() -> None:
     """No transaction is open while a process forks: the child would inherit its locks."""
     _registry_lock.acquire()
     for file in _files:
-        file.hold()
+        file.busy.acquire()
 
 
 def _after_fork_in_parent() -> None:
     for file in _files:
-        file.let_go()
+        file.busy.release()
     _registry_lock.release()
 
 
 def _after_fork_in_child() -> None:
     for file in _files:
-        file.let_go()
+        file.busy.release()
         file.refused = "is closed in this forked process: open it again here"
     _files.clear()
     _registry.clear()

@@ -33,10 +33,7 @@ _KINDS: dict[str, tuple[type[StorageError], str]] = {
     "SQLITE_FULL": (StorageFull, "the disk is full; nothing was half written: free space, retry"),
     "SQLITE_CORRUPT": (CorruptRecord, "the file is damaged; restore it from a backup"),
     "SQLITE_NOTADB": (NotADatabase, "the file is not an SQLite database, or it is truncated"),
-    "SQLITE_READONLY": (
-        StorageError,
-        "the file or its folder cannot be written: check permissions",
-    ),
+    "SQLITE_READONLY": (StorageError, "file or folder cannot be written: check permissions"),
     "SQLITE_CANTOPEN": (
         StorageError,
         "it cannot be opened: check that folder and file may be used",
@@ -67,6 +64,15 @@ class Connector:
     def on_disk(self) -> bool:
         """Whether other processes can open it."""
         return self.path != MEMORY
+
+    @property
+    def wal(self) -> str:
+        """The file of its write-ahead log."""
+        return self.path + "-wal"
+
+    def wal_bytes(self) -> int:
+        """The size of its write-ahead log, if there is one."""
+        return os.path.getsize(self.wal) if self.on_disk and os.path.exists(self.wal) else 0
 
     @cached_property
     def file_lock(self) -> FileLock:
@@ -107,7 +113,7 @@ class Connector:
                         conn.execute("VACUUM")  # an empty file that another tool began
                 if self.on_disk:
                     conn.execute("PRAGMA journal_mode = WAL")
-                self._migrate(self._configured(conn), migration)
+                self.migrate(self._configured(conn), migration)
             except BaseException:
                 conn.close()
                 raise
@@ -123,21 +129,18 @@ class Connector:
         return self._configured(self._connect())
 
     def migrate(self, conn: sqlite3.Connection, migration: Migration) -> None:
-        """Bring one more component's schema up to date."""
-        with self.between_processes():
-            self._migrate(conn, migration)
-
-    def _migrate(self, conn: sqlite3.Connection, migration: Migration) -> None:
+        """Bring a component's schema up to date."""
         by = partial(execute, conn)
-        if run(version(migration, self.path), by) == len(migration.steps):
-            return
-        conn.execute("BEGIN IMMEDIATE")
-        try:
-            run(migrate(migration, self.path), by)
-            conn.execute("COMMIT")
-        except BaseException:
-            conn.execute("ROLLBACK")
-            raise
+        with self.between_processes():
+            if run(version(migration, self.path), by) == len(migration.steps):
+                return
+            conn.execute("BEGIN IMMEDIATE")
+            try:
+                run(migrate(migration, self.path), by)
+                conn.execute("COMMIT")
+            except BaseException:
+                conn.execute("ROLLBACK")
+                raise
 
     def check_readable(self, migration: Migration) -> None:
         """Make sure that there is something to read.
@@ -181,7 +184,7 @@ class Connector:
             conn = self._connect("mode=ro")
             conn.execute("SELECT 1 FROM sqlite_master").fetchone()
         except sqlite3.OperationalError:
-            if not self.read_only or os.path.exists(self.path + "-wal"):
+            if not self.read_only or os.path.exists(self.wal):
                 raise
             conn = self._connect("immutable=1")  # a folder without write permission and no WAL
         return conn
@@ -241,7 +244,6 @@ def check_path(path: str, read_only: bool) -> None:
         NotADatabase: It is a folder, or a file of another kind.
         StorageError: The file or its folder cannot be used.
     """
-    check_name(path, read_only)
     if path == MEMORY:
         return
     if os.path.isdir(path):

@@ -37,29 +37,22 @@ class Readers:
 
     def read(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.read`."""
-        conn = self._lend()
-        try:
-            if conn is None:
-                conn = self._connector.reader()
-            return perform(conn, flow, snapshot=snapshot)
-        finally:
-            self._take_back(conn)
-
-    def _lend(self) -> sqlite3.Connection | None:
         with self._changed:
             if self._closed:
                 raise StorageUnavailable(f"the database {self._connector.path!r} is closed")
             self._lent += 1
-            return self._idle.pop() if self._idle else None
-
-    def _take_back(self, conn: sqlite3.Connection | None) -> None:
-        usable = conn is not None and _usable(conn)
-        with self._changed:
-            if conn is not None and usable:
-                self._idle.append(conn)
-            self._lent -= 1
-            if self._closed:
-                self._changed.notify_all()
+            conn = self._idle.pop() if self._idle else None
+        try:
+            conn = conn or self._connector.reader()
+            return perform(conn, flow, snapshot=snapshot)
+        finally:
+            usable = conn is not None and _usable(conn)
+            with self._changed:
+                if conn is not None and usable:
+                    self._idle.append(conn)
+                self._lent -= 1
+                if self._closed:
+                    self._changed.notify_all()
 
     def close(self) -> None:
         """Close them, once the threads that read have finished; later ones are refused."""
@@ -110,8 +103,7 @@ class AsyncReaders:
             async with turns:
                 while not self._idle:
                     await asyncio.shield(self._add())  # its thread answers to this event loop
-                conn = self._idle.pop()
-                clean = False
+                conn, clean = self._idle.pop(), False
                 try:
                     if snapshot:
                         await conn.execute_fetchall("BEGIN")
@@ -155,8 +147,5 @@ async def _close_all(conns: list[aiosqlite.Connection]) -> None:
 async def _execute(conn: aiosqlite.Connection, request: Request) -> Any:
     if isinstance(request, list):
         return [await _execute(conn, statement) for statement in request]
-    if request.many:
-        await (await conn.executemany(request.sql, request.params)).close()
-        return []
     rows: Sequence[Any] = list(await conn.execute_fetchall(request.sql, request.params))
     return rows

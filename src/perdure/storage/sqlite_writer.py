@@ -1,22 +1,35 @@
-"""The writing connection of an SQLite file, and the thread that commits jobs on it in groups."""
+"""The writing connection of an SQLite file, and the thread that commits jobs on it in groups.
+
+Between commits the WAL is kept short and the file small. SQLite before 3.51.3 can damage a WAL file
+when several connections write and checkpoint at once (https://sqlite.org/wal.html#walresetbug), so
+checkpoints are made here only, under a lock between processes.
+"""
 
 from __future__ import annotations
 
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Final
 
+from filelock import Timeout
+
+from perdure.storage.database import SCRUB
 from perdure.storage.flow import Flow, T, run
 from perdure.storage.migrations import Migration
 from perdure.storage.sqlite_connection import Connector, execute, mapped, perform, translated
-from perdure.storage.sqlite_maintenance import Maintenance
 from perdure.storage.threads import Promise, settle
 
 _log = logging.getLogger("perdure")
+
+WAL_LIMIT_BYTES: Final = 1 << 20  # checkpoint when the WAL has grown by this much
+_WAL_LOOK_EVERY: Final = 8  # commits between two looks at its size
+_SCRUB_WAIT_S: Final = 5.0  # how long to wait for readers of the state before an erasure
+_VACUUM_PAGES: Final = 512  # given back per step, so that writers are never held up for long
 
 
 class Job(Promise[T]):
@@ -72,14 +85,15 @@ class Writer:
         self._connector = connector
         self._conn = connector.first_writer(migration)
         self._broken = False  # the connection had to be given up
-        self._maintenance = Maintenance(connector)
+        self._vacuuming = False
+        self._commits = self._wal_mark = 0
         self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()  # None: no more will come
         self.put = self._queue.put
         self._thread = threading.Thread(target=self._run, name="perdure-write", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        queue, lock, after_commit = self._queue, self.lock, self._maintenance.after_commit
+        queue = self._queue
         job = queue.get()
         while job is not None:
             jobs = [job] if job.claim() else []
@@ -87,9 +101,9 @@ class Writer:
                 if job.claim():
                     jobs.append(job)
             if jobs:
-                with lock:
+                with self.lock:
                     self._commit(jobs)
-                    after_commit(self._conn)
+                    self._after_commit()
             del jobs  # else the last results live until the next job
             if job is not None:
                 job = queue.get()
@@ -134,36 +148,95 @@ class Writer:
             self._broken = False
         return self._conn
 
-    def read(self, flow: Flow[T], *, snapshot: bool) -> T:
-        """Run a flow that reads a database in memory, which has this connection only."""
+    @contextmanager
+    def _between_commits(self) -> Iterator[sqlite3.Connection]:
+        """The connection, for other work than jobs."""
         with self.lock, mapped(self._connector.path):
             try:
-                return perform(self._sound(), flow, snapshot=snapshot)
+                yield self._sound()
             except BaseException:
                 self._undo()
                 raise
+
+    def read(self, flow: Flow[T], *, snapshot: bool) -> T:
+        """Run a flow that reads a database in memory, which has this connection only."""
+        with self._between_commits() as conn:
+            return perform(conn, flow, snapshot=snapshot)
 
     def migrate(self, migration: Migration) -> None:
         """Bring one more component's schema up to date."""
-        with self.lock, mapped(self._connector.path):
-            self._connector.migrate(self._sound(), migration)
+        with self._between_commits() as conn:
+            self._connector.migrate(conn, migration)
+
+    # -- the WAL and the size of the file
+
+    def _after_commit(self) -> None:
+        """Give some free pages back, if that is wanted; look at the WAL now and then.
+
+        Never fails: what could not be done is tried again later.
+        """
+        self._commits += 1
+        if not self._vacuuming and self._commits % _WAL_LOOK_EVERY:
+            return
+        with suppress(sqlite3.Error, OSError):
+            if self._vacuuming:
+                more = False  # a vacuum that fails is not tried for ever
+                try:
+                    more = _vacuum_step(self._conn)
+                finally:
+                    self._vacuuming = more
+            if self._connector.wal_bytes() - self._wal_mark > WAL_LIMIT_BYTES:
+                self._checkpoint(self._conn, wait_s=0.05)
+
+    def _checkpoint(self, conn: sqlite3.Connection, wait_s: float) -> bool:
+        """Move the WAL into the database file, unless another process is doing so.
+
+        Returns:
+            Whether nothing is left in the WAL.
+        """
+        if not self._connector.on_disk:
+            return True
+        emptied = False
+        try:
+            with self._connector.file_lock.acquire(timeout=wait_s):
+                conn.execute(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
+                ((busy, _, _),) = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                emptied = not busy
+        except Timeout:
+            pass  # the next commit tries again
+        finally:
+            conn.execute(f"PRAGMA busy_timeout = {int(self._connector.timeout_s * 1000)}")
+        self._wal_mark = self._connector.wal_bytes()
+        return emptied
 
     def scrub(self) -> bool:
-        """See `Database.scrub`."""
-        with self.lock, mapped(self._connector.path):
-            try:
-                return self._maintenance.scrub(self._sound())
-            except BaseException:
-                self._undo()
-                raise
+        """Leave no trace of what was deleted, if a `scrub_wanted` asks for it.
+
+        `secure_delete` overwrites deleted rows, but not what SQLite left behind when it moved rows
+        between pages; VACUUM writes every page anew (https://sqlite.org/lang_vacuum.html), beside
+        readers. Only the checkpoint after it is made under the lock between processes.
+
+        Returns:
+            Whether it is done. It is not while another process reads the earlier state.
+        """
+        with self._between_commits() as conn:
+            rows = conn.execute("SELECT value FROM settings WHERE name = ?", (SCRUB,)).fetchall()
+            if not rows:
+                return True
+            conn.execute("VACUUM")
+            emptied = self._checkpoint(conn, min(_SCRUB_WAIT_S, self._connector.timeout_s))
+            if emptied:  # unless another asked meanwhile
+                asked = (SCRUB, *rows[0])
+                conn.execute("DELETE FROM settings WHERE name = ? AND value = ?", asked)
+            return emptied
 
     def shrink(self, commit: Callable[[], object]) -> None:
         """See `Database.shrink`; `commit` has an empty job run, and after it a step is made."""
-        self._maintenance.vacuuming = True
-        while self._maintenance.vacuuming:
+        self._vacuuming = True
+        while self._vacuuming:
             commit()
-        with self.lock, mapped(self._connector.path):
-            self._maintenance.checkpoint(self._sound(), wait_s=1.0)
+        with self._between_commits() as conn:
+            self._checkpoint(conn, wait_s=1.0)
 
     def end(self) -> None:
         """Finish what was handed in, and end the thread."""
@@ -174,3 +247,11 @@ class Writer:
         """Close the connection; the last one of a file also moves the WAL into it."""
         with self._connector.between_processes():
             self._conn.close()
+
+
+def _vacuum_step(conn: sqlite3.Connection) -> bool:
+    """Give some free pages back. Returns whether it helped and there are more."""
+    (before,) = conn.execute("PRAGMA freelist_count").fetchone()
+    conn.execute(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})").fetchall()
+    (free,) = conn.execute("PRAGMA freelist_count").fetchone()
+    return bool(0 < free < before)

@@ -79,33 +79,24 @@ class Threads:
     """A few daemon threads that do work in the order in which it comes.
 
     Args:
-        count: How many threads.
+        count: How many threads at most.
         name: What they are called.
     """
 
     def __init__(self, count: int, name: str) -> None:
         self._queue: SimpleQueue[tuple[Promise[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"{name}-{i}", daemon=True)
-            for i in range(count)
-        ]
-        self._starting = threading.Lock()
-        self._started = False
+        self._count, self._name = count, name
+        self._threads: list[threading.Thread] = []
 
-    def submit(self, work: Callable[[], T], *, awaited: bool) -> Promise[T]:
-        """Have work done; the threads are started with the first."""
-        if not self._started:
-            self._start()
-        promise: Promise[T] = Promise(awaited=awaited)
+    def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Have work done for a coroutine. The caller sees to it that nobody else submits."""
+        if len(self._threads) < self._count:
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        promise: Promise[T] = Promise(awaited=True)
         self._queue.put((promise, work))
-        return promise
-
-    def _start(self) -> None:
-        with self._starting:
-            if not self._started:
-                for thread in self._threads:
-                    thread.start()
-                self._started = True
+        return promise.future  # type: ignore[return-value]
 
     def _run(self) -> None:
         while (task := self._queue.get()) is not None:
@@ -120,8 +111,7 @@ class Threads:
 
     def close(self) -> None:
         """Finish what was handed in, then end the threads."""
-        if self._started:
-            for _ in self._threads:
-                self._queue.put(None)
-            for thread in self._threads:
-                thread.join()
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
