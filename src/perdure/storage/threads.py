@@ -78,50 +78,52 @@ def _deliver_all(promises: list[Promise[Any]]) -> None:
 class Threads:
     """A few daemon threads that do work in the order in which it comes.
 
+    One is started only while all others are at work: who does one thing after another has one
+    thread, and the connection and the caches that go with it.
+
     Args:
-        count: How many threads.
+        count: How many threads at most.
         name: What they are called.
     """
 
     def __init__(self, count: int, name: str) -> None:
         self._queue: SimpleQueue[tuple[Promise[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"{name}-{i}", daemon=True)
-            for i in range(count)
-        ]
-        self._starting = threading.Lock()
-        self._started = False
+        self._count, self._name = count, name
+        self._threads: list[threading.Thread] = []
+        self._undone = 0
+        self._counting = threading.Lock()
 
     def submit(self, work: Callable[[], T], *, awaited: bool) -> Promise[T]:
-        """Have work done; the threads are started with the first."""
-        if not self._started:
-            self._start()
+        """Have work done."""
         promise: Promise[T] = Promise(awaited=awaited)
+        with self._counting:
+            self._undone += 1
+            if len(self._threads) < min(self._undone, self._count):
+                name = f"{self._name}-{len(self._threads)}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
         self._queue.put((promise, work))
         return promise
-
-    def _start(self) -> None:
-        with self._starting:
-            if not self._started:
-                for thread in self._threads:
-                    thread.start()
-                self._started = True
 
     def _run(self) -> None:
         while (task := self._queue.get()) is not None:
             promise, work = task
-            if promise.claim():
+            wanted = promise.claim()
+            if wanted:
                 try:
                     promise.keep(work())
                 except BaseException as exc:
                     promise.fail(exc)
+            with self._counting:  # first: who is told the outcome may have more work at once
+                self._undone -= 1
+            if wanted:
                 settle([promise])
             del task, promise, work  # else the last result lives until the next
 
     def close(self) -> None:
         """Finish what was handed in, then end the threads."""
-        if self._started:
-            for _ in self._threads:
-                self._queue.put(None)
-            for thread in self._threads:
-                thread.join()
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
