@@ -30,6 +30,7 @@ from perdure.storage.flow import Flow, Statement, rows_of
 from perdure.storage.migrations import Migration
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_writer import WAL_LIMIT_BYTES
+from perdure.storage.threads import Threads
 
 NOTES = Migration("notes", ("CREATE TABLE notes (n INTEGER PRIMARY KEY, text TEXT) STRICT",))
 
@@ -278,6 +279,29 @@ def test_one_path_is_one_database(tmp_path: Path) -> None:
     assert stored == [1]
     with pytest.raises(StorageUnavailable, match="is closed"):
         second.write(partial(add, 2))
+
+
+def test_threads_are_started_as_they_are_needed() -> None:
+    """One for work that comes piece by piece, more while that is busy, no more than allowed."""
+
+    def running() -> int:
+        return sum(thread.name.startswith("some-") for thread in threading.enumerate())
+
+    async def work() -> tuple[int, int]:
+        for _ in range(5):
+            await threads.submit(running, awaited=True).future  # type: ignore[misc]
+        one, gate = running(), threading.Event()
+        waiting = [threads.submit(gate.wait, awaited=True).future for _ in range(3)]
+        two = running()
+        gate.set()
+        await asyncio.gather(*waiting)  # type: ignore[arg-type]
+        return one, two
+
+    threads = Threads(2, "some")
+    found = asyncio.run(work())
+    threads.close()
+
+    assert (*found, running()) == (1, 2, 0)
 
 
 def test_another_synchronous_is_refused(database: SQLiteDatabase, tmp_path: Path) -> None:

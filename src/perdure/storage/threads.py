@@ -78,6 +78,9 @@ def _deliver_all(promises: list[Promise[Any]]) -> None:
 class Threads:
     """A few daemon threads that do work in the order in which it comes.
 
+    One is started only while all others are at work: who does one thing after another has one
+    thread, and the connection and the caches that go with it.
+
     Args:
         count: How many threads at most.
         name: What they are called.
@@ -87,25 +90,34 @@ class Threads:
         self._queue: SimpleQueue[tuple[Promise[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._count, self._name = count, name
         self._threads: list[threading.Thread] = []
+        self._undone = 0
+        self._counting = threading.Lock()
 
     def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Have work done for a coroutine. The caller sees to it that nobody else submits."""
-        if len(self._threads) < self._count:
-            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        """Have work done for a coroutine."""
         promise: Promise[T] = Promise(awaited=True)
+        with self._counting:
+            self._undone += 1
+            if len(self._threads) < min(self._undone, self._count):
+                name = f"{self._name}-{len(self._threads)}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
         self._queue.put((promise, work))
         return promise.future  # type: ignore[return-value]
 
     def _run(self) -> None:
         while (task := self._queue.get()) is not None:
             promise, work = task
-            if promise.claim():
+            wanted = promise.claim()
+            if wanted:
                 try:
                     promise.keep(work())
                 except BaseException as exc:
                     promise.fail(exc)
+            with self._counting:  # first: who is told the outcome may have more work at once
+                self._undone -= 1
+            if wanted:
                 settle([promise])
             del task, promise, work  # else the last result lives until the next
 
