@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langgraph.graph import END, START, StateGraph
-from recall import Conversation, Search, conversations, fill, measured, show, way
+from recall import Conversation, Turn, locomo
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.memory import ChatState
@@ -30,9 +30,10 @@ from perdure.memory.forming.reports import FormationReport
 from perdure.stores import SQLiteStore
 
 TEMPLATE = ("locomo", "{user_id}")
+Search = Callable[[tuple[str, ...], str], Sequence[str]]
 
 
-def threads(conversation: Conversation) -> dict[str, list[BaseMessage]]:
+def threads(number: int, conversation: Conversation) -> dict[str, list[BaseMessage]]:
     """The sessions of a conversation; who speaks first in it is the user."""
     user = conversation.turns[0].provenance.actor
     found: dict[str, list[BaseMessage]] = {}
@@ -40,9 +41,21 @@ def threads(conversation: Conversation) -> dict[str, list[BaseMessage]]:
         source = turn.provenance
         kind = HumanMessage if source.actor == user else AIMessage
         at = {"create_time": source.at.timestamp()} if source.at else {}
-        message = kind(turn.said, name=source.actor, id=turn.key, response_metadata=at)
-        found.setdefault(f"{conversation.namespace[-1]} {source.thread_id}", []).append(message)
+        message = kind(said(turn), name=source.actor, id=turn.unit, response_metadata=at)
+        found.setdefault(f"{number} {source.thread_id}", []).append(message)
     return found
+
+
+def said(turn: Turn) -> str:
+    """What a turn says, without its date and speaker."""
+    return turn.text.partition(f"{turn.provenance.actor}: ")[2]
+
+
+def fill(store: SQLiteStore, data: Sequence[Conversation]) -> None:
+    for number, conversation in enumerate(data):
+        for turn in conversation.turns:
+            value = {"text": f"{turn.provenance.actor}: {said(turn)}"}
+            store.put(("locomo", str(number)), turn.unit, value, provenance=turn.provenance)
 
 
 def talk(saver: SQLiteCheckpointer, data: Sequence[Conversation]) -> None:
@@ -52,8 +65,8 @@ def talk(saver: SQLiteCheckpointer, data: Sequence[Conversation]) -> None:
     builder.add_edge(START, "listen")
     builder.add_edge("listen", END)
     graph = builder.compile(checkpointer=saver)
-    for conversation in data:
-        for thread_id, messages in threads(conversation).items():
+    for number, conversation in enumerate(data):
+        for thread_id, messages in threads(number, conversation).items():
             for start in range(0, len(messages), 2):
                 run: Any = {"configurable": {"thread_id": thread_id}}
                 graph.invoke({"messages": messages[start : start + 2]}, run)
@@ -62,31 +75,47 @@ def talk(saver: SQLiteCheckpointer, data: Sequence[Conversation]) -> None:
 def form(formation: Formation, data: Sequence[Conversation]) -> tuple[list[FormationReport], float]:
     """Form all threads. Returns the reports, and the seconds it took."""
     reports, started = [], time.perf_counter()
-    for conversation in data:
-        user: Any = {"configurable": {"user_id": conversation.namespace[-1]}}
-        reports += [formation.form(thread_id, user) for thread_id in threads(conversation)]
+    for number, conversation in enumerate(data):
+        user: Any = {"configurable": {"user_id": str(number)}}
+        reports += [formation.form(thread, user) for thread in threads(number, conversation)]
     return reports, time.perf_counter() - started
 
 
 def formed(store: SQLiteStore) -> Search:
     """The store's search, whose answers are the ids of the messages that a memory rests on."""
 
-    def search(namespace: tuple[str, ...], query: str, limit: int) -> list[str]:
-        found = store.search(namespace, query=query, limit=limit)
+    def search(namespace: tuple[str, ...], query: str) -> list[str]:
+        found = store.search(namespace, query=query)
         ids = (item.provenance.message_ids for item in found if item.provenance)
         return list(dict.fromkeys(id for each in ids for id in each))
 
     return search
 
 
+def put(store: SQLiteStore) -> Search:
+    """The search of a store that has the turns themselves."""
+    return lambda namespace, query: [item.key for item in store.search(namespace, query=query)]
+
+
+def recalled(search: Search, data: Sequence[Conversation]) -> float:
+    """The mean share of the evidence among the first ten."""
+    shares = [
+        len(question.evidence & set(search(("locomo", str(number)), question.text)[:10]))
+        / len(question.evidence)
+        for number, conversation in enumerate(data)
+        for question in conversation.questions
+    ]
+    return float(np.mean(shares))
+
+
 def lacking(store: SQLiteStore, data: Sequence[Conversation]) -> list[str]:
     """What evidence there is no memory of."""
     texts = []
-    for conversation in data:
-        items = store.search(conversation.namespace, limit=100_000)
+    for number, conversation in enumerate(data):
+        items = store.search(("locomo", str(number)), limit=100_000)
         kept = {id for item in items if item.provenance for id in item.provenance.message_ids}
         evidence = {key for question in conversation.questions for key in question.evidence}
-        texts += [t.text for t in conversation.turns if t.key in evidence and t.key not in kept]
+        texts += [t.text for t in conversation.turns if t.unit in evidence - kept]
     return texts
 
 
@@ -103,9 +132,9 @@ def timed(call: Callable[[], Any], times: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="conversations, as LoCoMo's JSON")
-    parser.add_argument("--only", nargs="+", help="sample_id of conversations; by default all")
+    parser.add_argument("--only", nargs="+", default=(), help="sample_id of conversations")
     args = parser.parse_args()
-    data = [c for c in conversations(args.data) if not args.only or c.namespace[-1] in args.only]
+    data = list(locomo(args.data, args.only))
     with (
         tempfile.TemporaryDirectory() as folder,
         SQLiteStore.open(Path(folder) / "recall.db") as plain,
@@ -130,8 +159,8 @@ def main() -> None:
         print(
             "a note that a thread waits: p50 {:.2f} ms, p95 {:.2f} ms\n".format(*quantiles(notes))
         )
-        results = {"put": measured(way(plain), data), "formed": measured(formed(store), data)}
-        show(results, data)
+        for name, search in (("put as they are", put(plain)), ("formed", formed(store))):
+            print(f"recall@10, {name}: {recalled(search, data) * 100:.1f}")
         for text in lacking(store, data):
             print("no memory of the evidence:", text)
 

@@ -95,4 +95,5 @@ def length_penalty(lengths: Floats, k1: float, b: float, mean: float | None = No
     if mean is None:
         mean = float(np.mean(lengths)) if len(lengths) else 0.0
     relative = np.asarray(lengths, np.float32) / np.float32(mean if mean > 0 else 1)
-    return np.maximum(np.float32(k1 * (1 - b)) + np.float32(k1 * b) * relative, _LEAST)
+    penalty = np.float32(k1 * (1 - b)) + np.float32(k1 * b) * relative
+    return np.asarray(np.maximum(penalty, _LEAST), np.float32)

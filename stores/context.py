@@ -81,7 +81,7 @@ def arrange(
         has[starts],
         tuple(each * takes[k:] for k, each in enumerate(joined, 1)),
         tuple(each * takes[:-k] for k, each in enumerate(joined, 1)),
-        has * np.minimum(1, np.float32(HAS_ALL) / words),
+        np.where(has, np.minimum(1, np.float32(HAS_ALL) / words), np.float32(0)),
         np.zeros(n, bool) if asks is None else asks & (lengths <= ONLY_ASKS),
         _recent(np.full(n, np.nan) if at is None else at),
     )
@@ -97,7 +97,7 @@ def _recent(at: Floats) -> Scores:
 
 def thread_penalty(lengths: Floats, arrangement: Arrangement, weights: Weights) -> Scores:
     """The length penalty of runs, each taken as one text; float32[runs]."""
-    sizes = np.bincount(arrangement.run, lengths, len(arrangement.starts))
+    sizes: Floats = np.bincount(arrangement.run, lengths, len(arrangement.starts)).astype(float)
     mean = sizes[arrangement.threads].mean() if arrangement.threads.any() else 0.0
     return length_penalty(sizes, weights.k1, weights.b, mean)
 
@@ -105,8 +105,7 @@ def thread_penalty(lengths: Floats, arrangement: Arrangement, weights: Weights) 
 def in_threads(counts: Scores, penalty: Scores, arrangement: Arrangement) -> Scores:
     """How well each run has some words, 0 to 1; float32[words, runs]."""
     sums = np.add.reduceat(counts, arrangement.starts, axis=1)
-    found: Scores = sums / (sums + penalty) * arrangement.threads
-    return found
+    return np.asarray(sums / (sums + penalty) * arrangement.threads, np.float32)
 
 
 def to_rows(threads: Floats, arrangement: Arrangement, weights: Weights) -> Scores:

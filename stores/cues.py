@@ -75,8 +75,8 @@ def named_actors(query: Sequence[str], actors: Sequence[str]) -> list[bool]:
 def named_time(query: str) -> NamedTime | None:
     """The year, month or day that a query names; None if it names none.
 
-    Reads the first 2,000 characters: ISO dates and English ones, in either order of day and month. A month that is also a word
-    or a name counts only with a capital or beside a number.
+    Reads the first 2,000 characters: ISO dates and English ones, in either order of day and month.
+    A month that is also a word or a name counts only with a capital or beside a number.
 
     >>> named_time("What did we do on 3 October 2023?")
     NamedTime(years=frozenset({2023}), months=frozenset({10}), days=frozenset({3}))

@@ -77,7 +77,7 @@ class Ranked:
     answered: float = 1.0
 
     def comparable(self) -> Ranked:
-        """The same in a measure that means the same in every search: the best score is `answered`."""
+        """The same scaled so that the best score is `answered`, which means the same everywhere."""
         best = float(self.scores.max(initial=0))
         scale = np.float32(self.answered / best if best > 0 else 1)
         parts = {name: part * scale for name, part in self.parts.items()}
@@ -202,9 +202,7 @@ def _from_cues(cues: Cues, weights: Weights) -> dict[str, Scores]:
     return parts
 
 
-def _adjusted(
-    scores: Scores, arrangement: Arrangement, weights: Weights
-) -> dict[str, Scores]:
+def _adjusted(scores: Scores, arrangement: Arrangement, weights: Weights) -> dict[str, Scores]:
     """What rows gain for being new, and then lose for only asking; float32[n] each."""
     gain = scores * arrangement.recent * np.float32(weights.recency)
     return {

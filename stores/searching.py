@@ -31,7 +31,7 @@ _LOG = logging.getLogger("perdure")
 MODES: Final = ("hybrid", "text", "semantic")
 _Past = dict[int, StoredItem]  # the items of a scope of the past, by id
 _NO_VECTOR: Final = -1.0  # a row without a vector comes after all that have one
-_LONGEST: Final = 20_000  # characters of a query whose words are looked for
+_LONGEST: Final = 20_000  # characters of a query that are looked for
 _MOST_WORDS: Final = 512  # of them, each counted once
 _MOST_GUESSED: Final = 16  # words of a query that may be misspelt: 1 ms each
 _MANY_ACTORS: Final = 1_000  # a scope with more is no conversation: nobody is named in it
@@ -204,7 +204,7 @@ class Searcher:
         # with context, the speaker's own rows are lifted anyway, and the name costs nothing
         names = frozenset() if query.context else _all(named)
         try:
-            vector = yield Embed(without(query.text, names))
+            vector = yield Embed(without(query.text[:_LONGEST], names))
         except EmbeddingFailed as exc:
             if query.mode == "semantic":
                 raise

@@ -292,7 +292,7 @@ def test_order_of_unthreaded_rows_does_not_matter(
     random.shuffle(order)  # type: ignore[attr-defined]  # Hypothesis gives a random.Random
     place = np.argsort(order)
     moved = [Term(place[word.rows], word.tf) for word in words]
-    
+
     def scores(terms: list[Term], sizes: np.ndarray, near: np.ndarray) -> Ranked:
         nobody = arrange(np.full(n, -1), sizes)
         return rank(n, terms=terms, lengths=sizes, cosines=near, arrangement=nobody)

@@ -289,12 +289,12 @@ def test_threads_are_started_as_they_are_needed() -> None:
 
     async def work() -> tuple[int, int]:
         for _ in range(5):
-            await threads.submit(running, awaited=True).future  # type: ignore[misc]
+            await threads.submit(running)
         one, gate = running(), threading.Event()
-        waiting = [threads.submit(gate.wait, awaited=True).future for _ in range(3)]
+        waiting = [threads.submit(gate.wait) for _ in range(3)]
         two = running()
         gate.set()
-        await asyncio.gather(*waiting)  # type: ignore[arg-type]
+        await asyncio.gather(*waiting)
         return one, two
 
     threads = Threads(2, "some")

@@ -69,5 +69,5 @@ def test_without_a_query_there_is_no_score(plain: SQLiteStore) -> None:
 @pytest.mark.parametrize("wrong", ["0.5", True, float("nan"), float("inf")], ids=repr)
 def test_what_is_no_number_is_refused(wrong: Any, plain: SQLiteStore) -> None:
     """With what was given."""
-    with pytest.raises(ConfigurationError, match="min_score is .*; expected a number"):
+    with pytest.raises(ConfigurationError, match=r"min_score is .*; expected a number"):
         plain.search(A, query="tea", min_score=wrong)
