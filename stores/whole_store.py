@@ -12,8 +12,7 @@ from typing import Any, Literal, get_args
 from langgraph.store.base import BaseStore
 
 from perdure.errors import ConfigurationError
-from perdure.storage.database import AwaitableInt
-from perdure.storage.database import DatabaseOwner
+from perdure.storage.database import AwaitableInt, DatabaseOwner
 from perdure.stores.base import (
     Namespace,
     Progress,
