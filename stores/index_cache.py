@@ -172,6 +172,8 @@ class Indexes:
                 for part in parts[let_go:]:
                     part.let_go(sought, self._approximate_above)
                 let_go = len(parts)
+                if sought.some and parts:
+                    break
         return Scope(parts, state.model, self._approximate_above)
 
     def past(self, rows: Sequence[Row]) -> Flow[Scope]:

@@ -24,12 +24,14 @@ class Sought(NamedTuple):
         vector: The query's.
         model: What that comes from.
         vocabulary: Whether it needs all words.
+        some: Whether some rows will do, once it is seen that it is too large.
     """
 
     words: Iterable[str] = ()
     vector: Floats | None = None
     model: Model | None = None
     vocabulary: bool = False
+    some: bool = False
 
 
 @dataclass

@@ -139,16 +139,20 @@ class Searcher:
     def _ranked(self, query: Query, wanted: Wanted) -> Effects[tuple[Scope, _Past, Ranked | None]]:
         said = query_tokens(query.text[:_LONGEST])[:_MOST_WORDS]
         words = [] if query.mode == "semantic" else said
-        sought = Sought([self._kept(other) for word in words for other in self._meant(word)])
-        scope, past = yield from self._scoped(wanted, sought)
+        needed = [self._kept(other) for word in words for other in self._meant(word)]
+        # names that the query's vector leaves out are looked for in all of the scope
+        scope, past = yield from self._scoped(wanted, Sought(needed, some=query.context))
         if not len(scope):
             return scope, past, None
         named = self._named(scope, said)
         vector = yield from self._vector(scope, query, named)
+        sought = Sought(needed, vector=vector, model=None if vector is None else scope.model)
+        if not scope.held:
+            scope, past = yield from self._scoped(wanted, sought)
+            named = self._named(scope, said)
         guesses = yield from self._guesses(scope, words, named, vector is not None, wanted)
-        if not scope.held and (vector is not None or guesses):
-            every = [*sought.words, *guesses.values()]
-            sought = Sought(every, vector=vector, model=scope.model)
+        if guesses and not scope.held:
+            sought = sought._replace(words=[*needed, *guesses.values()])
             scope, past = yield from self._scoped(wanted, sought)
             named = self._named(scope, said)
         cosines = None if vector is None else scope.cosines(vector)
