@@ -70,6 +70,7 @@ def recall(
     explain: bool = False,
     counter: Countable | None = None,
     tails: Tails | Waiting | None = None,
+    min_score: float | None = None,
 ) -> Recollection:
     """What is remembered that answers a query. `recalling` is the same as a node of a graph.
 
@@ -91,13 +92,14 @@ def recall(
         explain: Say how each memory came to its place.
         counter: What counts tokens; see `token_counter`.
         tails: Knows what is not yet formed, so that this is recalled as well.
+        min_score: As of the store's `search`; only of a perdure store.
 
     Raises:
         ConfigurationError: An argument is wrong, or there is no store.
         InvalidConfig: The config does not fill in a namespace.
         StorageError: The store refuses.
     """
-    asks = Recall(namespaces, budget, limit, kinds, counter, tails, explain)
+    asks = Recall(namespaces, budget, limit, kinds, counter, tails, explain, min_score)
     return run(asks.recalling(query, store, config, as_of, now))
 
 
@@ -115,9 +117,10 @@ async def arecall(
     explain: bool = False,
     counter: Countable | None = None,
     tails: Tails | Waiting | None = None,
+    min_score: float | None = None,
 ) -> Recollection:
     """See `recall`."""
-    asks = Recall(namespaces, budget, limit, kinds, counter, tails, explain)
+    asks = Recall(namespaces, budget, limit, kinds, counter, tails, explain, min_score)
     return await arun(asks.recalling(query, store, config, as_of, now))
 
 
@@ -137,11 +140,13 @@ class Recall:
         counter: Countable | None = None,
         tails: Tails | Waiting | None = None,
         explain: bool = False,
+        min_score: float | None = None,
     ) -> None:
         self._templates = templates(namespaces)
         self._budget = None if budget is None else whole("budget", budget, 1)
         self._limit, self._explain = whole("limit", limit, 1), bool(explain)
         self._kinds = _checked_kinds(kinds)
+        self._min_score = min_score
         self._counter: TokenCounter = token_counter(counter)
         self._waiting = _checked_tails(tails)
 
@@ -163,13 +168,24 @@ class Recall:
             raise ConfigurationError(f"query is {query!r:.80}; expected text")
         check_moments(as_of=as_of, now=now)
         backing = backing_of(store)
+        if self._min_score is not None and not backing.versioned:
+            raise ConfigurationError(
+                f"min_score is {self._min_score!r}, but {type(backing.store).__name__} has no "
+                "scores that can be compared; use a perdure store, or leave it out"
+            )
         prefixes = filled(self._templates, config)
         if not query.strip():
             return Recollection([])
         span = named_span(query, now or as_of or datetime.now().astimezone())
         rankings = []
         for prefix in prefixes:
-            options = {"query": query, "as_of": as_of, "during": span, "explain": self._explain}
+            options = {
+                "query": query,
+                "as_of": as_of,
+                "during": span,
+                "explain": self._explain,
+                "min_score": self._min_score,
+            }
             found = yield from self._found(backing, prefix, options, said)
             rankings.append(
                 [

@@ -65,6 +65,18 @@ def test_the_order_in_one_namespace_is_that_of_the_store(
         ]
 
 
+def test_what_does_not_answer_is_kept_out(store: SQLiteStore, recalls: Any) -> None:
+    """A least score as the store's search knows it; a store without comparable scores refuses."""
+    asked = "quantum chromodynamics"
+    assert recalls(asked, store).memories
+    assert not recalls(asked, store, min_score=0.3).memories
+    assert recalls("Where are my keys?", store, min_score=0.3).memories
+    with pytest.raises(ConfigurationError, match=r"min_score is 0\.3, but InMemoryStore"):
+        recalls(asked, InMemoryStore(), min_score=0.3)
+    with pytest.raises(ConfigurationError, match="min_score is 'much'"):
+        recalls(asked, store, min_score="much")
+
+
 def test_what_is_recalled_says_where_it_comes_from(store: SQLiteStore, recalls: Any) -> None:
     """Each memory has its provenance, its version and its score."""
     [found] = recalls("in the blue bag", store, limit=1).memories
