@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 
 from perdure.errors import ConfigurationError
@@ -56,7 +55,13 @@ def chunks(
 
 
 def _cut(text: str, units: list[tuple[int, int]], limit: int, overlap: int) -> list[str]:
-    borders = _borders(text, units)
+    def grade(at: int) -> int:
+        """How good a place it is to cut before a unit."""
+        end, begin = units[at - 1][1], units[at][0]
+        if _SENTENCE_END.search(text, max(end - 3, 0), begin):
+            return _SENTENCE
+        return _SPACE if begin > end else _INSIDE
+
     pieces = []
     start = 0
     while True:
@@ -66,27 +71,7 @@ def _cut(text: str, units: list[tuple[int, int]], limit: int, overlap: int) -> l
             return pieces
         count = -(-(left - overlap) // (limit - overlap))
         size = -(-(left + (count - 1) * overlap) // count)  # alike, so that no last one is tiny
-        end = _last_best(borders, start + size - size // 4, start + size)
+        last = start + size
+        end = max(range(last - size // 4, last + 1), key=lambda at: (grade(at), at))
         pieces.append(text[units[start][0] : units[end - 1][1]])
-        start = _first_best(borders, end - overlap, end)
-
-
-def _borders(text: str, units: list[tuple[int, int]]) -> list[int]:
-    """How good a place it is to cut before each unit."""
-    grades = [_SENTENCE]
-    for (_, end), (begin, _) in itertools.pairwise(units):
-        if _SENTENCE_END.search(text, max(end - 3, 0), begin):
-            grades.append(_SENTENCE)
-        else:
-            grades.append(_SPACE if begin > end else _INSIDE)
-    return grades
-
-
-def _last_best(grades: list[int], first: int, last: int) -> int:
-    """The best border from `first` to `last`; of equals the last."""
-    return max(range(first, last + 1), key=lambda at: (grades[at], at))
-
-
-def _first_best(grades: list[int], first: int, end: int) -> int:
-    """The best border from `first` to before `end`; of equals the first."""
-    return max(range(first, end), key=lambda at: (grades[at], -at), default=end)
+        start = max(range(end - overlap, end), key=lambda at: (grade(at), -at), default=end)
