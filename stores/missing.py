@@ -172,16 +172,16 @@ class MissingEmbeddings:
             probe = yield EmbedAll(["perdure"])
             model = model.of(probe.shape[1])
         number = yield Write(partial(self._parts.writer.enrol, model, replace=True))
-        of = (yield Read(rows_of(self._sql["to_embed_count"], number)))[0][0]
-        if self._embeddings.quick is not None:  # the search makes them
-            while (yield Write(partial(rows_of, self._sql["drop_vectors"], number, BATCH))):
-                pass
-            yield Write(partial(rows_of, self._sql["drop_all_pending"]))
-            yield Write(partial(rows_of, self._sql["bump_setting"], "embedded"))
-            if progress is not None:
-                progress(of, of)
-            return int(of)
         done = since = 0
+        if self._embeddings.quick is not None:  # the search makes them
+            while rows := (yield Write(partial(rows_of, self._sql["drop_vectors"], number, BATCH))):
+                done += len(rows)
+                if progress is not None:
+                    progress(done, done)
+            done += len((yield Write(partial(rows_of, self._sql["drop_all_pending"]))))
+            yield Write(partial(rows_of, self._sql["bump_setting"], "embedded"))
+            return done
+        of = (yield Read(rows_of(self._sql["to_embed_count"], number)))[0][0]
         while rows := (yield Read(rows_of(self._sql["to_embed"], since, number, BATCH))):
             since = rows[-1][0]
             done += yield from self._give_each(rows)

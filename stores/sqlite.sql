@@ -133,7 +133,7 @@ UPDATE store_pending SET error = ? WHERE id = ?;
 SELECT id FROM store_pending;
 
 -- drop_all_pending: none waits any longer
-DELETE FROM store_pending;
+DELETE FROM store_pending RETURNING 1;
 
 -- drop_pending: it waits no longer
 DELETE FROM store_pending WHERE id = ?;
