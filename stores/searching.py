@@ -164,7 +164,8 @@ class Searcher:
             return scope, past, None
         arrangement = scope.arrangement() if query.context else None
         cues = self._cues(scope, query, named)
-        if cosines is not None and not terms and arrangement is None and cues.silent:
+        bare = not terms or (not known and len(scope) == 1)
+        if cosines is not None and bare and arrangement is None and cues.silent:
             scores = np.nan_to_num(cosines, nan=_NO_VECTOR)  # nothing to weigh it with
             return scope, past, Ranked(scores, {"vector": scores})
         ranked = rank(
