@@ -151,9 +151,9 @@ class Eraser:
     def _doomed(self, choice: _Choice) -> Flow[_Doomed]:
         records = self._parts.records
         if choice.key is None:
-            rows = yield Statement(self._parts.sql["every_version"], span(choice.prefix))
+            rows = yield self._parts.sql("every_version", *span(choice.prefix))
         else:
-            rows = yield Statement(self._parts.sql["versions_of"], (choice.prefix, choice.key))
+            rows = yield self._parts.sql("versions_of", choice.prefix, choice.key)
         values = {row[0]: records.value(row) for row in rows}
         fields = {row[0]: records.provenance(row[9], *row[1:4]) for row in rows}
         chosen = {(row[1], row[2]) for row in rows if choice.meets(values[row[0]], fields[row[0]])}
@@ -175,15 +175,15 @@ class Eraser:
         for statement in ("drop_index_at", "raise_changes_at"):
             yield Statement(self._parts.sql[statement], paths, many=True)
         for row in doomed.present:
-            yield Statement(self._parts.sql["shrink_namespace"], (row[0],))
+            yield self._parts.sql("shrink_namespace", row[0])
         for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
             yield Statement(self._parts.sql[statement], ids, many=True)
-        emptied = yield Statement(self._parts.sql["drop_empty_namespaces"], span(choice.prefix))
+        emptied = yield self._parts.sql("drop_empty_namespaces", *span(choice.prefix))
         if not ids and not emptied:
             return doomed
-        yield Statement(self._parts.sql["drop_index_left"])
+        yield self._parts.sql("drop_index_left")
         yield from self._parts.writer.hush()
-        yield Statement(self._parts.sql["bump_setting"], ("erasures",))
+        yield self._parts.sql("bump_setting", "erasures")
         yield from scrub_wanted()
         return doomed
 

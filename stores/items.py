@@ -10,7 +10,6 @@ from typing import Any, Final
 from langgraph.store.base import (
     GetOp,
     ListNamespacesOp,
-    MatchCondition,
     NotProvided,
     Op,
     PutOp,
@@ -18,7 +17,7 @@ from langgraph.store.base import (
     SearchOp,
 )
 
-from perdure.errors import ConfigurationError, InvalidValue
+from perdure.errors import ConfigurationError
 from perdure.storage.flow import Flow, Row
 from perdure.stores.base import (
     TTL,
@@ -83,15 +82,13 @@ class Items:
     def _read(self, op: Op) -> Effects[Any]:
         match op:
             case GetOp():
-                return self._got(op.namespace, op.key, refresh=self._op_refreshes(op))
+                return self.get(op.namespace, op.key, self._op_refreshes(op))
             case SearchOp():
                 wanted = self._parts.wanted(op.namespace_prefix, op.filter)
-                page = _page(op.limit, op.offset)
-                return self._found(
-                    wanted, query_of(op.query), *page, refresh=self._op_refreshes(op)
-                )
+                refresh = self._op_refreshes(op)
+                return self.search(wanted, query_of(op.query), op.limit, op.offset, refresh)
             case ListNamespacesOp():
-                return self._listed(op, None)
+                return self.namespaces(op)
             case _:
                 raise ConfigurationError(
                     f"a store has no operation {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
@@ -109,33 +106,15 @@ class Items:
         namespace: Any,
         key: Any,
         value: Any,
-        index: Index,
-        ttl: TTL,
-        if_version: int | None,
-        provenance: Provenance | None,
-    ) -> Effects[None]:
-        """Put an item."""
-        if value is None:  # in langgraph's own form of a put that is a delete; here it is a slip
-            raise InvalidValue("the value is None; expected a dict: to remove an item, delete it")
-        return self._put(namespace, key, value, index, self._minutes(ttl), if_version, provenance)
-
-    def delete(self, namespace: Any, key: Any, if_version: int | None) -> Effects[None]:
-        """Close the present version of a key."""
-        return self._put(namespace, key, None, if_version=if_version)
-
-    def _put(
-        self,
-        namespace: Any,
-        key: Any,
-        value: Any,
         index: Index = None,
-        minutes: float | None = None,
+        ttl: TTL = None,
         if_version: int | None = None,
         provenance: Provenance | None = None,
     ) -> Effects[None]:
+        """Put an item or, with a value of None, close the present version of a key."""
         preparer = self._parts.preparer
         place = preparer.place(namespace, key)
-        put = preparer.put(place, value, index, minutes, if_version, provenance)
+        put = preparer.put(place, value, index, self._minutes(ttl), if_version, provenance)
         yield from self._write([put])
 
     def _write(self, puts: Sequence[Put]) -> Effects[None]:
@@ -152,15 +131,9 @@ class Items:
     # -- reading
 
     def get(
-        self, namespace: Any, key: Any, refresh_ttl: bool | None, as_of: Any
+        self, namespace: Any, key: Any, refresh: bool, as_of: Any = None
     ) -> Effects[StoredItem | None]:
         """An item, at present or at a moment."""
-        refresh = self._parts.refreshes(refresh_ttl)
-        return self._got(namespace, key, refresh=refresh, as_of=as_of)
-
-    def _got(
-        self, namespace: Any, key: Any, *, refresh: bool, as_of: Any = None
-    ) -> Effects[StoredItem | None]:
         parts = self._parts
         path, text = parts.path(namespace), check_key(key)
         when = None if as_of is None else micros(as_of)
@@ -183,16 +156,15 @@ class Items:
         asked: Query | None,
         limit: int,
         offset: int,
-        refresh_ttl: bool | None,
+        refresh: bool,
     ) -> Effects[list[FoundItem]]:
         """What answers a query best, or a page of all that is wanted."""
-        refresh = self._parts.refreshes(refresh_ttl)
-        return self._found(wanted, asked, *_page(limit, offset), refresh=refresh)
+        page = _page(limit, offset)
+        return self._found(wanted, asked, *page, refresh=refresh and wanted.as_of is None)
 
     def _found(
         self, wanted: Wanted, asked: Query | None, limit: int, offset: int, *, refresh: bool
     ) -> Effects[list[FoundItem]]:
-        refresh = refresh and wanted.as_of is None
         if asked is None:
             pairs = yield Read(self._parts.reader.search(wanted, limit, offset))
             if refresh:
@@ -214,25 +186,8 @@ class Items:
                 out.append(row)
         return out
 
-    def namespaces(
-        self,
-        prefix: Namespace | None,
-        suffix: Namespace | None,
-        max_depth: int | None,
-        limit: int,
-        offset: int,
-        as_of: Any,
-    ) -> Effects[list[Namespace]]:
-        """Namespaces that hold something, by their first and last labels."""
-        conditions = []
-        if prefix:
-            conditions.append(MatchCondition("prefix", prefix))
-        if suffix:
-            conditions.append(MatchCondition("suffix", suffix))
-        op = ListNamespacesOp(tuple(conditions), max_depth, limit, offset)
-        return self._listed(op, as_of)
-
-    def _listed(self, op: ListNamespacesOp, as_of: Any) -> Effects[list[Namespace]]:
+    def namespaces(self, op: ListNamespacesOp, as_of: Any = None) -> Effects[list[Namespace]]:
+        """Namespaces that hold something."""
         conditions = tuple(op.match_conditions or ())
         for condition in conditions:
             check_condition(condition)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from perdure.errors import ConfigurationError, EmbeddingFailed
-from perdure.storage.flow import Flow, Row, Statement, rows_of
+from perdure.storage.flow import Flow, Row, rows_of
 from perdure.stores.base import Pending, Progress
 from perdure.stores.embeddings import divided
 from perdure.stores.models import Model
@@ -100,13 +100,13 @@ class MissingEmbeddings:
 
     def count(self) -> Flow[int]:
         """How many items should have vectors of the file's model, and do not."""
-        rows = yield Statement(self._sql["get_setting"], ("model",))
+        rows = yield self._sql("get_setting", "model")
         model = Model.parsed(rows[0][0]) if rows else None
         # the first model replaced none, and one that is quick needs none stored
         if model is None or model.number < 2 or self._embeddings.derives(model):
-            found = yield Statement(self._sql["pending_count"])
+            found = yield self._sql("pending_count")
         else:
-            found = yield Statement(self._sql["missing_count"], (model.number,))
+            found = yield self._sql("missing_count", model.number)
         return int(found[0][0])
 
     def embed_all(self, prefix: bytes) -> Effects[int]:

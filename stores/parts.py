@@ -10,6 +10,7 @@ import orjson
 from langgraph.store.base import TTLConfig
 
 from perdure.storage.database import Database
+from perdure.storage.flow import NamedSQL
 from perdure.stores.base import PROVENANCE
 from perdure.stores.filters import Filter, parse
 from perdure.stores.namespaces import check_prefix
@@ -39,7 +40,7 @@ class Parts:
     """
 
     database: Database
-    sql: dict[str, str]
+    sql: NamedSQL
     reader: Reader
     writer: Writer
     preparer: Preparer

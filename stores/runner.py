@@ -11,10 +11,10 @@ costs more than a small read, and a transaction more than a small write.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from perdure.errors import PerdureError
@@ -27,6 +27,7 @@ from perdure.stores.puts import Put
 from perdure.stores.writer import Writer
 
 T = TypeVar("T")
+P = ParamSpec("P")
 _TOGETHER = 16  # calls in one hop: the first waits for the last
 
 
@@ -226,6 +227,49 @@ class Runner:
         else:
             answer = _nothing if error is None else _raising(error)
             _settle(asks, [answer] * len(asks))
+
+
+# -- methods of a store
+
+
+def blocking(
+    make: Callable[Concatenate[Any, P], Effects[T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """The blocking method of a store that carries out the effects which `make` returns."""
+
+    @wraps(make)
+    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        found: T = self._parts.runner.run(make(self, *args, **kwargs))
+        return found
+
+    return method
+
+
+def awaiting(
+    method: Callable[Concatenate[Any, P], T], is_brief: Callable[..., bool] | None = None
+) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]]:
+    """Gives a name and a docstring the method that is awaited, of a `blocking` one.
+
+    Args:
+        method: The blocking method.
+        is_brief: Given its arguments, see `Runner.arun`; None: never.
+    """
+    make: Callable[..., Effects[T]] = method.__wrapped__  # type: ignore[attr-defined]
+
+    async def twin(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        brief = is_brief is not None and is_brief(self, *args, **kwargs)
+        found: T = await self._parts.runner.arun(make(self, *args, **kwargs), brief=brief)
+        return found
+
+    def decorate(
+        named: Callable[[Any], None],
+    ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+        wraps(make)(twin)
+        twin.__name__, twin.__qualname__ = named.__name__, named.__qualname__
+        twin.__doc__ = named.__doc__
+        return twin
+
+    return decorate
 
 
 class _Ask(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from perdure.errors import ConfigurationError, EmbeddingFailed
-from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.flow import Flow, NamedSQL, Row
 from perdure.stores.base import FoundItem, Mode, StoredItem, WhyNot
 from perdure.stores.bm25 import Term
 from perdure.stores.cues import named_actors, names_of, said_when
@@ -73,7 +73,7 @@ class Searcher:
         now: The time, in microseconds.
     """
 
-    sql: dict[str, str]
+    sql: NamedSQL
     reader: Reader
     indexes: Indexes
     embeddings: Embeddings
@@ -342,9 +342,9 @@ class Searcher:
 
     def _present(self, number: int, wanted: Wanted, now: int) -> Flow[StoredItem | None]:
         """The item of a version, or of the one that replaced it while the query was thought of."""
-        for row in (yield Statement(self.sql["by_id"], (number, now))):
+        for row in (yield self.sql("by_id", number, now)):
             return self.reader.records.item(row)
-        for row in (yield Statement(self.sql["successor"], (number, now))):
+        for row in (yield self.sql("successor", number, now)):
             found = self.reader.checked(row, wanted)
             return None if found is None else found[1]
         return None

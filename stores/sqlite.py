@@ -14,7 +14,7 @@ from langgraph.store.base import IndexConfig, TTLConfig
 
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.encryption import Clear, agree_on_key, seal_for
-from perdure.storage.flow import Flow, Statement, load
+from perdure.storage.flow import Flow, load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import Synchronous
 from perdure.stores.embedders import embedder_from
@@ -125,7 +125,7 @@ class SQLiteStore(WholeStore):
         def begin() -> Flow[None]:
             yield from agree_on_key(seal, os.fsdecode(path), read_only=read_only)
             fields[:] = yield from agreed_fields(_SQL, given, kept, read_only=read_only)
-            recorded = yield Statement(_SQL["get_setting"], ("model",))
+            recorded = yield _SQL("get_setting", "model")
             with suppress(CorruptRecord):  # what needs the model says so
                 for (model,) in recorded:
                     embeddings.adopt(Model.parsed(model))

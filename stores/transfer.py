@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, TypeGuard
 
 from perdure.errors import ImportFailed, PerdureError
-from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.flow import Flow, Row
 from perdure.stores.base import Namespace, Progress, TransferReport
 from perdure.stores.missing import MissingEmbeddings
 from perdure.stores.models import Model
@@ -56,7 +56,7 @@ class Transfer:
                 yield from map(self._line, rows)
 
     def _every_path(self, prefix: bytes) -> Flow[list[bytes]]:
-        return [row[0] for row in (yield Statement(self._parts.sql["every_path"], span(prefix)))]
+        return [row[0] for row in (yield self._parts.sql("every_path", *span(prefix)))]
 
     def _key_page(
         self, path: bytes, last: str, versions: bool
@@ -64,8 +64,8 @@ class Transfer:
         """The versions of some keys after one, and the last of those keys; None: there are none."""
         out: list[Row] = []
         key = None
-        for (key,) in (yield Statement(self._parts.sql["key_page"], (path, last, PAGE))):
-            for row in (yield Statement(self._parts.sql["key_versions"], (path, key))):
+        for (key,) in (yield self._parts.sql("key_page", path, last, PAGE)):
+            for row in (yield self._parts.sql("key_versions", path, key)):
                 row = ended(row, self._parts.now())
                 if versions or row[6] is None:
                     out.append(row)
@@ -232,7 +232,7 @@ def restore(
     report = TransferReport()
     changes = yield from writer.begin(model)
     for one in given:
-        rows = yield Statement(writer.sql["history"], (one.put.path, one.put.key))
+        rows = yield writer.sql("history", one.put.path, one.put.key)
         known = {row[3]: row for row in rows}
         newest = max(known, default=0)
         last = known.get(newest)

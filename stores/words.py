@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perdure.errors import ConfigurationError
-from perdure.storage.flow import Flow, Statement
+from perdure.storage.flow import Flow, NamedSQL
 from perdure.stores.settings import recorded
 from perdure.stores.text import ANALYZER
 from perdure.stores.values import WHOLE
@@ -17,7 +17,7 @@ _KEPT = ("clear", "sealed", "keyed")
 
 
 def agreed_fields(
-    sql: dict[str, str], given: Sequence[str] | None, kept: str, *, read_only: bool
+    sql: NamedSQL, given: Sequence[str] | None, kept: str, *, read_only: bool
 ) -> Flow[list[str]]:
     """The paths that items of a file are searched by, unless a put names others.
 
@@ -34,7 +34,7 @@ def agreed_fields(
         ConfigurationError: The file keeps its words in another way.
         CorruptRecord: What it records of them was damaged.
     """
-    rows = yield Statement(sql["get_setting"], (_NAME,))
+    rows = yield sql("get_setting", _NAME)
     found = recorded(_NAME, rows[0][0], _is_sound) if rows else None
     if found is not None and found["kept"] != kept:
         raise ConfigurationError(
@@ -44,10 +44,10 @@ def agreed_fields(
     fields = list(given or (found["fields"] if found else (WHOLE,)))
     wanted = {"analyzer": ANALYZER, "fields": fields, "kept": kept}
     if found != wanted and not read_only:
-        yield Statement(sql["set_setting"], (_NAME, json.dumps(wanted)))
+        yield sql("set_setting", _NAME, json.dumps(wanted))
         if found is not None:
-            yield Statement(sql["drop_indexes"])
-            yield Statement(sql["bump_setting"], ("erasures",))
+            yield sql("drop_indexes")
+            yield sql("bump_setting", "erasures")
     return fields
 
 
