@@ -50,11 +50,6 @@ def bm25(
 ) -> Scores:
     """Okapi BM25 with idf and mean length of the scope; 0 where no word is found; float32[n].
 
-    Args:
-        terms: The query's words, each once.
-        lengths: Words in each row; float[n].
-        weights: `k1`, `b` and `kin` of it.
-
     Source: Robertson and Zaragoza (2009), eq. 3.15. The constant factor (k1 + 1) is left out, as
     Lucene does since version 8: it changes no order.
     """

@@ -216,15 +216,6 @@ class CheckedEmbedder:
 
     Texts go to the model in batches, each text once; vectors are kept by the content of their text,
     those of queries apart. Threads and event loops may share it. `embedder_from` makes one.
-
-    Args:
-        name: Which model it is.
-        dims: The length of a vector; None: that of the first.
-        documents: The model's function for what is stored.
-        queries: Its function for a query; it is given one text.
-        batch_size: How many texts go to the model at once.
-        cache_bytes: How much of the documents' vectors is kept in memory.
-        on_clear: Called by `clear_cache`.
     """
 
     def __init__(
@@ -253,9 +244,6 @@ class CheckedEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """The vectors of texts to be stored.
-
-        Returns:
-            float32[len(texts), dims], each row of length 1; a zero vector stays zero.
 
         Raises:
             EmbeddingFailed: The model raised, took too long, or did not return that. What it
@@ -347,11 +335,7 @@ def digest(text: str) -> bytes:
 
 
 class VectorCache:
-    """Vectors by digest; threads may share it.
-
-    Args:
-        most_bytes: How much is kept; 0: nothing.
-    """
+    """Vectors by digest; threads may share it."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes

@@ -49,20 +49,13 @@ class _Gone:
 
 @dataclass(slots=True)
 class _Doomed:
-    """All versions of the keys that are to go.
+    """All versions of the keys that are to go."""
 
-    Attributes:
-        root: Bytes of a path that are not shown.
-        present: Rows of present items.
-        closed: Rows of closed versions.
-        hashes: Of their values.
-        messages: By thread, the ids of the messages they rest on.
-    """
-
-    root: int = 0
+    root: int = 0  # bytes of a path that are not shown
     present: list[Row] = field(default_factory=list)
     closed: list[Row] = field(default_factory=list)
     hashes: set[str] = field(default_factory=set)
+    # by thread, what they rest on
     messages: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     @property
@@ -73,11 +66,7 @@ class _Doomed:
 
 
 class Eraser:
-    """Erases items of a store.
-
-    Args:
-        parts: Of the store.
-    """
+    """Erases items of a store."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts

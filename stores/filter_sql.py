@@ -45,12 +45,7 @@ _IDENTIFIERS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A boolean SQL expression and its parameters, in order.
-
-    Attributes:
-        text: What goes after WHERE; it may be joined by AND as it is.
-        params: A value for each `?`.
-    """
+    """A boolean SQL expression and its parameters, in order."""
 
     text: str
     params: tuple[str | int | float, ...] = ()
@@ -66,9 +61,6 @@ def condition_of(filter: Filter, column: str, indexed: Collection[str] = ()) -> 
         filter: The filter.
         column: The column, as SQL; it holds JSON text as `json.dumps` writes it.
         indexed: Paths with an index on `index_expression(path, column)`.
-
-    Raises:
-        ConfigurationError: An indexed path is none that `index_path` allows.
     """
     form = column, frozenset(indexed).intersection(indexable(filter))
     if form not in filter.cache:
@@ -113,10 +105,6 @@ def index_path(path: object) -> str:
 
 def index_expression(path: str, column: str) -> str:
     """The SQL expression to index so that filters on `path` can use it.
-
-    Args:
-        path: As `index_path` takes it.
-        column: The column of JSON text, as SQL.
 
     Returns:
         `json_extract(…)`; for a path with dots the literal key comes first, as in a filter.

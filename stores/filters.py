@@ -34,7 +34,7 @@ from enum import Enum
 from typing import Any, Final, TypeAlias
 
 from perdure.errors import InvalidFilter
-from perdure.stores.unknown import meant
+from perdure.stores.options import meant
 
 MAX_DEPTH = 32
 """The most levels of nesting in a filter."""

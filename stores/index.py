@@ -98,13 +98,6 @@ class Index:
     Args:
         model: What its vectors come from; None: there are none.
         approximate_above: Vectors from which sketches are kept.
-
-    Attributes:
-        vocabulary: The number of each word.
-        threads, actors: The number of each.
-        rows: An item each; `ROW`.
-        postings: The rows of each word, but for those put lately.
-        vectors: The vectors, but for those put lately.
     """
 
     def __init__(self, model: Model | None, approximate_above: int) -> None:

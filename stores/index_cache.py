@@ -45,18 +45,11 @@ class Overtaken(Exception):
 
 
 class _State(NamedTuple):
-    """What concerns all namespaces.
+    """What concerns all namespaces."""
 
-    Attributes:
-        erasures: How often something was erased.
-        embedded: How often items got their vectors later.
-        closed: The newest closing of a version.
-        model: What vectors come from.
-    """
-
-    erasures: int
-    embedded: int
-    closed: int
+    erasures: int  # how often something was erased
+    embedded: int  # how often items got their vectors later
+    closed: int  # the newest closing of a version
     model: Model | None
 
     @property

@@ -39,13 +39,7 @@ class Covered(NamedTuple):
 
 
 def packed(index: Index, covered: Covered, made: Sequence[Any]) -> bytes:
-    """The compact form of an index.
-
-    Args:
-        index: The index; it is compacted.
-        covered: What it holds.
-        made: How its words were made.
-    """
+    """The compact form of an index, which is compacted first."""
     index.compact()
     vectors = index.vectors
     arrays = [index.rows.values, *index.postings]

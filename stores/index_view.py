@@ -27,17 +27,11 @@ NOWHERE: Final[Found] = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 class Postings(NamedTuple):
-    """The rows that have each word.
+    """The rows that have each word."""
 
-    Attributes:
-        starts: `int64[words + 1]`: where each word's entries begin.
-        rows: The rows, in order.
-        counts: How often each has the word; `uint8`.
-    """
-
-    starts: Ints
-    rows: Rows
-    counts: NDArray[np.uint8]
+    starts: Ints  # where each word's entries begin, and where the last one's end
+    rows: Rows  # in order
+    counts: NDArray[np.uint8]  # how often each has the word
 
 
 @dataclass

@@ -43,12 +43,7 @@ _MOST: Final = 1 << 60  # rows: SQLite counts in 64 bits
 
 
 class Items:
-    """The items of a store.
-
-    Args:
-        parts: Of the store.
-        missing: Makes the vectors of what is put.
-    """
+    """The items of a store."""
 
     def __init__(self, parts: Parts, missing: MissingEmbeddings) -> None:
         self._parts = parts
@@ -232,11 +227,7 @@ def query_of(
     during: Span | None = None,
     min_score: float | None = None,
 ) -> Query | None:
-    """What a search asks; None: nothing, it goes by filters alone.
-
-    Raises:
-        ConfigurationError: An argument is wrong.
-    """
+    """What a search asks; None: nothing, it goes by filters alone."""
     if mode not in MODES:
         raise ConfigurationError(f"mode is {mode!r}; expected one of {MODES}")
     span = None if during is None else _span(during)

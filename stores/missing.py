@@ -11,8 +11,7 @@ from functools import partial
 from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.storage.flow import Flow, Row, rows_of
 from perdure.stores.base import Pending, Progress
-from perdure.stores.embeddings import divided
-from perdure.stores.models import Model
+from perdure.stores.models import Model, divided
 from perdure.stores.namespaces import labels, span
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Put
@@ -25,11 +24,7 @@ _ANY = 1 << 62
 
 
 class MissingEmbeddings:
-    """Makes the vectors of a store.
-
-    Args:
-        parts: Of the store.
-    """
+    """Makes the vectors of a store."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -110,11 +105,7 @@ class MissingEmbeddings:
         return int(found[0][0])
 
     def embed_all(self, prefix: bytes) -> Effects[int]:
-        """Make those under a prefix. Returns how many items got theirs.
-
-        Raises:
-            EmbeddingFailed: The embedder fails for all.
-        """
+        """Make those under a prefix. Returns how many items got theirs."""
         total = since = 0
         while rows := (yield Read(self._pending(prefix, since, BATCH))):
             since = rows[-1][0]
@@ -161,12 +152,7 @@ class MissingEmbeddings:
     # -- of another model
 
     def reembed(self, progress: Progress | None) -> Effects[int]:
-        """Make all vectors anew. Returns how many items got new ones.
-
-        Raises:
-            EmbeddingFailed: The embedder fails for all.
-            ConfigurationError: The store has no embedder.
-        """
+        """Make all vectors anew. Returns how many items got new ones."""
         model = self._model()
         if self._embeddings.quick is None:
             probe = yield EmbedAll(["perdure"])

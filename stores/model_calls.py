@@ -63,11 +63,7 @@ class ModelFunction:
         self._trusted = trusted
 
     def call(self, texts: list[str], check: Check[T]) -> T:
-        """The checked answer, waited for.
-
-        Raises:
-            EmbeddingFailed: The model raised, took too long, or `check` refused its answer.
-        """
+        """The checked answer, waited for."""
         if self._trusted:
             return self._answer(texts, check)
         future = self._submit(texts, check, awaited=False).future
@@ -135,11 +131,7 @@ class ModelFunction:
 
 
 class Threads:
-    """Daemon threads that live while there is work, so that nobody has to close them.
-
-    Args:
-        most: How many at once; more work waits for its turn.
-    """
+    """Daemon threads that live while there is work, so that nobody has to close them."""
 
     def __init__(self, most: int = _MOST_THREADS) -> None:
         self._most = most

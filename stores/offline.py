@@ -188,11 +188,10 @@ _loading = threading.Lock()
 def _weights() -> tuple[NDArray[np.int8], WordPieces]:
     """The table, int8[tokens, DIMS], and the tokeniser over its vocabulary; read once a process."""
     global _loaded
-    if _loaded is None:
-        with _loading:
-            if _loaded is None:
-                _loaded = _read()
-    return _loaded
+    with _loading:
+        if _loaded is None:
+            _loaded = _read()
+        return _loaded
 
 
 def _read() -> tuple[NDArray[np.int8], WordPieces]:

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from perdure.errors import ConfigurationError
 from perdure.stores.base import Namespace, Provenance
-from perdure.stores.embeddings import Embeddings
-from perdure.stores.models import Model
+from perdure.stores.models import Embeddings, Model
 from perdure.stores.namespaces import check_key, check_namespace
 from perdure.stores.records import provenance_fields
 from perdure.stores.text import ANALYZER, asks, tokens
@@ -35,11 +34,7 @@ class Limit:
 
 
 def limits_of(prefix: bytes, max_items: int | None, max_bytes: int | None) -> tuple[Limit, ...]:
-    """What may be held under a prefix; nothing if there is no limit.
-
-    Raises:
-        ConfigurationError: A limit is no whole number, or negative.
-    """
+    """What may be held under a prefix; nothing if there is no limit."""
     for name, limit in (("max_items", max_items), ("max_bytes", max_bytes)):
         if limit is not None and (
             isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
@@ -100,31 +95,18 @@ class Put:
 
 @dataclass(slots=True)
 class Preparer:
-    """Checks what is to be put, and computes what needs no database.
+    """Checks what is to be put, and computes what needs no database."""
 
-    Args:
-        fields: Paths whose text is searched, unless a put names others.
-        max_bytes: Of a value's JSON.
-        embeddings: What makes vectors.
-        masked: Turns tokens into keyed hashes, if the index is to hold those.
-        root: The path that namespaces are under.
-        limits: What must hold after a put.
-    """
-
-    fields: Sequence[str]
+    fields: Sequence[str]  # paths whose text is searched, unless a put names others
     max_bytes: int
     embeddings: Embeddings
-    masked: Callable[[str], str] | None = None
-    root: bytes = b""
-    limits: tuple[Limit, ...] = ()
+    masked: Callable[[str], str] | None = None  # of tokens, if the index has keyed hashes
+    root: bytes = b""  # the path that namespaces are under
+    limits: tuple[Limit, ...] = ()  # what must hold after a put
     _paths: dict[tuple[bytes, Namespace], bytes] = field(default_factory=dict)
 
     def place(self, namespace: Any, key: Any) -> tuple[bytes, str]:
-        """The path and key at which an item may be put.
-
-        Raises:
-            InvalidNamespace: The namespace or key cannot be stored.
-        """
+        """The path and key at which an item may be put."""
         try:
             return self._paths[self.root, namespace], check_key(key)
         except (KeyError, TypeError):  # not met yet, or a list
@@ -154,12 +136,7 @@ class Preparer:
         if_version: int | None = None,
         provenance: Provenance | None = None,
     ) -> Put:
-        """A put or, with a value of None, a delete.
-
-        Raises:
-            InvalidValue: The value is no JSON object.
-            ConfigurationError: The time to live, version or index is none.
-        """
+        """A put or, with a value of None, a delete."""
         path, key = place
         if if_version is not None:
             _check_version(if_version)

@@ -105,9 +105,6 @@ def rank(
         arrangement: Neighbours and threads; None switches context off.
         cues: Speaker and date.
         weights: How much each part counts.
-
-    Raises:
-        ValueError: `terms` without `lengths`.
     """
     if terms and lengths is None:
         raise ValueError("rank() got terms without lengths: give the number of words of each row")

@@ -31,31 +31,18 @@ _INDEX = "store_path:"  # what names of path indexes begin with
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which items a search is about.
+    """Which items a search is about."""
 
-    Attributes:
-        prefix: Path of the prefix.
-        now: The moment at which they must be alive.
-        filter: What their value must meet.
-        provenance: What their provenance must meet.
-        as_of: Look at that moment of the past instead of the present.
-    """
-
-    prefix: bytes
-    now: int
+    prefix: bytes  # a path
+    now: int  # they must be alive then
     filter: Filter | None = None
     provenance: Filter | None = None
-    as_of: int | None = None
+    as_of: int | None = None  # look at that moment of the past instead
 
 
 @dataclass(slots=True)
 class Reader:
-    """The flows that read.
-
-    Args:
-        sql: The statements, by name.
-        records: Opens rows.
-    """
+    """The flows that read."""
 
     sql: NamedSQL
     records: Records

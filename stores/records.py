@@ -120,11 +120,7 @@ class Records:
         return self.seal.seal(text.encode(), place) if self.sealed else text
 
     def text(self, stored: str | bytes, place: Place) -> str:
-        """Text from how it is stored.
-
-        Raises:
-            CorruptRecord: It was damaged, or moved from another row.
-        """
+        """Text from how it is stored, unless it was damaged, or moved from another row."""
         if isinstance(stored, bytes) and self.sealed:
             return self.seal.open(stored, place).decode()
         if isinstance(stored, str) and not self.sealed:
@@ -148,11 +144,7 @@ class Records:
         return self.text(row[8], value_place(row[1], row[2], row[3]))
 
     def value(self, row: Row) -> dict[str, Any]:
-        """The value in a row of an item.
-
-        Raises:
-            CorruptRecord: It cannot be read back.
-        """
+        """The value in a row of an item."""
         try:
             return decode(self.text_of(row))
         except ValueError as exc:

@@ -21,8 +21,7 @@ from perdure.errors import PerdureError
 from perdure.storage.database import Database
 from perdure.storage.flow import Flow
 from perdure.stores.embedders import CheckedEmbedder
-from perdure.stores.embeddings import Embeddings
-from perdure.stores.models import Model
+from perdure.stores.models import Embeddings, Model
 from perdure.stores.puts import Put
 from perdure.stores.writer import Writer
 
@@ -71,13 +70,7 @@ _Answer = Callable[[], Any]
 
 @dataclass(slots=True)
 class Runner:
-    """Carries out effects.
-
-    Args:
-        database: Where to read and write.
-        writer: The flows that write.
-        embeddings: What makes vectors.
-    """
+    """Carries out effects."""
 
     database: Database
     writer: Writer

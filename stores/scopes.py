@@ -36,13 +36,9 @@ class Sought(NamedTuple):
 
 @dataclass
 class Part:
-    """The rows of one namespace.
+    """The rows of one namespace."""
 
-    Attributes:
-        view: Where to look; None: it was let go, and what was sought is here.
-    """
-
-    view: View | None
+    view: View | None  # None: it was let go, and what was sought is here
     columns: Columns
     actors: Sequence[str]
     threads: int
@@ -73,21 +69,13 @@ class Part:
 
 
 class Scope:
-    """The rows of some namespaces.
-
-    Args:
-        parts: The namespaces.
-        model: What their vectors come from; None: there are none.
-        approximate_above: Vectors of a namespace from which a search may miss some.
-
-    Attributes:
-        held: Whether it can be asked for any word and vector, not only for what was sought.
-    """
+    """The rows of some namespaces."""
 
     def __init__(self, parts: Sequence[Part], model: Model | None, approximate_above: int) -> None:
         self._parts = parts
         self.model = model
         self._approximate_above = approximate_above
+        # whether it can be asked for any word and vector, not only for what was sought
         self.held = all(part.view is not None for part in parts)
         self._terms: dict[str, Found] = {}
         numbers: dict[str, int] = {}

@@ -16,7 +16,7 @@ from langgraph.store.base import BaseStore, SearchItem, SearchOp
 
 from perdure.errors import ConfigurationError, ImportFailed, NotADatabase
 from perdure.stores.base import PROVENANCE, Namespace
-from perdure.stores.unknown import meant
+from perdure.stores.options import meant
 from perdure.stores.values import decode
 
 _PAGE = 500  # items or namespaces asked for at a time
@@ -35,9 +35,6 @@ def of_text(lines: Iterable[str], namespace: Namespace | None) -> Lines:
     Args:
         lines: JSON, an object a line.
         namespace: Where items go that name none.
-
-    Raises:
-        ImportFailed: A line is no JSON object, or has a field that no item has.
     """
     for number, text in enumerate(lines, 1):
         where = f"line {number}"

@@ -18,9 +18,8 @@ from perdure.storage.flow import Flow, load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import Synchronous
 from perdure.stores.embedders import embedder_from
-from perdure.stores.embeddings import Embeddings
 from perdure.stores.index_cache import Indexes
-from perdure.stores.models import Model
+from perdure.stores.models import Embeddings, Model
 from perdure.stores.offline import DIMS, StaticEmbedder
 from perdure.stores.options import TextIndex, check_names, check_options
 from perdure.stores.parts import Parts, clear_filters
@@ -30,10 +29,10 @@ from perdure.stores.records import Records
 from perdure.stores.runner import Runner
 from perdure.stores.schema import SQLITE
 from perdure.stores.searching import Searcher
+from perdure.stores.settings import agreed_fields
 from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
-from perdure.stores.words import agreed_fields
 from perdure.stores.writer import Writer
 
 Offline = Literal["offline"]

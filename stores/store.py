@@ -50,11 +50,7 @@ def _is_brief(*args: Any, **kwargs: Any) -> bool:
 
 
 class Store(BaseStore):
-    """A langgraph store whose items keep their versions, and whose search needs no service.
-
-    Args:
-        parts: What it is made of.
-    """
+    """A langgraph store whose items keep their versions, and whose search needs no service."""
 
     supports_ttl = True
 

@@ -33,12 +33,7 @@ _MOST = 1 << 60  # versions: SQLite counts in 64 bits
 
 
 class Transfer:
-    """Brings items of a store out and in.
-
-    Args:
-        parts: Of the store.
-        missing: Makes the vectors of what comes in.
-    """
+    """Brings items of a store out and in."""
 
     def __init__(self, parts: Parts, missing: MissingEmbeddings) -> None:
         self._parts = parts
@@ -103,17 +98,7 @@ class Transfer:
     def take(
         self, found: Lines, progress: Progress | None, noun: str, *, skips: bool = False
     ) -> TransferReport:
-        """Take in what a source gives, in batches.
-
-        Args:
-            found: What it gives.
-            progress: Called after each batch.
-            noun: What one of it is called.
-            skips: Whether what cannot be read or stored is passed over.
-
-        Raises:
-            ImportFailed: Something cannot be read or stored. What came before it is kept.
-        """
+        """Take in what a source gives, in batches."""
         report, done = TransferReport(), 0
         failed: ImportFailed | None = None
         with closing(found):
@@ -202,22 +187,13 @@ def _version(line: Mapping[str, Any]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A version to put back; times in microseconds.
-
-    Attributes:
-        put: What it holds.
-        version: Its number; None: it is put as the newest, unless that is equal.
-        created: When the key was first put.
-        since: When it was put.
-        until: When it was closed; None: it is the present one.
-        expires: When it will expire.
-    """
+    """A version to put back; times in microseconds."""
 
     put: Put
-    version: int | None = None
-    created: int | None = None
+    version: int | None = None  # None: it is put as the newest, unless that is equal
+    created: int | None = None  # when the key was first put
     since: int | None = None
-    until: int | None = None
+    until: int | None = None  # None: it is the present one
     expires: int | None = None
 
 

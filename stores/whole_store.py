@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 from langgraph.store.base import BaseStore
 
-from perdure.errors import ConfigurationError
-from perdure.storage.database import AwaitableInt, DatabaseOwner, awaited
+from perdure.errors import ConfigurationError, PerdureError
+from perdure.storage.database import AwaitableInt, DatabaseOwner, awaited, in_event_loop
 from perdure.storage.flow import Flow, Statement, rows_of
 from perdure.stores.base import (
     Namespace,
@@ -22,7 +24,6 @@ from perdure.stores.base import (
     TransferReport,
     VersionRetention,
 )
-from perdure.stores.expiry import Sweeper, SweeperEnd
 from perdure.stores.filter_sql import index_expression, index_path
 from perdure.stores.models import Model
 from perdure.stores.namespaces import span
@@ -34,17 +35,14 @@ from perdure.stores.store import Store
 from perdure.stores.transfer import PAGE, Transfer
 
 OnUnsuitable = Literal["error", "skip"]
+_LOG = logging.getLogger("perdure")
 _SWEEP: Final = 500  # items closed, or versions dropped, in one transaction
 _FAR: Final = 1_000_000  # days or versions: enough to keep all
 _ALL: Final = 1 << 62  # as `old_versions` knows it
 
 
 class WholeStore(DatabaseOwner, Store):
-    """A store with its database; it is for `with` or `async with`, or to be closed by hand.
-
-    Args:
-        parts: What it is made of.
-    """
+    """A store with its database; it is for `with` or `async with`, or to be closed by hand."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -324,6 +322,71 @@ class WholeStore(DatabaseOwner, Store):
 def _exported(source: WholeStore) -> Lines:
     for line in source.export():
         yield f"{line['key']!r} in {line['namespace']!r}", line
+
+
+class Sweeper(threading.Thread):
+    """Calls a function at intervals until it is stopped; awaited, it is returned at once.
+
+    Args:
+        sweep: The function; an error of perdure is logged, and the next call tries again.
+        minutes: The interval.
+
+    Raises:
+        ConfigurationError: The interval is no positive number.
+    """
+
+    def __init__(self, sweep: Callable[[], object], minutes: Any) -> None:
+        if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not minutes > 0:
+            raise ConfigurationError(
+                f"the sweep interval is {minutes!r}; expected minutes, more than zero"
+            )
+        super().__init__(name="perdure-sweep", daemon=True)
+        self._sweep = sweep
+        self._interval_s = minutes * 60
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Sweep until `stop` is called."""
+        while not self._stopped.wait(self._interval_s):
+            try:
+                self._sweep()
+            except PerdureError:
+                _LOG.exception("expired items could not be swept; the next sweep tries again")
+
+    def stop(self) -> None:
+        """Begin no other sweep."""
+        self._stopped.set()
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        return self
+        yield
+
+
+class SweeperEnd:
+    """Whether a sweeper that was stopped has ended, as a truth value or by `await`.
+
+    It is waited for when this is made, or, in an event loop, when this is awaited.
+
+    Args:
+        sweeper: The sweeper; None: there is nothing to wait for.
+        timeout: How long to wait, in seconds; None: as long as it takes.
+    """
+
+    def __init__(self, sweeper: Sweeper | None, timeout: float | None) -> None:
+        self._sweeper, self._timeout = sweeper, timeout
+        if not in_event_loop():
+            self._wait()
+
+    def _wait(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.join(self._timeout)
+
+    def __bool__(self) -> bool:
+        return self._sweeper is None or not self._sweeper.is_alive()
+
+    def __await__(self) -> Generator[Any, Any, bool]:
+        yield from asyncio.to_thread(self._wait).__await__()
+        return bool(self)
 
 
 def _check_rule(rule: VersionRetention) -> None:

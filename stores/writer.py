@@ -69,23 +69,13 @@ class Changes:
 
 @dataclass(slots=True)
 class Writer:
-    """The flows that write.
-
-    Args:
-        sql: The statements, by name.
-        records: Seals rows; leaves its root out of messages.
-    """
+    """The flows that write."""
 
     sql: NamedSQL
     records: Records
 
     def write(self, puts: Sequence[Put], now: int, model: Model | None = None) -> Flow[None]:
         """Apply puts and deletes in order, all or none.
-
-        Args:
-            puts: What to do.
-            now: The time, in microseconds.
-            model: What the vectors come from.
 
         Raises:
             EmbedderMismatch: The vectors in the store come from another model.
@@ -104,11 +94,7 @@ class Writer:
         return Changes(None if model is None else (yield from self.enrol(model)))
 
     def finish(self, puts: Sequence[Put], changes: Changes, now: int) -> Flow[None]:
-        """Write what is written for all puts together, and check that the limits hold.
-
-        Raises:
-            LimitExceeded: One would be passed.
-        """
+        """Write what is written for all puts together, and check that the limits hold."""
         if changes.indexed:
             rows = [self._indexed(put, row, changes.model) for put, row in changes.indexed]
             yield Statement(self.sql["add_index"], rows, many=True)
@@ -288,11 +274,7 @@ class Writer:
     # -- vectors
 
     def enrol(self, model: Model, *, replace: bool = False) -> Flow[int]:
-        """The number of the model that the store's vectors come from.
-
-        Raises:
-            EmbedderMismatch: It is another one, and is not to be replaced.
-        """
+        """The number of the model that the store's vectors come from."""
         rows = yield self.sql("get_setting", "model")
         found = Model.parsed(rows[0][0]) if rows else None
         if found == model:
