@@ -38,13 +38,25 @@ class ErasesMessages(Protocol):
         """Take messages out of a thread for good; None: the whole thread."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Gone:
     """How many messages went, which tasks were cancelled, and whether no bytes are left."""
 
     messages: int = 0
     cancelled: tuple[str, ...] = ()
     clean: bool = True
+
+    def erase(
+        self, checkpointer: ErasesMessages | None, said: Mapping[str, set[str] | None]
+    ) -> None:
+        """Take messages out of threads, and count them."""
+        if checkpointer is None:
+            return
+        for thread_id, ids in sorted(said.items()):
+            erased = checkpointer.erase(thread_id, ids)
+            self.messages += erased.items
+            self.cancelled += tuple(f"{thread_id}: {task}" for task in erased.cancelled)
+            self.clean = self.clean and erased.scrubbed
 
 
 @dataclass(slots=True)
@@ -110,18 +122,15 @@ class Eraser:
             return self._receipt(doomed, threads, _Gone(messages, clean=False))
         # messages first: what is left of an item names what is left to do
         said = {**doomed.messages, **dict.fromkeys(threads)}
-        gone = _erased(checkpointer, said)
+        gone = _Gone()
+        gone.erase(checkpointer, said)
         if not nothing:
             doomed = parts.database.write(lambda: self._erase(choice))
             late = {t: ids - (said.get(t) or set()) for t, ids in doomed.messages.items()}
-            more = _erased(checkpointer, {t: ids for t, ids in late.items() if ids})
+            gone.erase(checkpointer, {t: ids for t, ids in late.items() if ids})
             # words and vectors leave this process now, others when they next search
             parts.database.read(parts.searcher.indexes.purge())
-            gone = _Gone(
-                gone.messages + more.messages,
-                (*gone.cancelled, *more.cancelled),
-                clean=parts.database.scrub() and gone.clean and more.clean,
-            )
+            gone.clean = parts.database.scrub() and gone.clean
         return self._receipt(doomed, threads, gone)
 
     def _receipt(self, doomed: _Doomed, threads: Collection[str], gone: _Gone) -> Receipt:
@@ -223,21 +232,6 @@ def _words(query: str | None) -> frozenset[str]:
     if not words:
         raise ConfigurationError(f"query is {query!r}, which has no words to look for")
     return words
-
-
-def _erased(checkpointer: ErasesMessages | None, said: Mapping[str, set[str] | None]) -> _Gone:
-    """Take messages out of threads."""
-    gone = _Gone()
-    if checkpointer is not None:
-        for thread_id, ids in sorted(said.items()):
-            erased = checkpointer.erase(thread_id, ids)
-            cancelled = (f"{thread_id}: {task}" for task in erased.cancelled)
-            gone = _Gone(
-                gone.messages + erased.items,
-                (*gone.cancelled, *cancelled),
-                clean=gone.clean and erased.scrubbed,
-            )
-    return gone
 
 
 def _digest(text: str) -> str:

@@ -31,6 +31,7 @@ from perdure.stores.base import (
 )
 from perdure.stores.missing import MissingEmbeddings
 from perdure.stores.namespaces import check_condition, check_key
+from perdure.stores.options import check_number
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Index, Put
 from perdure.stores.reading import Wanted
@@ -187,8 +188,8 @@ class Items:
         for condition in conditions:
             check_condition(condition)
         depth = op.max_depth
-        if depth is not None and (type(depth) is not int or depth < 1):
-            raise ConfigurationError(f"max_depth is {depth!r}; expected 1 or more, or None")
+        if depth is not None:
+            check_number("max_depth", depth, "1 or more, or None", least=1, whole=True)
         page = _page(op.limit, op.offset)
         when = None if as_of is None else micros(as_of)
         parts = self._parts
@@ -231,25 +232,19 @@ def query_of(
     if mode not in MODES:
         raise ConfigurationError(f"mode is {mode!r}; expected one of {MODES}")
     span = None if during is None else _span(during)
-    least = None if min_score is None else _least(min_score)
+    if min_score is not None:
+        check_number("min_score", min_score, "a number, or None", least=-math.inf)
     if text is None or text == "":
         return None
     if not isinstance(text, str):
         raise ConfigurationError(f"query is {text!r}; expected text")
     words = text.encode("utf-8", "replace").decode()
-    return Query(words, mode, context, explain, weights or Weights(), span, least)
-
-
-def _least(score: Any) -> float:
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-        raise ConfigurationError(f"min_score is {score!r:.80}; expected a number, or None")
-    return float(score)
+    return Query(words, mode, context, explain, weights or Weights(), span, min_score)
 
 
 def _page(limit: Any, offset: Any) -> tuple[int, int]:
     for name, number in (("limit", limit), ("offset", offset)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            raise ConfigurationError(f"{name} is {number!r}; expected a whole number, zero or more")
+        check_number(name, number, "a whole number, zero or more", whole=True)
     return min(limit, _MOST), min(offset, _MOST)
 
 

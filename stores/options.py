@@ -40,6 +40,21 @@ def check_names(option: str, given: Iterable[Any], known: Iterable[str]) -> None
             )
 
 
+def check_number(
+    name: str,
+    value: Any,
+    expected: str,
+    *,
+    least: float = 0,
+    most: float = math.inf,
+    whole: bool = False,
+) -> None:
+    """Refuse what is no number from `least` on and below `most`."""
+    is_number = _is_whole(value, -math.inf) if whole else _is_number(value)
+    if not is_number or not least <= value < most or value == -math.inf:
+        raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
+
+
 def meant(name: object, known: Iterable[str]) -> str:
     """The end of a message about an unknown name.
 
@@ -52,7 +67,7 @@ def meant(name: object, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}? T{listed}" if close else f"t{listed}"
 
 
-def _is_whole(value: Any, least: int) -> bool:
+def _is_whole(value: Any, least: float) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 

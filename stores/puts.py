@@ -12,6 +12,7 @@ from perdure.errors import ConfigurationError
 from perdure.stores.base import Namespace, Provenance
 from perdure.stores.models import Embeddings, Model
 from perdure.stores.namespaces import check_key, check_namespace
+from perdure.stores.options import check_number
 from perdure.stores.records import provenance_fields
 from perdure.stores.text import ANALYZER, asks, tokens
 from perdure.stores.values import decode, encode, texts
@@ -36,10 +37,8 @@ class Limit:
 def limits_of(prefix: bytes, max_items: int | None, max_bytes: int | None) -> tuple[Limit, ...]:
     """What may be held under a prefix; nothing if there is no limit."""
     for name, limit in (("max_items", max_items), ("max_bytes", max_bytes)):
-        if limit is not None and (
-            isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
-        ):
-            raise ConfigurationError(f"{name} is {limit!r}; expected a whole number, or None")
+        if limit is not None:
+            check_number(name, limit, "a whole number, or None", whole=True)
     if max_items is None and max_bytes is None:
         return ()
     return (Limit(prefix, max_items, max_bytes),)
@@ -139,7 +138,8 @@ class Preparer:
         """A put or, with a value of None, a delete."""
         path, key = place
         if if_version is not None:
-            _check_version(if_version)
+            expected = "a whole number, 0 (not there) or more"
+            check_number("if_version", if_version, expected, whole=True)
         if value is None:
             return Put(path, key, None, if_version=if_version, limits=self.limits)
         put = Put(
@@ -215,15 +215,6 @@ def _checked_ttl(minutes: float) -> int:
     if not 0 < minutes < math.inf:
         raise ConfigurationError(f"ttl is {minutes!r} minutes; expected more than zero, or None")
     return int(max(1, min(minutes * _MINUTE, _LONGEST)))
-
-
-def _check_version(version: int) -> None:
-    if isinstance(version, bool) or not isinstance(version, int):
-        raise ConfigurationError(
-            f"if_version is {version!r}; expected a whole number (0: not there)"
-        )
-    if version < 0:
-        raise ConfigurationError(f"if_version is {version}; expected 0 (not there) or more")
 
 
 def _checked_fields(index: Literal[False] | list[str]) -> list[str]:

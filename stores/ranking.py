@@ -23,19 +23,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perdure.stores.bm25 import Floats, Scores, Term, blocks, bm25, length_penalty, worth_of
+from perdure.stores.bm25 import Floats, Scores, Term, blocks, length_penalty, worth_of
 from perdure.stores.context import (
     Arrangement,
     Bools,
-    arrange,
     in_threads,
     lend,
     thread_penalty,
     to_rows,
 )
 from perdure.stores.weighting import DEFAULT, Weights
-
-__all__ = ["Arrangement", "Cues", "Ranked", "Term", "Weights", "arrange", "bm25", "rank"]
 
 _STRANGERS = 4  # rows of cosine 0 that are added to a scope's: one row alone is no measure
 

@@ -27,6 +27,7 @@ from perdure.stores.base import (
 from perdure.stores.filter_sql import index_expression, index_path
 from perdure.stores.models import Model
 from perdure.stores.namespaces import span
+from perdure.stores.options import check_number
 from perdure.stores.parts import Parts
 from perdure.stores.reading import index_name
 from perdure.stores.runner import Effects, awaiting, blocking
@@ -336,10 +337,7 @@ class Sweeper(threading.Thread):
     """
 
     def __init__(self, sweep: Callable[[], object], minutes: Any) -> None:
-        if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not minutes > 0:
-            raise ConfigurationError(
-                f"the sweep interval is {minutes!r}; expected minutes, more than zero"
-            )
+        check_number("the sweep interval", minutes, "minutes, more than zero", least=1e-9)
         super().__init__(name="perdure-sweep", daemon=True)
         self._sweep = sweep
         self._interval_s = minutes * 60
@@ -392,10 +390,7 @@ class SweeperEnd:
 def _check_rule(rule: VersionRetention) -> None:
     if rule.last is None and rule.days is None:
         raise ConfigurationError("the retention rule is empty; give last= or days=")
-    for name, number, kind in (("last", rule.last, int), ("days", rule.days, int | float)):
-        if number is None:
-            continue
-        if isinstance(number, bool) or not isinstance(number, kind) or not 0 <= number < _FAR:
-            raise ConfigurationError(
-                f"retention {name}={number!r}; expected a number, zero or more"
-            )
+    for name, number in (("last", rule.last), ("days", rule.days)):
+        if number is not None:
+            expected = "a number, zero or more"
+            check_number(f"retention {name}", number, expected, most=_FAR, whole=name == "last")
