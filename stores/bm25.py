@@ -21,17 +21,11 @@ _LEAST = np.float32(1e-6)  # a penalty of 0 would be a division by it
 
 @dataclass(frozen=True)
 class Term:
-    """One word of the query in the rows of the scope.
+    """One word of the query in the rows of the scope."""
 
-    Args:
-        rows: Rows that have the word, each once; int[m].
-        tf: How often each has it; float[m].
-        kin: Postings of words near in meaning: rows, each once, and similarity 0 to 1.
-    """
-
-    rows: Ints
-    tf: Floats
-    kin: tuple[tuple[Ints, float], ...] = ()
+    rows: Ints  # that have the word, each once
+    tf: Floats  # how often each has it
+    kin: tuple[tuple[Ints, float], ...] = ()  # rows of words near in meaning, and similarity
 
 
 def idf(found: int, rows: int) -> float:

@@ -96,12 +96,7 @@ def named_time(query: str) -> NamedTime | None:
 
 
 def said_at(time: NamedTime, at: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Which rows were said then; for a named day, also in the week after it.
-
-    Args:
-        time: What `named_time` found.
-        at: When each row was said, UTC seconds since 1970, NaN for unknown; float64[n].
-    """
+    """Which rows were said then; for a named day, also in the week after it."""
     fits = np.isfinite(at)
     if not fits.any():
         return fits

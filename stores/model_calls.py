@@ -34,26 +34,17 @@ _CHECKED_IN_LOOP = 8  # answers; of 1536 numbers each they take 0.5 ms to check,
 
 
 class ModelFunction:
-    """One function of a model, blocking or awaited.
-
-    Args:
-        model: The model's name, for messages.
-        call: The function; if it is async, or returns an awaitable, that is awaited.
-        asynchronous: An async form of it, for callers that await; None: `call`, in a thread.
-        threads: Where `call` runs.
-        timeout_s: How long to wait for an answer; None: as long as it takes.
-        trusted: It is known to return: blocking callers call it without a thread between.
-    """
+    """One function of a model, blocking or awaited."""
 
     def __init__(
         self,
         model: str,
-        call: Call,
-        asynchronous: Call | None,
+        call: Call,  # if it is async, or returns an awaitable, that is awaited
+        asynchronous: Call | None,  # for callers that await; None: `call`, in a thread
         threads: Threads,
         *,
         timeout_s: float | None,
-        trusted: bool = False,
+        trusted: bool = False,  # it returns: blocking callers call it without a thread between
     ) -> None:
         self._model = model
         self._call = call
@@ -200,12 +191,6 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 def vectors_of(answer: Any, count: int, dims: int | None, model: str) -> Vectors:
     """The vectors of a model's answer.
-
-    Args:
-        answer: Rows of numbers: lists, tuples, or what numpy takes for an array.
-        count: How many texts were given.
-        dims: How long a vector must be; None: of any length, all the same.
-        model: Its name, for messages.
 
     Returns:
         float32[count, dims], each row of length 1; a zero vector stays zero.

@@ -92,22 +92,14 @@ def _is_model(found: dict[str, Any]) -> bool:
 
 @dataclass(slots=True)
 class Embeddings:
-    """The embedder of a store, if it has one.
-
-    Attributes:
-        embedder: Makes vectors; None: nothing is ever embedded.
-        model: What it is recorded as.
-        in_process: Whether it computes in this process, so that there is nothing to await.
-        quick: Makes vectors so quickly that none are stored with an item: the search makes them
-            when it reads the item, as it does with words; None: vectors are stored.
-        any_kind: Whether vectors are stored in the way that the file has already.
-    """
+    """The embedder of a store, if it has one."""
 
     embedder: CheckedEmbedder | None = None
-    model: Model | None = None
-    in_process: bool = False
+    model: Model | None = None  # what the embedder is recorded as
+    in_process: bool = False  # there is nothing to await
+    # so quick that no vectors are stored with an item: the search makes them when it reads it
     quick: Callable[[Sequence[str]], Floats] | None = None
-    any_kind: bool = False
+    any_kind: bool = False  # vectors are stored as the file has them already
 
     @property
     def stores(self) -> bool:
@@ -128,12 +120,7 @@ class Embeddings:
         return self.quick is not None and self.model == file
 
     def derive(self, rows: Sequence[Sequence[str]], file: Model | None) -> list[bytes | None]:
-        """The vectors of some rows, given the texts of each; None where there is nothing to embed.
-
-        Args:
-            rows: The texts of each row.
-            file: What the file's vectors come from: if that is another model, there are none.
-        """
+        """The vectors of rows, given the texts of each; None where nothing is to be embedded."""
         if self.quick is None or file is None or not self.derives(file):
             return [None] * len(rows)
         groups = [self.pieces(texts) for texts in rows]

@@ -85,9 +85,6 @@ class WordPieces:
     `[UNK]` and `[PAD]` written in a text are text. Character classes are those of Python's Unicode
     tables, which are newer than the original's: they part in scripts that no token covers.
 
-    Args:
-        tokens: The vocabulary, by id; a token within a word begins with `##`.
-
     Source: https://arxiv.org/abs/1810.04805 and https://arxiv.org/abs/2012.15524 (greedy longest
     match first).
     """
@@ -152,14 +149,7 @@ class StaticEmbedder:
     in_process = True  # it computes here: nothing to wait for, so no watch is kept over it
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """The vectors of texts.
-
-        Returns:
-            float32[len(texts), 256], each row of length 1, or zero.
-
-        Raises:
-            ConfigurationError: The weights are not where they were installed.
-        """
+        """The vectors of texts, each of length 1, or zero."""
         table, pieces = _weights()
         sums = np.zeros((len(texts), DIMS), np.float64)
         for row, text in enumerate(texts):

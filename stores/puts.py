@@ -50,36 +50,21 @@ class Put:
 
     A searched version has a row in `store_index` only for what a search could not find out without
     it: stored vectors, or paths of its own.
-
-    Attributes:
-        path: The namespace.
-        key: The key.
-        text: The value as JSON; None: delete.
-        ttl: Microseconds it lives after it was last put or read; None: for ever.
-        if_version: The version the key must be at (0: none); None: any.
-        provenance: Its fields.
-        searched: Whether search finds it.
-        stored: Whether its vectors are stored, if it has any text.
-        pieces: The texts that its vectors are to be made of.
-        vectors: As they are stored, one after another; None: it has none, or not yet.
-        missing: Why its vectors are still to be made; None: they are not.
-        fields: The paths it is searched by, if not the store's.
-        limits: What must hold afterwards.
     """
 
-    path: bytes
+    path: bytes  # of the namespace
     key: str
-    text: str | None
-    ttl: int | None = None
-    if_version: int | None = None
+    text: str | None  # JSON; None: delete
+    ttl: int | None = None  # microseconds it lives after the last put or read; None: for ever
+    if_version: int | None = None  # the key must be at it (0: not there)
     provenance: Mapping[str, Any] | None = None
-    searched: bool = True
-    stored: bool = False
-    pieces: Sequence[str] = ()
-    vectors: bytes | None = None
-    missing: str | None = None
-    fields: list[str] | None = None
-    limits: Sequence[Limit] = ()
+    searched: bool = True  # whether search finds it
+    stored: bool = False  # whether its vectors are stored, if it has any text
+    pieces: Sequence[str] = ()  # what its vectors are to be made of
+    vectors: bytes | None = None  # one after another; None: none, or not yet
+    missing: str | None = None  # why its vectors are still to be made
+    fields: list[str] | None = None  # paths it is searched by, if not the store's
+    limits: Sequence[Limit] = ()  # what must hold afterwards
 
     @property
     def unconditional(self) -> bool:

@@ -39,15 +39,10 @@ _STRANGERS = 4  # rows of cosine 0 that are added to a scope's: one row alone is
 
 @dataclass(frozen=True)
 class Cues:
-    """What the query says of speaker and time, as rows.
+    """What the query says of speaker and time, as rows."""
 
-    Args:
-        actor: Rows said by an actor that the query names; bool[n].
-        date: Rows said at a time that the query names; bool[n].
-    """
-
-    actor: Bools | None = None
-    date: Bools | None = None
+    actor: Bools | None = None  # rows said by an actor that the query names
+    date: Bools | None = None  # rows said at a time that it names
 
     @property
     def silent(self) -> bool:

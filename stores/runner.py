@@ -241,12 +241,7 @@ def blocking(
 def awaiting(
     method: Callable[Concatenate[Any, P], T], is_brief: Callable[..., bool] | None = None
 ) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]]:
-    """Gives a name and a docstring the method that is awaited, of a `blocking` one.
-
-    Args:
-        method: The blocking method.
-        is_brief: Given its arguments, see `Runner.arun`; None: never.
-    """
+    """Make the method that is awaited, of a `blocking` one and whether a call of it is brief."""
     make: Callable[..., Effects[T]] = method.__wrapped__  # type: ignore[attr-defined]
 
     async def twin(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:

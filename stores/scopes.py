@@ -17,21 +17,13 @@ from perdure.stores.vectors import Floats
 
 
 class Sought(NamedTuple):
-    """What a search needs of a scope that is too large to be held.
+    """What a search needs of a scope that is too large to be held."""
 
-    Attributes:
-        words: The words whose rows it needs.
-        vector: The query's.
-        model: What that comes from.
-        vocabulary: Whether it needs all words.
-        some: Whether some rows will do, once it is seen that it is too large.
-    """
-
-    words: Iterable[str] = ()
-    vector: Floats | None = None
+    words: Iterable[str] = ()  # whose rows it needs
+    vector: Floats | None = None  # the query's
     model: Model | None = None
-    vocabulary: bool = False
-    some: bool = False
+    vocabulary: bool = False  # whether it needs all words
+    some: bool = False  # whether some rows will do, once it is seen to be too large
 
 
 @dataclass

@@ -16,11 +16,7 @@ _KEPT = ("clear", "sealed", "keyed")
 
 
 def recorded(name: str, stored: Any, is_sound: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """A setting that is an object.
-
-    Raises:
-        CorruptRecord: It is no JSON, or another object than was ever written there.
-    """
+    """A setting that is an object."""
     try:
         found = json.loads(stored)
     except (TypeError, ValueError, RecursionError):
@@ -45,10 +41,6 @@ def agreed_fields(
 
     Those given count, else those recorded. If words were made in another way they are dropped, and
     the next search makes them anew.
-
-    Raises:
-        ConfigurationError: The file keeps its words in another way.
-        CorruptRecord: What it records of them was damaged.
     """
     rows = yield sql("get_setting", _NAME)
     found = recorded(_NAME, rows[0][0], _is_sound) if rows else None

@@ -43,20 +43,14 @@ class New(NamedTuple):
 
 @dataclass(slots=True)
 class Changes:
-    """What is written for all puts together, at the end.
+    """What is written for all puts together, at the end."""
 
-    Attributes:
-        model: Number of the model that the vectors come from.
-        indexed: What was added that has a row in `store_index`, with its row.
-        items, bytes: By how much each namespace grew.
-        more, larger: By how much all of them did.
-    """
-
-    model: int | None
+    model: int | None  # number of what the vectors come from
+    # what has a row in `store_index`, and which
     indexed: list[tuple[Put, int]] = field(default_factory=list)
-    items: Counter[int] = field(default_factory=Counter)
+    items: Counter[int] = field(default_factory=Counter)  # by how much each namespace grew
     bytes: Counter[int] = field(default_factory=Counter)
-    more: int = 0
+    more: int = 0  # by how much all of them did
     larger: int = 0
 
     def grow(self, ns: int, items: int, size: int) -> None:
