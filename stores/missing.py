@@ -44,18 +44,15 @@ class MissingEmbeddings:
             return None
         if self._embeddings.quick is not None:
             return model if any(put.text is not None and put.searched for put in puts) else None
-        every = [piece for put in puts for piece in put.pieces]
-        if not every:
+        if not any(put.pieces for put in puts):
             return None
         try:
-            vectors = yield EmbedAll(every)
+            bodies, model = yield from self._embedded([put.pieces for put in puts])
         except EmbeddingFailed as exc:
             for put in puts:
                 put.missing = str(exc) if put.pieces else None
             self._some = True
             return None
-        model = model.of(vectors.shape[1])
-        bodies = divided(vectors, [put.pieces for put in puts], model)
         for put, body in zip(puts, bodies, strict=True):
             put.vectors = body
         return model
@@ -133,17 +130,22 @@ class MissingEmbeddings:
         return done
 
     def _give(self, rows: list[Row]) -> Effects[int]:
-        model = self._model()
-        groups = [self._pieces_of(row) for row in rows]
-        bodies: list[bytes | None] = [None] * len(rows)
-        every = [piece for group in groups for piece in group]
-        if every:
-            vectors = yield EmbedAll(every)
-            model = model.of(vectors.shape[1])
-            bodies = divided(vectors, groups, model)
+        bodies, model = yield from self._embedded([self._pieces_of(row) for row in rows])
         given = [(row[0], body) for row, body in zip(rows, bodies, strict=True)]
         yield Write(partial(self._parts.writer.give_vectors, given, model))
         return len(rows)
+
+    def _embedded(
+        self, groups: Sequence[Sequence[str]]
+    ) -> Effects[tuple[list[bytes | None], Model]]:
+        """The vectors of each group of pieces as they are stored, and what they come from."""
+        model = self._model()
+        every = [piece for group in groups for piece in group]
+        if not every:
+            return [None] * len(groups), model
+        vectors = yield EmbedAll(every)
+        model = model.of(vectors.shape[1])
+        return divided(vectors, groups, model), model
 
     def _pieces_of(self, row: Row) -> list[str]:
         fields = self._parts.preparer.fields_of(row[10])

@@ -52,10 +52,6 @@ class Model:
             {"name": self.name, "dims": self.dims, "kind": self.kind, "number": self.number}
         )
 
-    def numbered(self, number: int) -> Self:
-        """The same with a number."""
-        return replace(self, number=number)
-
     def of(self, dims: int) -> Self:
         """The same, once it is known how long its vectors are."""
         return replace(self, dims=dims)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any, TypeGuard
+from typing import Any
 
 from perdure.errors import ImportFailed, PerdureError
 from perdure.storage.flow import Flow, Row
@@ -200,11 +200,7 @@ class Restored:
 def restore(
     writer: Writer, given: Sequence[Restored], now: int, model: Model | None
 ) -> Flow[TransferReport]:
-    """Put versions back, all or none.
-
-    Raises:
-        ImportFailed: A version of that number is here and holds something else.
-    """
+    """Put versions back, all or none."""
     report = TransferReport()
     changes = yield from writer.begin(model)
     for one in given:
@@ -212,11 +208,12 @@ def restore(
         known = {row[3]: row for row in rows}
         newest = max(known, default=0)
         last = known.get(newest)
-        if one.version is None and _is_present(last) and _same(writer, last, one.put):
-            report += TransferReport(skipped=1)
-            continue
-        if one.version is not None and one.version <= newest:
-            yield from _check_same(writer, known.get(one.version), one)
+        if one.version is None:
+            known_already = last is not None and last[6] is None and _same(writer, last, one.put)
+        else:
+            known_already = one.version <= newest
+            _check_same(writer, known.get(one.version), one)
+        if known_already:
             report += TransferReport(skipped=1)
             continue
         yield from _add(writer, one, now, changes)
@@ -248,17 +245,12 @@ def _add(writer: Writer, one: Restored, now: int, changes: Changes) -> Flow[None
         changes.grow(ns, -1, -size)
 
 
-def _is_present(row: Row | None) -> TypeGuard[Row]:
-    return row is not None and row[6] is None
-
-
-def _check_same(writer: Writer, here: Row | None, one: Restored) -> Flow[None]:
+def _check_same(writer: Writer, here: Row | None, one: Restored) -> None:
     if here is not None and not _same(writer, here, one.put):
         raise ImportFailed(
             f"version {one.version} of {one.put.key!r} in {labels(one.put.path)!r} is here already "
             "and holds something else: import into a new file, or forget it here first"
         )
-    yield from ()
 
 
 def _same(writer: Writer, here: Row, put: Put) -> bool:

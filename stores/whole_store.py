@@ -326,15 +326,7 @@ def _exported(source: WholeStore) -> Lines:
 
 
 class Sweeper(threading.Thread):
-    """Calls a function at intervals until it is stopped; awaited, it is returned at once.
-
-    Args:
-        sweep: The function; an error of perdure is logged, and the next call tries again.
-        minutes: The interval.
-
-    Raises:
-        ConfigurationError: The interval is no positive number.
-    """
+    """Calls a function at intervals until it is stopped; awaited, it is returned at once."""
 
     def __init__(self, sweep: Callable[[], object], minutes: Any) -> None:
         check_number("the sweep interval", minutes, "minutes, more than zero", least=1e-9)

@@ -69,13 +69,7 @@ class Writer:
     records: Records
 
     def write(self, puts: Sequence[Put], now: int, model: Model | None = None) -> Flow[None]:
-        """Apply puts and deletes in order, all or none.
-
-        Raises:
-            EmbedderMismatch: The vectors in the store come from another model.
-            VersionConflict: A key is not at its `if_version`.
-            LimitExceeded: A limit would be passed.
-        """
+        """Apply puts and deletes in order, all or none."""
         changes = yield from self.begin(model)
         for some in _rounds(puts):
             left = yield from self._add_new(some, now, changes)
@@ -275,7 +269,8 @@ class Writer:
             return found.number
         if found is not None and not replace:
             raise found.mismatch(model)
-        new = model.numbered(1 if found is None else found.number + 1)
+        number = 1 if found is None else found.number + 1
+        new = Model(model.name, model.dims, model.kind, number)
         yield self.sql("set_setting", "model", new.text())
         return new.number
 
