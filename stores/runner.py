@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from perdure.errors import PerdureError
 from perdure.storage.database import Database
-from perdure.storage.flow import Flow
+from perdure.storage.flow import Flow, run
 from perdure.stores.embedders import CheckedEmbedder
 from perdure.stores.models import Embeddings, Model
 from perdure.stores.puts import Put
@@ -85,12 +85,7 @@ class Runner:
     def run(self, effects: Effects[T]) -> T:
         """Carry out all effects in the calling thread."""
         self.database.connect()  # what is put depends on the fields that the file records
-        answer: _Answer = _nothing
-        while True:
-            effect = self._advance(effects, answer)
-            if isinstance(effect, _Done):
-                return effect.result  # type: ignore[no-any-return]
-            answer = self._caught(effect)
+        return run(effects, self._answer)
 
     async def arun(self, effects: Effects[T], *, brief: bool = False) -> T:
         """Carry out effects from a coroutine.
