@@ -149,15 +149,10 @@ class VersionRetention:
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """How the database would answer a search.
+    """How the database would answer a search."""
 
-    Attributes:
-        indexes: The path indexes it uses; empty: it reads every item under the prefix.
-        steps: SQLite's own account, a line each.
-    """
-
-    indexes: tuple[str, ...]
-    steps: tuple[str, ...]
+    indexes: tuple[str, ...]  # of paths; empty: it reads every item under the prefix
+    steps: tuple[str, ...]  # SQLite's own account, a line each
 
 
 @dataclass(frozen=True, slots=True)

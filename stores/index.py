@@ -81,12 +81,7 @@ class Growing:
 
 
 class Index:
-    """What search needs of the items of one namespace. Not for several threads at once.
-
-    Args:
-        model: What its vectors come from; None: there are none.
-        approximate_above: Vectors from which sketches are kept.
-    """
+    """What search needs of the items of one namespace. Not for several threads at once."""
 
     def __init__(self, model: Model | None, approximate_above: int) -> None:
         self.model = model

@@ -86,38 +86,24 @@ class _Held:
 
 
 class Indexes:
-    """The indexes of a store's namespaces, for several threads at once.
+    """The indexes of a store's namespaces, for several threads at once."""
 
-    Args:
-        sql: The statements, by name.
-        records: Opens rows.
-        budget: Bytes that all indexes may take; the one searched last stays whatever it takes.
-        approximate_above: Vectors of a namespace from which sketches are kept.
-        analyse: Makes the words of a value, given the paths it is searched by, and tells whether
-            it is a question.
-        derive: Makes the vectors of values, given these paths and the file's model.
-        made: Tells how words and vectors are made in a file of a model.
-        post: Writes a flow that nobody waits for; None: nothing is written.
-        erased: Is called when something was erased, here or by another process.
-
-    Attributes:
-        told_lacking: Whether it was said that items lack vectors.
-    """
-
-    told_lacking = False
+    told_lacking = False  # whether it was said that items lack vectors
 
     def __init__(
         self,
         sql: NamedSQL,
         records: Records,
         *,
-        budget: int,
+        budget: int,  # bytes of all indexes; the one searched last stays whatever it takes
         approximate_above: int,
-        analyse: Analyse,
-        derive: Derive,
+        analyse: Analyse,  # the words of a value, and whether it is a question
+        derive: Derive,  # the vectors of values that have none stored
+        # how words and vectors are made in a file of a model
         made: Callable[[Model | None], Sequence[Any]],
+        # writes a flow that nobody waits for; None: nothing is written
         post: Callable[[Callable[[], Flow[object]]], None] | None,
-        erased: Callable[[], None],
+        erased: Callable[[], None],  # called on an erasure, here or by another process
     ) -> None:
         self._sql = sql
         self._records = records

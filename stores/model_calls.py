@@ -212,8 +212,9 @@ def vectors_of(answer: Any, count: int, dims: int | None, model: str) -> Vectors
 
 def _numbers(answer: Any, count: int, model: str) -> NDArray[np.float64]:
     """As float64[rows, dims]."""
-    lengths = _lengths(answer)
-    if lengths is not None and len(lengths) == count and len(set(lengths)) > 1:
+    rows = answer if isinstance(answer, list | tuple) else ()
+    lengths = [len(row) for row in rows if isinstance(row, list | tuple | np.ndarray)]
+    if len(lengths) == count and len(set(lengths)) > 1:
         expected = "all of the same number of dimensions"
         raise _unfit(model, f"vectors of {min(lengths)} to {max(lengths)} dimensions", expected)
     try:
@@ -225,13 +226,6 @@ def _numbers(answer: Any, count: int, model: str) -> NDArray[np.float64]:
     if array.ndim != 2 or array.dtype.kind not in "fiu" or array.shape[1] == 0:
         raise _unfit(model, _shown(answer), "a list of vectors, each a list of numbers")
     return array.astype(np.float64)
-
-
-def _lengths(answer: Any) -> list[int] | None:
-    """The lengths of the rows of a list of lists."""
-    if not isinstance(answer, list | tuple):
-        return None
-    return [len(row) for row in answer if isinstance(row, list | tuple | np.ndarray)]
 
 
 def unit(rows: NDArray[np.float64]) -> Vectors:

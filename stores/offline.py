@@ -8,6 +8,7 @@ comes from, and `benchmarks/static_embedder.py` makes it again.
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -31,15 +32,9 @@ _IN_THE_LOOP = 2_000  # characters embedded (0.3 ms) while the event loop waits;
 
 # str.split() parts words at these; the original drops them, as it does all control characters
 _CONTROL_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
-_CJK = (  # what BERT calls a Chinese character
-    (0x4E00, 0x9FFF),
-    (0x3400, 0x4DBF),
-    (0x20000, 0x2A6DF),
-    (0x2A700, 0x2B73F),
-    (0x2B740, 0x2B81F),
-    (0x2B920, 0x2CEAF),
-    (0xF900, 0xFAFF),
-    (0x2F800, 0x2FA1F),
+_CJK = re.compile(  # what BERT calls a Chinese character
+    "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
+    "\U0002b920-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f]"
 )
 
 
@@ -59,7 +54,7 @@ def _folded(char: str) -> str:
     if char.isspace():
         return " "
     symbol = char.isascii() and not char.isalnum()
-    if symbol or category[0] == "P" or any(a <= ord(char) <= b for a, b in _CJK):
+    if symbol or category[0] == "P" or _CJK.match(char):
         return f" {char} "
     return char.lower()
 

@@ -55,17 +55,12 @@ NO_CUES = Cues()
 
 @dataclass(frozen=True)
 class Ranked:
-    """Scores of the rows, higher is better, and the parts they are the sum of; float32[n] each.
+    """Scores of the rows, higher is better, and the parts they are the sum of; float32[n] each."""
 
-    Args:
-        scores: Relative to the best row of this search.
-        parts: By name.
-        answered: How much of the query the rows answer at best, 0 to 1: the share that the words
-            of one row have in the worth of all of the query's, or how near its vector comes.
-    """
-
-    scores: Scores
+    scores: Scores  # relative to the best row of this search
     parts: Mapping[str, Scores] = field(default_factory=dict)
+    # how much of the query the rows answer at best, 0 to 1: the share that the words of one row
+    # have in the worth of all of the query's, or how near its vector comes
     answered: float = 1.0
 
     def comparable(self) -> Ranked:

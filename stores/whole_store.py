@@ -356,10 +356,6 @@ class SweeperEnd:
     """Whether a sweeper that was stopped has ended, as a truth value or by `await`.
 
     It is waited for when this is made, or, in an event loop, when this is awaited.
-
-    Args:
-        sweeper: The sweeper; None: there is nothing to wait for.
-        timeout: How long to wait, in seconds; None: as long as it takes.
     """
 
     def __init__(self, sweeper: Sweeper | None, timeout: float | None) -> None:
