@@ -236,7 +236,10 @@ def blocking(
 def awaiting(
     method: Callable[Concatenate[Any, P], T], is_brief: Callable[..., bool] | None = None
 ) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]]:
-    """Make the method that is awaited, of a `blocking` one and whether a call of it is brief."""
+    """Put the awaited form of a `blocking` method in place of a stub, which says its name.
+
+    `is_brief` is given the arguments of a call, see `Runner.arun`; None: no call is.
+    """
     make: Callable[..., Effects[T]] = method.__wrapped__  # type: ignore[attr-defined]
 
     async def twin(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -288,7 +288,7 @@ class Store(BaseStore):
     ) -> Effects[WhyNot]:
         """Where an item stands in the answers to a query under a prefix, and why.
 
-        What says of which items and how is as in `search`; without a prefix it is the item's
+        The arguments from `query` on are those of `search`; without a prefix, that is the item's
         namespace.
 
         Raises:
