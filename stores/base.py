@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from datetime import datetime
 from typing import Any, Literal
 
@@ -44,20 +45,11 @@ class PutItem:
     """An operation of a batch: langgraph's `PutOp` with all that `put` takes.
 
     A batch is written as one, so items that belong together are there together or not at all.
-
-    Attributes:
-        namespace: As given to `put`.
-        key: As given to `put`.
-        value: As given to `put`; None: the item is deleted.
-        index: As given to `put`.
-        ttl: As given to `put`.
-        if_version: As given to `put`; if it does not hold for one item, none is written.
-        provenance: As given to `put`.
     """
 
     namespace: Namespace
     key: str
-    value: Mapping[str, Any] | None
+    value: Mapping[str, Any] | None  # None: the item is deleted
     index: Literal[False] | list[str] | None = None
     ttl: TTL = NOT_PROVIDED
     if_version: int | None = None
@@ -102,8 +94,7 @@ class StoredItem(Item):
             updated_at=valid_from,
         )
         self.version = version
-        self.valid_from = valid_from
-        self.valid_to = valid_to
+        self.valid_from, self.valid_to = valid_from, valid_to
         self.expires_at = expires_at
         self.provenance = provenance
 
@@ -135,11 +126,9 @@ class FoundItem(SearchItem):
             updated_at=item.updated_at,
             score=score,
         )
-        self.version = item.version
-        self.valid_from = item.valid_from
-        self.valid_to = item.valid_to
+        self.version, self.provenance = item.version, item.provenance
+        self.valid_from, self.valid_to = item.valid_from, item.valid_to
         self.expires_at = item.expires_at
-        self.provenance = item.provenance
         self.parts = parts
 
 
@@ -160,15 +149,10 @@ class VersionRetention:
 
 @dataclass(frozen=True, slots=True)
 class QueryPlan:
-    """How the database would answer a search.
+    """How the database would answer a search."""
 
-    Attributes:
-        indexes: The path indexes it uses; empty: it reads every item under the prefix.
-        steps: SQLite's own account, a line each.
-    """
-
-    indexes: tuple[str, ...]
-    steps: tuple[str, ...]
+    indexes: tuple[str, ...]  # of paths; empty: it reads every item under the prefix
+    steps: tuple[str, ...]  # SQLite's own account, a line each
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,9 +266,4 @@ class TransferReport:
     unsuitable: int = 0
 
     def __add__(self, other: TransferReport) -> TransferReport:
-        return TransferReport(
-            self.items + other.items,
-            self.versions + other.versions,
-            self.skipped + other.skipped,
-            self.unsuitable + other.unsuitable,
-        )
+        return TransferReport(*map(operator.add, astuple(self), astuple(other)))

@@ -21,17 +21,11 @@ _LEAST = np.float32(1e-6)  # a penalty of 0 would be a division by it
 
 @dataclass(frozen=True)
 class Term:
-    """One word of the query in the rows of the scope.
+    """One word of the query in the rows of the scope."""
 
-    Args:
-        rows: Rows that have the word, each once; int[m].
-        tf: How often each has it; float[m].
-        kin: Postings of words near in meaning: rows, each once, and similarity 0 to 1.
-    """
-
-    rows: Ints
-    tf: Floats
-    kin: tuple[tuple[Ints, float], ...] = ()
+    rows: Ints  # that have the word, each once
+    tf: Floats  # how often each has it
+    kin: tuple[tuple[Ints, float], ...] = ()  # rows of words near in meaning, and similarity
 
 
 def idf(found: int, rows: int) -> float:
@@ -43,34 +37,16 @@ def idf(found: int, rows: int) -> float:
     return float(np.log1p((rows - found + 0.5) / (found + 0.5)))
 
 
-def bm25(
-    terms: Sequence[Term],
-    lengths: Floats,
-    weights: Weights = DEFAULT,
-) -> Scores:
-    """Okapi BM25 with idf and mean length of the scope; 0 where no word is found; float32[n].
-
-    Args:
-        terms: The query's words, each once.
-        lengths: Words in each row; float[n].
-        weights: `k1`, `b` and `kin` of it.
-
-    Source: Robertson and Zaragoza (2009), eq. 3.15. The constant factor (k1 + 1) is left out, as
-    Lucene does since version 8: it changes no order.
-    """
-    penalty = length_penalty(lengths, weights.k1, weights.b)
-    scores = np.zeros(len(lengths), np.float32)
-    for counts, worths in blocks(terms, len(scores), weights):
-        scores += worths @ (counts / (counts + penalty))
-    return scores
-
-
 def blocks(
     terms: Sequence[Term], n: int, weights: Weights = DEFAULT
 ) -> Iterator[tuple[Scores, Scores]]:
     """The words' counts in all n rows, and what they are worth; float32[some, n], float32[some].
 
-    So many at a time that what is computed of them stays in the cache.
+    So many at a time that what is computed of them stays in the cache. Okapi BM25 of a block is
+    `worths @ (counts / (counts + length_penalty(...)))`.
+
+    Source: Robertson and Zaragoza (2009), eq. 3.15. The constant factor (k1 + 1) is left out, as
+    Lucene does since version 8: it changes no order.
     """
     some = max(1, _BLOCK // max(n, 1))
     found = [term for term in terms if len(term.rows) or term.kin]

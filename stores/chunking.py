@@ -37,9 +37,6 @@ def chunks(
         limit_words: The most words of a chunk. A Chinese, Japanese or Korean character counts as a
             word, and so do 32 characters without a space.
         overlap_words: How many words two neighbours share, about; at most a quarter of the limit.
-
-    Raises:
-        ConfigurationError: `limit_words` is less than 1, or `overlap_words` than 0.
     """
     if limit_words < 1 or overlap_words < 0:
         raise ConfigurationError(

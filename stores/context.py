@@ -28,26 +28,18 @@ _FADES = 0.2  # share of the rows after which recency is half
 class Arrangement:
     """How the rows of a scope stand to each other. Make it with `arrange`; it serves many searches.
 
-    Args:
-        starts: Where each thread begins, and each run of rows without one; intp[runs].
-        run: The number of each row's run; intp[n].
-        threads: Whether a run is a thread; bool[runs].
-        from_before: `from_before[k - 1][i]`: how much of what row i lends row i + k takes; 0 if
-            they are of different threads; float32[n - k] each.
-        from_after: The same of what row i + k lends and row i takes.
-        of_thread: How much of its thread's worth each row has; float32[n].
-        asks: Whether a row is a question and nothing else; bool[n].
-        recent: How new each row is among them, 1 to 0; float32[n].
+    `from_before[k - 1][i]` is how much of what row i lends row i + k takes, 0 if they are of
+    different threads; `from_after` the same of what row i + k lends and row i takes.
     """
 
-    starts: npt.NDArray[np.intp]
-    run: npt.NDArray[np.intp]
-    threads: Bools
+    starts: npt.NDArray[np.intp]  # of each thread, and of each run of rows without one
+    run: npt.NDArray[np.intp]  # the number of each row's run
+    threads: Bools  # whether a run is a thread
     from_before: tuple[Scores, ...]
     from_after: tuple[Scores, ...]
-    of_thread: Scores
-    asks: Bools
-    recent: Scores
+    of_thread: Scores  # how much of its thread's worth each row has
+    asks: Bools  # whether a row is a question and nothing else
+    recent: Scores  # how new each row is among them, 1 to 0
 
 
 def arrange(

@@ -38,13 +38,7 @@ _WORDS_TOO = frozenset({"may", "march", "mar", "jan", "jun", "dec", "sept", "sep
 
 @dataclass(frozen=True)
 class NamedTime:
-    """A time that a query names: any of its parts may be missing.
-
-    Args:
-        years: Full years.
-        months: 1 to 12.
-        days: Days of the month.
-    """
+    """A time that a query names: any of its parts may be missing."""
 
     years: frozenset[int] = frozenset()
     months: frozenset[int] = frozenset()
@@ -102,12 +96,7 @@ def named_time(query: str) -> NamedTime | None:
 
 
 def said_at(time: NamedTime, at: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Which rows were said then; for a named day, also in the week after it.
-
-    Args:
-        time: What `named_time` found.
-        at: When each row was said, UTC seconds since 1970, NaN for unknown; float64[n].
-    """
+    """Which rows were said then; for a named day, also in the week after it."""
     fits = np.isfinite(at)
     if not fits.any():
         return fits
@@ -126,13 +115,7 @@ def said_when(
 ) -> npt.NDArray[np.bool_] | None:
     """Which rows were said at a time that the query names, or within a span that it means.
 
-    Args:
-        query: What is asked.
-        during: The span, UTC seconds since 1970, half-open; None: it means none.
-        at: When each row was said, UTC seconds since 1970, NaN for unknown; float64[n].
-
-    Returns:
-        bool[n]; None if there is neither.
+    Times are UTC seconds since 1970, NaN for unknown; None if there is neither.
     """
     named = named_time(query)
     fits = None if named is None else said_at(named, at)

@@ -10,6 +10,7 @@ import inspect
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,6 +20,7 @@ from langgraph.store.base import ensure_embeddings
 from numpy.typing import NDArray
 
 from perdure.errors import ConfigurationError, MissingDependency
+from perdure.storage.flow import arun, run
 from perdure.stores.model_calls import Call, ModelFunction, Threads, Vectors, vectors_of
 
 Vector = NDArray[np.float32]
@@ -216,15 +218,6 @@ class CheckedEmbedder:
 
     Texts go to the model in batches, each text once; vectors are kept by the content of their text,
     those of queries apart. Threads and event loops may share it. `embedder_from` makes one.
-
-    Args:
-        name: Which model it is.
-        dims: The length of a vector; None: that of the first.
-        documents: The model's function for what is stored.
-        queries: Its function for a query; it is given one text.
-        batch_size: How many texts go to the model at once.
-        cache_bytes: How much of the documents' vectors is kept in memory.
-        on_clear: Called by `clear_cache`.
     """
 
     def __init__(
@@ -254,29 +247,25 @@ class CheckedEmbedder:
     def embed(self, texts: Sequence[str]) -> Vectors:
         """The vectors of texts to be stored.
 
-        Returns:
-            float32[len(texts), dims], each row of length 1; a zero vector stays zero.
-
         Raises:
             EmbeddingFailed: The model raised, took too long, or did not return that. What it
                 answered for the batches before is kept, so that another try is cheaper.
             ConfigurationError: `texts` is not a list of strings.
         """
-        return self._run(self._flow(_listed(texts), query=False), self._functions[0])
+        return self._run(texts, query=False)
 
     async def aembed(self, texts: Sequence[str]) -> Vectors:
         """The same from a coroutine."""
-        return await self._arun(self._flow(_listed(texts), query=False), self._functions[0])
+        return await self._arun(texts, query=False)
 
     def embed_query(self, text: str) -> Vector:
         """The vector of a query: float32[dims]; raises as `embed` does."""
-        vector: Vector = self._run(self._flow(_listed([text]), query=True), self._functions[1])[0]
+        vector: Vector = self._run([text], query=True)[0]
         return vector
 
     async def aembed_query(self, text: str) -> Vector:
         """The same from a coroutine."""
-        flow = self._flow(_listed([text]), query=True)
-        vector: Vector = (await self._arun(flow, self._functions[1]))[0]
+        vector: Vector = (await self._arun([text], query=True))[0]
         return vector
 
     def clear_cache(self) -> None:
@@ -304,34 +293,21 @@ class CheckedEmbedder:
             return np.empty((0, self._dims or 0), np.float32)
         return np.stack([known[key] for key in keys])
 
-    def _run(self, flow: _Batches, function: ModelFunction) -> Vectors:
-        try:
-            batch = next(flow)
-            while True:
-                batch = flow.send(function.call(batch, self._check(len(batch))))
-        except StopIteration as stop:
-            vectors: Vectors = stop.value
-            return vectors
+    def _run(self, texts: Sequence[str], *, query: bool) -> Vectors:
+        call, flow = self._functions[query].call, self._flow(_listed(texts), query=query)
+        return run(flow, lambda batch: call(batch, partial(self._checked, len(batch))))
 
-    async def _arun(self, flow: _Batches, function: ModelFunction) -> Vectors:
-        try:
-            batch = next(flow)
-            while True:
-                batch = flow.send(await function.acall(batch, self._check(len(batch))))
-        except StopIteration as stop:
-            vectors: Vectors = stop.value
-            return vectors
+    async def _arun(self, texts: Sequence[str], *, query: bool) -> Vectors:
+        call, flow = self._functions[query].acall, self._flow(_listed(texts), query=query)
+        return await arun(flow, lambda batch: call(batch, partial(self._checked, len(batch))))
 
-    def _check(self, count: int) -> Callable[[Any], Vectors]:
-        def check(answer: Any) -> Vectors:
-            if self._dims is not None:
-                return vectors_of(answer, count, self._dims, self.name)
-            with self._dims_lock:  # two threads may bring a first answer
-                vectors = vectors_of(answer, count, self._dims, self.name)
-                self._dims = vectors.shape[1]
-            return vectors
-
-        return check
+    def _checked(self, count: int, answer: Any) -> Vectors:
+        if self._dims is not None:
+            return vectors_of(answer, count, self._dims, self.name)
+        with self._dims_lock:  # two threads may bring a first answer
+            vectors = vectors_of(answer, count, self._dims, self.name)
+            self._dims = vectors.shape[1]
+        return vectors
 
 
 def _listed(texts: Sequence[str]) -> list[str]:
@@ -347,11 +323,7 @@ def digest(text: str) -> bytes:
 
 
 class VectorCache:
-    """Vectors by digest; threads may share it.
-
-    Args:
-        most_bytes: How much is kept; 0: nothing.
-    """
+    """Vectors by digest; threads may share it."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes

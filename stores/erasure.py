@@ -38,7 +38,7 @@ class ErasesMessages(Protocol):
         """Take messages out of a thread for good; None: the whole thread."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Gone:
     """How many messages went, which tasks were cancelled, and whether no bytes are left."""
 
@@ -46,23 +46,28 @@ class _Gone:
     cancelled: tuple[str, ...] = ()
     clean: bool = True
 
+    def erase(
+        self, checkpointer: ErasesMessages | None, said: Mapping[str, set[str] | None]
+    ) -> None:
+        """Take messages out of threads, and count them."""
+        if checkpointer is None:
+            return
+        for thread_id, ids in sorted(said.items()):
+            erased = checkpointer.erase(thread_id, ids)
+            self.messages += erased.items
+            self.cancelled += tuple(f"{thread_id}: {task}" for task in erased.cancelled)
+            self.clean = self.clean and erased.scrubbed
+
 
 @dataclass(slots=True)
 class _Doomed:
-    """All versions of the keys that are to go.
+    """All versions of the keys that are to go."""
 
-    Attributes:
-        root: Bytes of a path that are not shown.
-        present: Rows of present items.
-        closed: Rows of closed versions.
-        hashes: Of their values.
-        messages: By thread, the ids of the messages they rest on.
-    """
-
-    root: int = 0
+    root: int = 0  # bytes of a path that are not shown
     present: list[Row] = field(default_factory=list)
     closed: list[Row] = field(default_factory=list)
     hashes: set[str] = field(default_factory=set)
+    # by thread, what they rest on
     messages: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     @property
@@ -73,11 +78,7 @@ class _Doomed:
 
 
 class Eraser:
-    """Erases items of a store.
-
-    Args:
-        parts: Of the store.
-    """
+    """Erases items of a store."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -121,18 +122,15 @@ class Eraser:
             return self._receipt(doomed, threads, _Gone(messages, clean=False))
         # messages first: what is left of an item names what is left to do
         said = {**doomed.messages, **dict.fromkeys(threads)}
-        gone = _erased(checkpointer, said)
+        gone = _Gone()
+        gone.erase(checkpointer, said)
         if not nothing:
             doomed = parts.database.write(lambda: self._erase(choice))
             late = {t: ids - (said.get(t) or set()) for t, ids in doomed.messages.items()}
-            more = _erased(checkpointer, {t: ids for t, ids in late.items() if ids})
+            gone.erase(checkpointer, {t: ids for t, ids in late.items() if ids})
             # words and vectors leave this process now, others when they next search
             parts.database.read(parts.searcher.indexes.purge())
-            gone = _Gone(
-                gone.messages + more.messages,
-                (*gone.cancelled, *more.cancelled),
-                clean=parts.database.scrub() and gone.clean and more.clean,
-            )
+            gone.clean = parts.database.scrub() and gone.clean
         return self._receipt(doomed, threads, gone)
 
     def _receipt(self, doomed: _Doomed, threads: Collection[str], gone: _Gone) -> Receipt:
@@ -151,9 +149,9 @@ class Eraser:
     def _doomed(self, choice: _Choice) -> Flow[_Doomed]:
         records = self._parts.records
         if choice.key is None:
-            rows = yield Statement(self._parts.sql["every_version"], span(choice.prefix))
+            rows = yield self._parts.sql("every_version", *span(choice.prefix))
         else:
-            rows = yield Statement(self._parts.sql["versions_of"], (choice.prefix, choice.key))
+            rows = yield self._parts.sql("versions_of", choice.prefix, choice.key)
         values = {row[0]: records.value(row) for row in rows}
         fields = {row[0]: records.provenance(row[9], *row[1:4]) for row in rows}
         chosen = {(row[1], row[2]) for row in rows if choice.meets(values[row[0]], fields[row[0]])}
@@ -175,15 +173,15 @@ class Eraser:
         for statement in ("drop_index_at", "raise_changes_at"):
             yield Statement(self._parts.sql[statement], paths, many=True)
         for row in doomed.present:
-            yield Statement(self._parts.sql["shrink_namespace"], (row[0],))
+            yield self._parts.sql("shrink_namespace", row[0])
         for statement in ("drop_item", "drop_version", "drop_index", "drop_pending"):
             yield Statement(self._parts.sql[statement], ids, many=True)
-        emptied = yield Statement(self._parts.sql["drop_empty_namespaces"], span(choice.prefix))
+        emptied = yield self._parts.sql("drop_empty_namespaces", *span(choice.prefix))
         if not ids and not emptied:
             return doomed
-        yield Statement(self._parts.sql["drop_index_left"])
+        yield self._parts.sql("drop_index_left")
         yield from self._parts.writer.hush()
-        yield Statement(self._parts.sql["bump_setting"], ("erasures",))
+        yield self._parts.sql("bump_setting", "erasures")
         yield from scrub_wanted()
         return doomed
 
@@ -234,21 +232,6 @@ def _words(query: str | None) -> frozenset[str]:
     if not words:
         raise ConfigurationError(f"query is {query!r}, which has no words to look for")
     return words
-
-
-def _erased(checkpointer: ErasesMessages | None, said: Mapping[str, set[str] | None]) -> _Gone:
-    """Take messages out of threads."""
-    gone = _Gone()
-    if checkpointer is not None:
-        for thread_id, ids in sorted(said.items()):
-            erased = checkpointer.erase(thread_id, ids)
-            cancelled = (f"{thread_id}: {task}" for task in erased.cancelled)
-            gone = _Gone(
-                gone.messages + erased.items,
-                (*gone.cancelled, *cancelled),
-                clean=gone.clean and erased.scrubbed,
-            )
-    return gone
 
 
 def _digest(text: str) -> str:

@@ -45,12 +45,7 @@ _IDENTIFIERS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A boolean SQL expression and its parameters, in order.
-
-    Attributes:
-        text: What goes after WHERE; it may be joined by AND as it is.
-        params: A value for each `?`.
-    """
+    """A boolean SQL expression and its parameters, in order."""
 
     text: str
     params: tuple[str | int | float, ...] = ()
@@ -60,16 +55,7 @@ _ANY = Condition("TRUE")  # what is said of a value of which SQL can say nothing
 
 
 def condition_of(filter: Filter, column: str, indexed: Collection[str] = ()) -> Condition:
-    """A condition for SQLite that is true for every row that a filter matches, and for few others.
-
-    Args:
-        filter: The filter.
-        column: The column, as SQL; it holds JSON text as `json.dumps` writes it.
-        indexed: Paths with an index on `index_expression(path, column)`.
-
-    Raises:
-        ConfigurationError: An indexed path is none that `index_path` allows.
-    """
+    """A condition for SQLite that holds for every row that a filter matches, and for few others."""
     form = column, frozenset(indexed).intersection(indexable(filter))
     if form not in filter.cache:
         paths = frozenset(index_path(path) for path in indexed)
@@ -94,12 +80,6 @@ def indexable(filter: Filter) -> list[str]:
 def index_path(path: object) -> str:
     """Check a path that an index is made on.
 
-    Args:
-        path: Labels of ASCII letters, digits and underscores, joined by dots.
-
-    Returns:
-        The path as it came. Nothing in it can end an SQL literal.
-
     Raises:
         ConfigurationError: It is anything else.
     """
@@ -112,15 +92,7 @@ def index_path(path: object) -> str:
 
 
 def index_expression(path: str, column: str) -> str:
-    """The SQL expression to index so that filters on `path` can use it.
-
-    Args:
-        path: As `index_path` takes it.
-        column: The column of JSON text, as SQL.
-
-    Returns:
-        `json_extract(…)`; for a path with dots the literal key comes first, as in a filter.
-    """
+    """The SQL expression to index so that filters on `path` can use it, the literal key first."""
     extracted = f"json_extract({column}, '$.{index_path(path)}')"
     if "." not in path:
         return extracted

@@ -34,7 +34,7 @@ from enum import Enum
 from typing import Any, Final, TypeAlias
 
 from perdure.errors import InvalidFilter
-from perdure.stores.unknown import meant
+from perdure.stores.options import meant
 
 MAX_DEPTH = 32
 """The most levels of nesting in a filter."""
@@ -119,13 +119,7 @@ Node: TypeAlias = Compare | Field | Every | Some | Not
 
 @dataclass(slots=True, eq=False)
 class Filter:
-    """A parsed filter. `parse` makes it; threads may share it.
-
-    Attributes:
-        node: What it asks.
-        matches: Whether a document, a JSON object, meets it.
-        cache: What else is made of it, see `filter_sql`.
-    """
+    """A parsed filter. `parse` makes it; threads may share it."""
 
     node: Node
     matches: _Test = field(init=False)

@@ -41,29 +41,17 @@ _ROW_BITS, _COUNT_BITS = 30, 8  # of a number that sorts by word, then row; the 
 
 
 class Entry(NamedTuple):
-    """What search needs of one version.
+    """What search needs of one version."""
 
-    Attributes:
-        id: Of the version.
-        words: Its tokens.
-        asks: Whether it is a question.
-        vectors: Its stored vectors, one after another.
-        thread: Its thread.
-        position: Its place in the thread.
-        actor: Who said it.
-        at: When it was said, in seconds since 1970; NaN: unknown.
-        expires: When it expires, in microseconds since 1970.
-    """
-
-    id: int
-    words: Sequence[str]
-    asks: bool
-    vectors: bytes
+    id: int  # of the version
+    words: Sequence[str]  # tokens
+    asks: bool  # whether it is a question
+    vectors: bytes  # as stored, one after another
     thread: str | None
-    position: float
-    actor: str | None
-    at: float
-    expires: int
+    position: float  # its place in the thread
+    actor: str | None  # who said it
+    at: float  # seconds since 1970; NaN: unknown
+    expires: int  # microseconds since 1970
 
 
 class Growing:
@@ -93,19 +81,7 @@ class Growing:
 
 
 class Index:
-    """What search needs of the items of one namespace. Not for several threads at once.
-
-    Args:
-        model: What its vectors come from; None: there are none.
-        approximate_above: Vectors from which sketches are kept.
-
-    Attributes:
-        vocabulary: The number of each word.
-        threads, actors: The number of each.
-        rows: An item each; `ROW`.
-        postings: The rows of each word, but for those put lately.
-        vectors: The vectors, but for those put lately.
-    """
+    """What search needs of the items of one namespace. Not for several threads at once."""
 
     def __init__(self, model: Model | None, approximate_above: int) -> None:
         self.model = model

@@ -22,7 +22,7 @@ import numpy as np
 
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Place
-from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.flow import Flow, NamedSQL, Row
 from perdure.stores.index import FOREVER, Entry, Index
 from perdure.stores.index_format import LARGEST, Covered, packed, unpacked
 from perdure.stores.index_view import View
@@ -45,18 +45,11 @@ class Overtaken(Exception):
 
 
 class _State(NamedTuple):
-    """What concerns all namespaces.
+    """What concerns all namespaces."""
 
-    Attributes:
-        erasures: How often something was erased.
-        embedded: How often items got their vectors later.
-        closed: The newest closing of a version.
-        model: What vectors come from.
-    """
-
-    erasures: int
-    embedded: int
-    closed: int
+    erasures: int  # how often something was erased
+    embedded: int  # how often items got their vectors later
+    closed: int  # the newest closing of a version
     model: Model | None
 
     @property
@@ -93,38 +86,24 @@ class _Held:
 
 
 class Indexes:
-    """The indexes of a store's namespaces, for several threads at once.
+    """The indexes of a store's namespaces, for several threads at once."""
 
-    Args:
-        sql: The statements, by name.
-        records: Opens rows.
-        budget: Bytes that all indexes may take; the one searched last stays whatever it takes.
-        approximate_above: Vectors of a namespace from which sketches are kept.
-        analyse: Makes the words of a value, given the paths it is searched by, and tells whether
-            it is a question.
-        derive: Makes the vectors of values, given these paths and the file's model.
-        made: Tells how words and vectors are made in a file of a model.
-        post: Writes a flow that nobody waits for; None: nothing is written.
-        erased: Is called when something was erased, here or by another process.
-
-    Attributes:
-        told_lacking: Whether it was said that items lack vectors.
-    """
-
-    told_lacking = False
+    told_lacking = False  # whether it was said that items lack vectors
 
     def __init__(
         self,
-        sql: dict[str, str],
+        sql: NamedSQL,
         records: Records,
         *,
-        budget: int,
+        budget: int,  # bytes of all indexes; the one searched last stays whatever it takes
         approximate_above: int,
-        analyse: Analyse,
-        derive: Derive,
+        analyse: Analyse,  # the words of a value, and whether it is a question
+        derive: Derive,  # the vectors of values that have none stored
+        # how words and vectors are made in a file of a model
         made: Callable[[Model | None], Sequence[Any]],
+        # writes a flow that nobody waits for; None: nothing is written
         post: Callable[[Callable[[], Flow[object]]], None] | None,
-        erased: Callable[[], None],
+        erased: Callable[[], None],  # called on an erasure, here or by another process
     ) -> None:
         self._sql = sql
         self._records = records
@@ -151,8 +130,8 @@ class Indexes:
             Overtaken: Another thread has read a newer state.
         """
         marks, rows = yield [
-            Statement(self._sql["marks"]),
-            Statement(self._sql["namespaces_under"], span(prefix)),
+            self._sql("marks"),
+            self._sql("namespaces_under", *span(prefix)),
         ]
         state = yield from self._entered(marks[0])
         if sought.model is not None and state.model is not None and sought.model != state.model:
@@ -178,9 +157,9 @@ class Indexes:
 
     def past(self, rows: Sequence[Row]) -> Flow[Scope]:
         """A scope of some versions, present or closed, made for one search."""
-        state = yield from self._entered((yield Statement(self._sql["marks"]))[0])
+        state = yield from self._entered((yield self._sql("marks"))[0])
         ids = json.dumps([row[0] for row in rows])
-        found = yield Statement(self._sql["index_of"], (state.number, ids))
+        found = yield self._sql("index_of", state.number, ids)
         searched = {number: (vectors, fields) for number, vectors, fields in found}
         rows = [
             (*row[:7], None, *row[8:10], *searched[row[0]]) for row in rows if row[0] in searched
@@ -198,7 +177,7 @@ class Indexes:
 
     def purge(self) -> Flow[None]:
         """Let go of what was erased; a search does so too."""
-        yield from self._entered((yield Statement(self._sql["marks"]))[0])
+        yield from self._entered((yield self._sql("marks"))[0])
 
     # -- what is held
 
@@ -211,7 +190,7 @@ class Indexes:
             outdated = erasures > self._erasures
         if outdated:
             self._erased()
-            rows = yield Statement(self._sql["namespaces_under"], span(b""))
+            rows = yield self._sql("namespaces_under", *span(b""))
             there = {namespace.path: namespace for namespace in map(_Namespace._make, rows)}
             with self._lock:
                 every = list(self._held.items())
@@ -300,7 +279,7 @@ class Indexes:
         newest, items, embedded = held.covered
         newest, added = yield from self._read(held, index, namespace, newest, state)
         if items + added != namespace.items:  # some are gone
-            rows = yield Statement(self._sql["present_ids"], (namespace.ns,))
+            rows = yield self._sql("present_ids", namespace.ns)
             index.keep(np.array([number for (number,) in rows], np.int64))
         if state.model is not None and embedded != state.embedded:
             held.fresh += yield from self._fill(index, state.number)
@@ -312,7 +291,7 @@ class Indexes:
 
     def _load(self, held: _Held, namespace: _Namespace, state: _State) -> Flow[Index]:
         """The index that is in the file; an empty one if there is none that can be used."""
-        for (body,) in (yield Statement(self._sql["get_index"], (namespace.ns,))):
+        for (body,) in (yield self._sql("get_index", namespace.ns)):
             try:
                 found = unpacked(
                     self._records.seal.open(body, _place(namespace.path)),
@@ -336,7 +315,7 @@ class Indexes:
         total = 0
         while True:
             bound = (state.number, namespace.ns, newest, _READ)
-            rows = yield Statement(self._sql["index_since"], bound)
+            rows = yield self._sql("index_since", *bound)
             # of an item that is not searched only the id is there
             entries = self._entries([row for row in rows if row[8] is not None], state.model)
             index.add(entries)
@@ -352,7 +331,7 @@ class Indexes:
         total = 0
         for begin in range(0, len(bare), _READ):
             page = json.dumps(bare[begin : begin + _READ])
-            rows = yield Statement(self._sql["index_of"], (number, page))
+            rows = yield self._sql("index_of", number, page)
             found = {
                 row: self._records.vectors(vectors, row)
                 for row, vectors, _ in rows
@@ -368,7 +347,7 @@ class Indexes:
         if now < held.expired_to:  # the clock was put back
             held.expired_to = now
         elif not index.is_settled(now) and (due := index.due(held.expired_to, now)):
-            rows = yield Statement(self._sql["expiries"], (json.dumps(due),))
+            rows = yield self._sql("expiries", json.dumps(due))
             index.prolong(dict(rows))
         held.expired_to = now
 
@@ -419,8 +398,8 @@ class Indexes:
         which = (namespace.ns, namespace.path, state.erasures)
 
         def write() -> Flow[None]:
-            yield Statement(self._sql["keep_index"], (*bound, *which))
-            yield Statement(self._sql["drop_words"], (namespace.ns,))
+            yield self._sql("keep_index", *bound, *which)
+            yield self._sql("drop_words", namespace.ns)
 
         self._post(write)
 

@@ -25,27 +25,15 @@ _LENGTH: Final = 8  # bytes of the length of the head
 
 
 class Covered(NamedTuple):
-    """What an index holds.
+    """What an index holds."""
 
-    Attributes:
-        newest: The highest id of an item that was looked at.
-        items: How many of those were present, those that search does not find included.
-        embedded: How often items of the store had got their vectors later.
-    """
-
-    newest: int
-    items: int
-    embedded: int
+    newest: int  # the highest id that was looked at
+    items: int  # that were present, those that search does not find included
+    embedded: int  # how often items of the store had got their vectors later
 
 
 def packed(index: Index, covered: Covered, made: Sequence[Any]) -> bytes:
-    """The compact form of an index.
-
-    Args:
-        index: The index; it is compacted.
-        covered: What it holds.
-        made: How its words were made.
-    """
+    """The compact form of an index, which is compacted first."""
     index.compact()
     vectors = index.vectors
     arrays = [index.rows.values, *index.postings]

@@ -27,38 +27,23 @@ NOWHERE: Final[Found] = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 class Postings(NamedTuple):
-    """The rows that have each word.
+    """The rows that have each word."""
 
-    Attributes:
-        starts: `int64[words + 1]`: where each word's entries begin.
-        rows: The rows, in order.
-        counts: How often each has the word; `uint8`.
-    """
-
-    starts: Ints
-    rows: Rows
-    counts: NDArray[np.uint8]
+    starts: Ints  # where each word's entries begin, and where the last one's end
+    rows: Rows  # in order
+    counts: NDArray[np.uint8]  # how often each has the word
 
 
 @dataclass
 class Columns:
-    """What is known of each row; rows of a thread stand side by side, in its order.
-
-    Attributes:
-        ids: The items.
-        thread: The number of its thread; negative: none.
-        actor: The number of who said it; negative: nobody.
-        at: When it was said, in seconds since 1970; NaN: unknown.
-        lengths: How many words it has.
-        asks: Whether it is a question.
-    """
+    """What is known of each row; rows of a thread stand side by side, in its order."""
 
     ids: Ints
-    thread: Ints
+    thread: Ints  # its number; negative: none; so for `actor`
     actor: Ints
-    at: NDArray[np.float64]
-    lengths: Floats
-    asks: NDArray[np.bool_]
+    at: NDArray[np.float64]  # seconds since 1970; NaN: unknown
+    lengths: Floats  # in words
+    asks: NDArray[np.bool_]  # whether it is a question
 
     @cached_property
     def arrangement(self) -> Arrangement | None:
@@ -121,25 +106,15 @@ class Vectors:
 
 @dataclass(frozen=True)
 class View:
-    """An index as it was at a moment, or some of its rows.
+    """An index as it was at a moment, or some of its rows."""
 
-    Attributes:
-        order: The rows that are in, those of a thread side by side in its order.
-        place: The place of each row in `order`, or -1.
-        vocabulary: The number of each word.
-        actors: Who said something, by number.
-        threads: How many threads have a number.
-        model: What the vectors come from; None: there are none.
-        nbytes: What the index takes, about.
-    """
-
-    order: Ints
-    place: NDArray[np.int32]
+    order: Ints  # the rows that are in, those of a thread side by side, in its order
+    place: NDArray[np.int32]  # of each row in `order`, or -1
     vocabulary: Vocabulary
-    actors: Sequence[str]
-    threads: int
+    actors: Sequence[str]  # by number
+    threads: int  # how many have a number
     model: Model | None
-    nbytes: int
+    nbytes: int  # what the index takes, about
     rows: NDArray[Any]
     postings: Postings
     recent: tuple[Rows, Rows, NDArray[np.uint8]]
@@ -185,12 +160,7 @@ class View:
         return places[inside].astype(np.int64), counts[inside].astype(np.float32)
 
     def cosines(self, query: Floats, approximate_above: int) -> Floats:
-        """Similarity of each row's best vector to the query's; NaN for a row without one.
-
-        Args:
-            query: `float32[dims]`, normalised.
-            approximate_above: Vectors from which sketches are used.
-        """
+        """Similarity of each row's best vector to the query's; NaN for a row without one."""
         out = np.full(len(self.rows), np.nan, np.float32)
         for vectors in self.vectors:
             vectors.into(out, query, approximate_above)

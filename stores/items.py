@@ -10,7 +10,6 @@ from typing import Any, Final
 from langgraph.store.base import (
     GetOp,
     ListNamespacesOp,
-    MatchCondition,
     NotProvided,
     Op,
     PutOp,
@@ -18,7 +17,7 @@ from langgraph.store.base import (
     SearchOp,
 )
 
-from perdure.errors import ConfigurationError, InvalidValue
+from perdure.errors import ConfigurationError
 from perdure.storage.flow import Flow, Row
 from perdure.stores.base import (
     TTL,
@@ -32,6 +31,7 @@ from perdure.stores.base import (
 )
 from perdure.stores.missing import MissingEmbeddings
 from perdure.stores.namespaces import check_condition, check_key
+from perdure.stores.options import check_number
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Index, Put
 from perdure.stores.reading import Wanted
@@ -44,12 +44,7 @@ _MOST: Final = 1 << 60  # rows: SQLite counts in 64 bits
 
 
 class Items:
-    """The items of a store.
-
-    Args:
-        parts: Of the store.
-        missing: Makes the vectors of what is put.
-    """
+    """The items of a store."""
 
     def __init__(self, parts: Parts, missing: MissingEmbeddings) -> None:
         self._parts = parts
@@ -83,15 +78,13 @@ class Items:
     def _read(self, op: Op) -> Effects[Any]:
         match op:
             case GetOp():
-                return self._got(op.namespace, op.key, refresh=self._op_refreshes(op))
+                return self.get(op.namespace, op.key, self._op_refreshes(op))
             case SearchOp():
                 wanted = self._parts.wanted(op.namespace_prefix, op.filter)
-                page = _page(op.limit, op.offset)
-                return self._found(
-                    wanted, query_of(op.query), *page, refresh=self._op_refreshes(op)
-                )
+                refresh = self._op_refreshes(op)
+                return self.search(wanted, query_of(op.query), op.limit, op.offset, refresh)
             case ListNamespacesOp():
-                return self._listed(op, None)
+                return self.namespaces(op)
             case _:
                 raise ConfigurationError(
                     f"a store has no operation {op!r}; expected GetOp, PutOp, PutItem, SearchOp or "
@@ -109,33 +102,15 @@ class Items:
         namespace: Any,
         key: Any,
         value: Any,
-        index: Index,
-        ttl: TTL,
-        if_version: int | None,
-        provenance: Provenance | None,
-    ) -> Effects[None]:
-        """Put an item."""
-        if value is None:  # in langgraph's own form of a put that is a delete; here it is a slip
-            raise InvalidValue("the value is None; expected a dict: to remove an item, delete it")
-        return self._put(namespace, key, value, index, self._minutes(ttl), if_version, provenance)
-
-    def delete(self, namespace: Any, key: Any, if_version: int | None) -> Effects[None]:
-        """Close the present version of a key."""
-        return self._put(namespace, key, None, if_version=if_version)
-
-    def _put(
-        self,
-        namespace: Any,
-        key: Any,
-        value: Any,
         index: Index = None,
-        minutes: float | None = None,
+        ttl: TTL = None,
         if_version: int | None = None,
         provenance: Provenance | None = None,
     ) -> Effects[None]:
+        """Put an item or, with a value of None, close the present version of a key."""
         preparer = self._parts.preparer
         place = preparer.place(namespace, key)
-        put = preparer.put(place, value, index, minutes, if_version, provenance)
+        put = preparer.put(place, value, index, self._minutes(ttl), if_version, provenance)
         yield from self._write([put])
 
     def _write(self, puts: Sequence[Put]) -> Effects[None]:
@@ -152,15 +127,9 @@ class Items:
     # -- reading
 
     def get(
-        self, namespace: Any, key: Any, refresh_ttl: bool | None, as_of: Any
+        self, namespace: Any, key: Any, refresh: bool, as_of: Any = None
     ) -> Effects[StoredItem | None]:
         """An item, at present or at a moment."""
-        refresh = self._parts.refreshes(refresh_ttl)
-        return self._got(namespace, key, refresh=refresh, as_of=as_of)
-
-    def _got(
-        self, namespace: Any, key: Any, *, refresh: bool, as_of: Any = None
-    ) -> Effects[StoredItem | None]:
         parts = self._parts
         path, text = parts.path(namespace), check_key(key)
         when = None if as_of is None else micros(as_of)
@@ -183,16 +152,15 @@ class Items:
         asked: Query | None,
         limit: int,
         offset: int,
-        refresh_ttl: bool | None,
+        refresh: bool,
     ) -> Effects[list[FoundItem]]:
         """What answers a query best, or a page of all that is wanted."""
-        refresh = self._parts.refreshes(refresh_ttl)
-        return self._found(wanted, asked, *_page(limit, offset), refresh=refresh)
+        page = _page(limit, offset)
+        return self._found(wanted, asked, *page, refresh=refresh and wanted.as_of is None)
 
     def _found(
         self, wanted: Wanted, asked: Query | None, limit: int, offset: int, *, refresh: bool
     ) -> Effects[list[FoundItem]]:
-        refresh = refresh and wanted.as_of is None
         if asked is None:
             pairs = yield Read(self._parts.reader.search(wanted, limit, offset))
             if refresh:
@@ -214,31 +182,14 @@ class Items:
                 out.append(row)
         return out
 
-    def namespaces(
-        self,
-        prefix: Namespace | None,
-        suffix: Namespace | None,
-        max_depth: int | None,
-        limit: int,
-        offset: int,
-        as_of: Any,
-    ) -> Effects[list[Namespace]]:
-        """Namespaces that hold something, by their first and last labels."""
-        conditions = []
-        if prefix:
-            conditions.append(MatchCondition("prefix", prefix))
-        if suffix:
-            conditions.append(MatchCondition("suffix", suffix))
-        op = ListNamespacesOp(tuple(conditions), max_depth, limit, offset)
-        return self._listed(op, as_of)
-
-    def _listed(self, op: ListNamespacesOp, as_of: Any) -> Effects[list[Namespace]]:
+    def namespaces(self, op: ListNamespacesOp, as_of: Any = None) -> Effects[list[Namespace]]:
+        """Namespaces that hold something."""
         conditions = tuple(op.match_conditions or ())
         for condition in conditions:
             check_condition(condition)
         depth = op.max_depth
-        if depth is not None and (type(depth) is not int or depth < 1):
-            raise ConfigurationError(f"max_depth is {depth!r}; expected 1 or more, or None")
+        if depth is not None:
+            check_number("max_depth", depth, "1 or more, or None", least=1, whole=True)
         page = _page(op.limit, op.offset)
         when = None if as_of is None else micros(as_of)
         parts = self._parts
@@ -277,33 +228,23 @@ def query_of(
     during: Span | None = None,
     min_score: float | None = None,
 ) -> Query | None:
-    """What a search asks; None: nothing, it goes by filters alone.
-
-    Raises:
-        ConfigurationError: An argument is wrong.
-    """
+    """What a search asks; None: nothing, it goes by filters alone."""
     if mode not in MODES:
         raise ConfigurationError(f"mode is {mode!r}; expected one of {MODES}")
     span = None if during is None else _span(during)
-    least = None if min_score is None else _least(min_score)
+    if min_score is not None:
+        check_number("min_score", min_score, "a number, or None", least=-math.inf)
     if text is None or text == "":
         return None
     if not isinstance(text, str):
         raise ConfigurationError(f"query is {text!r}; expected text")
     words = text.encode("utf-8", "replace").decode()
-    return Query(words, mode, context, explain, weights or Weights(), span, least)
-
-
-def _least(score: Any) -> float:
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-        raise ConfigurationError(f"min_score is {score!r:.80}; expected a number, or None")
-    return float(score)
+    return Query(words, mode, context, explain, weights or Weights(), span, min_score)
 
 
 def _page(limit: Any, offset: Any) -> tuple[int, int]:
     for name, number in (("limit", limit), ("offset", offset)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            raise ConfigurationError(f"{name} is {number!r}; expected a whole number, zero or more")
+        check_number(name, number, "a whole number, zero or more", whole=True)
     return min(limit, _MOST), min(offset, _MOST)
 
 

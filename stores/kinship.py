@@ -8,16 +8,13 @@ that says the same in other words; where an item has the very word, that counts 
 from __future__ import annotations
 
 import io
-import threading
+from functools import cache
 from importlib.resources import files
 
 import numpy as np
 import numpy.typing as npt
 
 FILE = "kin-en.npz"
-
-_loading = threading.Lock()
-_table: _Table | None = None
 
 
 class _Table:
@@ -40,7 +37,7 @@ def kin_of(token: str) -> list[tuple[str, float]]:
     >>> kin_of("聊天")
     []
     """
-    table = _loaded()
+    table = _table()
     number = table.numbers.get(token)
     if number is None:
         return []
@@ -51,10 +48,7 @@ def kin_of(token: str) -> list[tuple[str, float]]:
     ]
 
 
-def _loaded() -> _Table:
-    """The table, read once, at the first search that wants it: 10 ms."""
-    global _table
-    with _loading:
-        if _table is None:
-            _table = _Table((files("perdure.stores") / "weights" / FILE).read_bytes())
-        return _table
+@cache
+def _table() -> _Table:
+    """The table, read at the first search that wants it: 10 ms."""
+    return _Table((files("perdure.stores") / "weights" / FILE).read_bytes())

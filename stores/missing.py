@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from perdure.errors import ConfigurationError, EmbeddingFailed
-from perdure.storage.flow import Flow, Row, Statement, rows_of
+from perdure.storage.flow import Flow, Row, rows_of
 from perdure.stores.base import Pending, Progress
-from perdure.stores.embeddings import divided
-from perdure.stores.models import Model
+from perdure.stores.models import Model, divided
 from perdure.stores.namespaces import labels, span
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Put
@@ -25,11 +24,7 @@ _ANY = 1 << 62
 
 
 class MissingEmbeddings:
-    """Makes the vectors of a store.
-
-    Args:
-        parts: Of the store.
-    """
+    """Makes the vectors of a store."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -49,18 +44,15 @@ class MissingEmbeddings:
             return None
         if self._embeddings.quick is not None:
             return model if any(put.text is not None and put.searched for put in puts) else None
-        every = [piece for put in puts for piece in put.pieces]
-        if not every:
+        if not any(put.pieces for put in puts):
             return None
         try:
-            vectors = yield EmbedAll(every)
+            bodies, model = yield from self._embedded([put.pieces for put in puts])
         except EmbeddingFailed as exc:
             for put in puts:
                 put.missing = str(exc) if put.pieces else None
             self._some = True
             return None
-        model = model.of(vectors.shape[1])
-        bodies = divided(vectors, [put.pieces for put in puts], model)
         for put, body in zip(puts, bodies, strict=True):
             put.vectors = body
         return model
@@ -100,21 +92,17 @@ class MissingEmbeddings:
 
     def count(self) -> Flow[int]:
         """How many items should have vectors of the file's model, and do not."""
-        rows = yield Statement(self._sql["get_setting"], ("model",))
+        rows = yield self._sql("get_setting", "model")
         model = Model.parsed(rows[0][0]) if rows else None
         # the first model replaced none, and one that is quick needs none stored
         if model is None or model.number < 2 or self._embeddings.derives(model):
-            found = yield Statement(self._sql["pending_count"])
+            found = yield self._sql("pending_count")
         else:
-            found = yield Statement(self._sql["missing_count"], (model.number,))
+            found = yield self._sql("missing_count", model.number)
         return int(found[0][0])
 
     def embed_all(self, prefix: bytes) -> Effects[int]:
-        """Make those under a prefix. Returns how many items got theirs.
-
-        Raises:
-            EmbeddingFailed: The embedder fails for all.
-        """
+        """Make those under a prefix. Returns how many items got theirs."""
         total = since = 0
         while rows := (yield Read(self._pending(prefix, since, BATCH))):
             since = rows[-1][0]
@@ -142,17 +130,22 @@ class MissingEmbeddings:
         return done
 
     def _give(self, rows: list[Row]) -> Effects[int]:
-        model = self._model()
-        groups = [self._pieces_of(row) for row in rows]
-        bodies: list[bytes | None] = [None] * len(rows)
-        every = [piece for group in groups for piece in group]
-        if every:
-            vectors = yield EmbedAll(every)
-            model = model.of(vectors.shape[1])
-            bodies = divided(vectors, groups, model)
+        bodies, model = yield from self._embedded([self._pieces_of(row) for row in rows])
         given = [(row[0], body) for row, body in zip(rows, bodies, strict=True)]
         yield Write(partial(self._parts.writer.give_vectors, given, model))
         return len(rows)
+
+    def _embedded(
+        self, groups: Sequence[Sequence[str]]
+    ) -> Effects[tuple[list[bytes | None], Model]]:
+        """The vectors of each group of pieces as they are stored, and what they come from."""
+        model = self._model()
+        every = [piece for group in groups for piece in group]
+        if not every:
+            return [None] * len(groups), model
+        vectors = yield EmbedAll(every)
+        model = model.of(vectors.shape[1])
+        return divided(vectors, groups, model), model
 
     def _pieces_of(self, row: Row) -> list[str]:
         fields = self._parts.preparer.fields_of(row[10])
@@ -161,12 +154,7 @@ class MissingEmbeddings:
     # -- of another model
 
     def reembed(self, progress: Progress | None) -> Effects[int]:
-        """Make all vectors anew. Returns how many items got new ones.
-
-        Raises:
-            EmbeddingFailed: The embedder fails for all.
-            ConfigurationError: The store has no embedder.
-        """
+        """Make all vectors anew. Returns how many items got new ones."""
         model = self._model()
         if self._embeddings.quick is None:
             probe = yield EmbedAll(["perdure"])

@@ -34,26 +34,17 @@ _CHECKED_IN_LOOP = 8  # answers; of 1536 numbers each they take 0.5 ms to check,
 
 
 class ModelFunction:
-    """One function of a model, blocking or awaited.
-
-    Args:
-        model: The model's name, for messages.
-        call: The function; if it is async, or returns an awaitable, that is awaited.
-        asynchronous: An async form of it, for callers that await; None: `call`, in a thread.
-        threads: Where `call` runs.
-        timeout_s: How long to wait for an answer; None: as long as it takes.
-        trusted: It is known to return: blocking callers call it without a thread between.
-    """
+    """One function of a model, blocking or awaited."""
 
     def __init__(
         self,
         model: str,
-        call: Call,
-        asynchronous: Call | None,
+        call: Call,  # if it is async, or returns an awaitable, that is awaited
+        asynchronous: Call | None,  # for callers that await; None: `call`, in a thread
         threads: Threads,
         *,
         timeout_s: float | None,
-        trusted: bool = False,
+        trusted: bool = False,  # it returns: blocking callers call it without a thread between
     ) -> None:
         self._model = model
         self._call = call
@@ -63,11 +54,7 @@ class ModelFunction:
         self._trusted = trusted
 
     def call(self, texts: list[str], check: Check[T]) -> T:
-        """The checked answer, waited for.
-
-        Raises:
-            EmbeddingFailed: The model raised, took too long, or `check` refused its answer.
-        """
+        """The checked answer, waited for."""
         if self._trusted:
             return self._answer(texts, check)
         future = self._submit(texts, check, awaited=False).future
@@ -135,11 +122,7 @@ class ModelFunction:
 
 
 class Threads:
-    """Daemon threads that live while there is work, so that nobody has to close them.
-
-    Args:
-        most: How many at once; more work waits for its turn.
-    """
+    """Daemon threads that live while there is work, so that nobody has to close them."""
 
     def __init__(self, most: int = _MOST_THREADS) -> None:
         self._most = most
@@ -209,12 +192,6 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 def vectors_of(answer: Any, count: int, dims: int | None, model: str) -> Vectors:
     """The vectors of a model's answer.
 
-    Args:
-        answer: Rows of numbers: lists, tuples, or what numpy takes for an array.
-        count: How many texts were given.
-        dims: How long a vector must be; None: of any length, all the same.
-        model: Its name, for messages.
-
     Returns:
         float32[count, dims], each row of length 1; a zero vector stays zero.
 
@@ -235,8 +212,9 @@ def vectors_of(answer: Any, count: int, dims: int | None, model: str) -> Vectors
 
 def _numbers(answer: Any, count: int, model: str) -> NDArray[np.float64]:
     """As float64[rows, dims]."""
-    lengths = _lengths(answer)
-    if lengths is not None and len(lengths) == count and len(set(lengths)) > 1:
+    rows = answer if isinstance(answer, list | tuple) else ()
+    lengths = [len(row) for row in rows if isinstance(row, list | tuple | np.ndarray)]
+    if len(lengths) == count and len(set(lengths)) > 1:
         expected = "all of the same number of dimensions"
         raise _unfit(model, f"vectors of {min(lengths)} to {max(lengths)} dimensions", expected)
     try:
@@ -248,13 +226,6 @@ def _numbers(answer: Any, count: int, model: str) -> NDArray[np.float64]:
     if array.ndim != 2 or array.dtype.kind not in "fiu" or array.shape[1] == 0:
         raise _unfit(model, _shown(answer), "a list of vectors, each a list of numbers")
     return array.astype(np.float64)
-
-
-def _lengths(answer: Any) -> list[int] | None:
-    """The lengths of the rows of a list of lists."""
-    if not isinstance(answer, list | tuple):
-        return None
-    return [len(row) for row in answer if isinstance(row, list | tuple | np.ndarray)]
 
 
 def unit(rows: NDArray[np.float64]) -> Vectors:

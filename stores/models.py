@@ -1,14 +1,20 @@
-"""Which model a store's vectors come from; only vectors of one model can be compared."""
+"""Which model a store's vectors come from, and whether they are stored or made by the search.
+
+Only vectors of one model can be compared.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, get_args
 
 from perdure.errors import EmbedderMismatch
+from perdure.stores.chunking import chunks
+from perdure.stores.embedders import CheckedEmbedder
 from perdure.stores.settings import recorded
-from perdure.stores.vectors import Kind, width
+from perdure.stores.vectors import Floats, Kind, stored, width
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +43,7 @@ class Model:
 
     @classmethod
     def parsed(cls, text: str) -> Self:
-        """A model from its setting.
-
-        Raises:
-            CorruptRecord: It was damaged.
-        """
+        """A model from its setting."""
         return cls(**recorded("model", text, _is_model))
 
     def text(self) -> str:
@@ -49,10 +51,6 @@ class Model:
         return json.dumps(
             {"name": self.name, "dims": self.dims, "kind": self.kind, "number": self.number}
         )
-
-    def numbered(self, number: int) -> Self:
-        """The same with a number."""
-        return replace(self, number=number)
 
     def of(self, dims: int) -> Self:
         """The same, once it is known how long its vectors are."""
@@ -86,3 +84,52 @@ def _is_model(found: dict[str, Any]) -> bool:
         and found["kind"] in get_args(Kind)
         and all(type(found[name]) is int and found[name] > 0 for name in ("dims", "number"))
     )
+
+
+@dataclass(slots=True)
+class Embeddings:
+    """The embedder of a store, if it has one."""
+
+    embedder: CheckedEmbedder | None = None
+    model: Model | None = None  # what the embedder is recorded as
+    in_process: bool = False  # there is nothing to await
+    # so quick that no vectors are stored with an item: the search makes them when it reads it
+    quick: Callable[[Sequence[str]], Floats] | None = None
+    any_kind: bool = False  # vectors are stored as the file has them already
+
+    @property
+    def stores(self) -> bool:
+        """Whether vectors are stored with an item."""
+        return self.model is not None and self.quick is None
+
+    def adopt(self, found: Model) -> None:
+        """Go on in the way in which vectors are stored in the file."""
+        if self.any_kind and self.model is not None and self.model.name == found.name:
+            self.model = replace(self.model, kind=found.kind)
+
+    def pieces(self, texts: Sequence[str]) -> list[str]:
+        """The pieces of texts that are embedded, each by itself."""
+        return [piece for text in texts for piece in chunks(text)]
+
+    def derives(self, file: Model) -> bool:
+        """Whether the vectors of a file's model are made by the search."""
+        return self.quick is not None and self.model == file
+
+    def derive(self, rows: Sequence[Sequence[str]], file: Model | None) -> list[bytes | None]:
+        """The vectors of rows, given the texts of each; None where nothing is to be embedded."""
+        if self.quick is None or file is None or not self.derives(file):
+            return [None] * len(rows)
+        groups = [self.pieces(texts) for texts in rows]
+        return divided(self.quick([piece for group in groups for piece in group]), groups, file)
+
+
+def divided(vectors: Floats, groups: Sequence[Sequence[str]], model: Model) -> list[bytes | None]:
+    """The vectors of each group of pieces as they are stored; None for an empty group."""
+    body = stored(vectors, model.kind) if len(vectors) else b""
+    width, begin = model.width, 0
+    out: list[bytes | None] = []
+    for group in groups:
+        end = begin + len(group) * width
+        out.append(body[begin:end] if group else None)
+        begin = end
+    return out

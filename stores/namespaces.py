@@ -21,12 +21,7 @@ ALL = (b"", b"\xff")  # UTF-8 has no byte 0xff
 
 
 def check_namespace(namespace: Any, root: bytes = b"") -> bytes:
-    """The path of a namespace under a root that items may be put in.
-
-    Raises:
-        InvalidNamespace: It is empty, has a label that cannot be stored, or begins with the
-            reserved root `"langgraph"`.
-    """
+    """The path of a namespace under a root that items may be put in."""
     path = root + check_prefix(namespace)
     if not path:
         raise InvalidNamespace(
@@ -43,11 +38,7 @@ def check_namespace(namespace: Any, root: bytes = b"") -> bytes:
 
 
 def check_prefix(prefix: Any) -> bytes:
-    """The path of a prefix; the empty one stands for everything.
-
-    Raises:
-        InvalidNamespace: It is no sequence of labels that can be stored.
-    """
+    """The path of a prefix; the empty one stands for everything."""
     if isinstance(prefix, str | bytes) or not isinstance(prefix, Sequence):
         raise InvalidNamespace(
             f"the namespace is {prefix!r}; expected a tuple of strings, like ('memories', 'alice')"
@@ -62,11 +53,7 @@ def check_prefix(prefix: Any) -> bytes:
 
 
 def check_key(key: Any) -> str:
-    """A key that items may have. Integers and UUIDs are taken as their text, as langgraph does.
-
-    Raises:
-        InvalidNamespace: It is empty, too long, or no Unicode text.
-    """
+    """A key that items may have. Integers and UUIDs are taken as their text, as langgraph does."""
     if type(key) is str and 0 < len(key) <= MAX_KEY and key.isascii() and "\0" not in key:
         return key
     if isinstance(key, bool) or not isinstance(key, str | int | UUID):
@@ -144,11 +131,7 @@ def _meets(condition: MatchCondition, namespace: Sequence[str]) -> bool:
 
 
 def check_condition(condition: MatchCondition) -> None:
-    """Check a condition of `list_namespaces`.
-
-    Raises:
-        InvalidNamespace: It is neither for a prefix nor for a suffix, or has a wrong label.
-    """
+    """Check a condition of `list_namespaces`."""
     if condition.match_type not in ("prefix", "suffix"):
         raise InvalidNamespace(
             f"match_type is {condition.match_type!r}; expected 'prefix' or 'suffix'"

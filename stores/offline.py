@@ -8,6 +8,7 @@ comes from, and `benchmarks/static_embedder.py` makes it again.
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import unicodedata
 from collections.abc import Callable, Sequence
@@ -31,15 +32,9 @@ _IN_THE_LOOP = 2_000  # characters embedded (0.3 ms) while the event loop waits;
 
 # str.split() parts words at these; the original drops them, as it does all control characters
 _CONTROL_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
-_CJK = (  # what BERT calls a Chinese character
-    (0x4E00, 0x9FFF),
-    (0x3400, 0x4DBF),
-    (0x20000, 0x2A6DF),
-    (0x2A700, 0x2B73F),
-    (0x2B740, 0x2B81F),
-    (0x2B920, 0x2CEAF),
-    (0xF900, 0xFAFF),
-    (0x2F800, 0x2FA1F),
+_CJK = re.compile(  # what BERT calls a Chinese character
+    "[\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002b73f\U0002b740-\U0002b81f"
+    "\U0002b920-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f]"
 )
 
 
@@ -59,7 +54,7 @@ def _folded(char: str) -> str:
     if char.isspace():
         return " "
     symbol = char.isascii() and not char.isalnum()
-    if symbol or category[0] == "P" or any(a <= ord(char) <= b for a, b in _CJK):
+    if symbol or category[0] == "P" or _CJK.match(char):
         return f" {char} "
     return char.lower()
 
@@ -84,9 +79,6 @@ class WordPieces:
 
     `[UNK]` and `[PAD]` written in a text are text. Character classes are those of Python's Unicode
     tables, which are newer than the original's: they part in scripts that no token covers.
-
-    Args:
-        tokens: The vocabulary, by id; a token within a word begins with `##`.
 
     Source: https://arxiv.org/abs/1810.04805 and https://arxiv.org/abs/2012.15524 (greedy longest
     match first).
@@ -152,14 +144,7 @@ class StaticEmbedder:
     in_process = True  # it computes here: nothing to wait for, so no watch is kept over it
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """The vectors of texts.
-
-        Returns:
-            float32[len(texts), 256], each row of length 1, or zero.
-
-        Raises:
-            ConfigurationError: The weights are not where they were installed.
-        """
+        """The vectors of texts, each of length 1, or zero."""
         table, pieces = _weights()
         sums = np.zeros((len(texts), DIMS), np.float64)
         for row, text in enumerate(texts):
@@ -188,11 +173,10 @@ _loading = threading.Lock()
 def _weights() -> tuple[NDArray[np.int8], WordPieces]:
     """The table, int8[tokens, DIMS], and the tokeniser over its vocabulary; read once a process."""
     global _loaded
-    if _loaded is None:
-        with _loading:
-            if _loaded is None:
-                _loaded = _read()
-    return _loaded
+    with _loading:
+        if _loaded is None:
+            _loaded = _read()
+        return _loaded
 
 
 def _read() -> tuple[NDArray[np.int8], WordPieces]:

@@ -5,25 +5,19 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any, Final, Literal, get_args
 
 from perdure.errors import ConfigurationError
-from perdure.stores.unknown import meant
 from perdure.stores.vectors import Kind
 
 TextIndex = Literal["sealed", "keyed"]
+_ALIKE: Final = 0.75  # of 1; below it, `$regex` is taken for `$gte`
 _MOST_S: Final = 2_000_000  # seconds: SQLite counts milliseconds in 32 bits
 
 
 def check_options(**given: Any) -> None:
-    """Refuse what an option cannot be.
-
-    Args:
-        given: Options of `SQLiteStore.open`, by name; those that others check are left to them.
-
-    Raises:
-        ConfigurationError: One has a wrong type, or a value that it cannot have.
-    """
+    """Refuse what an option cannot be."""
     for name, value in given.items():
         is_right, expected = _OPTIONS[name]
         if not is_right(value):
@@ -38,11 +32,7 @@ def check_options(**given: Any) -> None:
 
 
 def check_names(option: str, given: Iterable[Any], known: Iterable[str]) -> None:
-    """Refuse a setting that nothing reads.
-
-    Raises:
-        ConfigurationError: One of those given is not known.
-    """
+    """Refuse a setting that nothing reads."""
     for name in given:
         if name not in known:
             raise ConfigurationError(
@@ -50,7 +40,34 @@ def check_names(option: str, given: Iterable[Any], known: Iterable[str]) -> None
             )
 
 
-def _is_whole(value: Any, least: int) -> bool:
+def check_number(
+    name: str,
+    value: Any,
+    expected: str,
+    *,
+    least: float = 0,
+    most: float = math.inf,
+    whole: bool = False,
+) -> None:
+    """Refuse what is no number from `least` on and below `most`."""
+    is_number = _is_whole(value, -math.inf) if whole else _is_number(value)
+    if not is_number or not least <= value < most or value == -math.inf:
+        raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
+
+
+def meant(name: object, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name.
+
+    >>> meant("actr", ("actor", "at")), meant("$y", ("$eq", "$ne"))
+    ("did you mean 'actor'? There are actor, at", 'there are $eq, $ne')
+    """
+    names = tuple(known)
+    listed = f"here are {', '.join(names)}"
+    close = get_close_matches(str(name), names, 1, _ALIKE)
+    return f"did you mean {close[0]!r}? T{listed}" if close else f"t{listed}"
+
+
+def _is_whole(value: Any, least: float) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 

@@ -10,6 +10,7 @@ import orjson
 from langgraph.store.base import TTLConfig
 
 from perdure.storage.database import Database
+from perdure.storage.flow import NamedSQL
 from perdure.stores.base import PROVENANCE
 from perdure.stores.filters import Filter, parse
 from perdure.stores.namespaces import check_prefix
@@ -27,19 +28,10 @@ _MOST_FILTERS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an open store, or a part of it under a prefix, is made of.
-
-    Attributes:
-        database: The file.
-        sql: The statements, by name.
-        reader, writer, preparer, searcher, runner: See their modules.
-        ttl: How long items live.
-        clock: Seconds since 1970.
-        root: The path that all namespaces are under.
-    """
+    """What an open store, or a part of it under a prefix, is made of."""
 
     database: Database
-    sql: dict[str, str]
+    sql: NamedSQL
     reader: Reader
     writer: Writer
     preparer: Preparer
@@ -47,7 +39,7 @@ class Parts:
     runner: Runner
     ttl: TTLConfig | None
     clock: Callable[[], float]
-    root: bytes = b""
+    root: bytes = b""  # the path that all namespaces are under
 
     def under(self, prefix: bytes, limits: tuple[Limit, ...]) -> Self:
         """The same under a path: nothing outside it can be named, and messages leave it out."""

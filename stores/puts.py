@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from perdure.errors import ConfigurationError
 from perdure.stores.base import Namespace, Provenance
-from perdure.stores.embeddings import Embeddings
-from perdure.stores.models import Model
+from perdure.stores.models import Embeddings, Model
 from perdure.stores.namespaces import check_key, check_namespace
+from perdure.stores.options import check_number
 from perdure.stores.records import provenance_fields
 from perdure.stores.text import ANALYZER, asks, tokens
 from perdure.stores.values import decode, encode, texts
@@ -35,16 +35,10 @@ class Limit:
 
 
 def limits_of(prefix: bytes, max_items: int | None, max_bytes: int | None) -> tuple[Limit, ...]:
-    """What may be held under a prefix; nothing if there is no limit.
-
-    Raises:
-        ConfigurationError: A limit is no whole number, or negative.
-    """
+    """What may be held under a prefix; nothing if there is no limit."""
     for name, limit in (("max_items", max_items), ("max_bytes", max_bytes)):
-        if limit is not None and (
-            isinstance(limit, bool) or not isinstance(limit, int) or limit < 0
-        ):
-            raise ConfigurationError(f"{name} is {limit!r}; expected a whole number, or None")
+        if limit is not None:
+            check_number(name, limit, "a whole number, or None", whole=True)
     if max_items is None and max_bytes is None:
         return ()
     return (Limit(prefix, max_items, max_bytes),)
@@ -56,36 +50,21 @@ class Put:
 
     A searched version has a row in `store_index` only for what a search could not find out without
     it: stored vectors, or paths of its own.
-
-    Attributes:
-        path: The namespace.
-        key: The key.
-        text: The value as JSON; None: delete.
-        ttl: Microseconds it lives after it was last put or read; None: for ever.
-        if_version: The version the key must be at (0: none); None: any.
-        provenance: Its fields.
-        searched: Whether search finds it.
-        stored: Whether its vectors are stored, if it has any text.
-        pieces: The texts that its vectors are to be made of.
-        vectors: As they are stored, one after another; None: it has none, or not yet.
-        missing: Why its vectors are still to be made; None: they are not.
-        fields: The paths it is searched by, if not the store's.
-        limits: What must hold afterwards.
     """
 
-    path: bytes
+    path: bytes  # of the namespace
     key: str
-    text: str | None
-    ttl: int | None = None
-    if_version: int | None = None
+    text: str | None  # JSON; None: delete
+    ttl: int | None = None  # microseconds it lives after the last put or read; None: for ever
+    if_version: int | None = None  # the key must be at it (0: not there)
     provenance: Mapping[str, Any] | None = None
-    searched: bool = True
-    stored: bool = False
-    pieces: Sequence[str] = ()
-    vectors: bytes | None = None
-    missing: str | None = None
-    fields: list[str] | None = None
-    limits: Sequence[Limit] = ()
+    searched: bool = True  # whether search finds it
+    stored: bool = False  # whether its vectors are stored, if it has any text
+    pieces: Sequence[str] = ()  # what its vectors are to be made of
+    vectors: bytes | None = None  # one after another; None: none, or not yet
+    missing: str | None = None  # why its vectors are still to be made
+    fields: list[str] | None = None  # paths it is searched by, if not the store's
+    limits: Sequence[Limit] = ()  # what must hold afterwards
 
     @property
     def unconditional(self) -> bool:
@@ -100,31 +79,18 @@ class Put:
 
 @dataclass(slots=True)
 class Preparer:
-    """Checks what is to be put, and computes what needs no database.
+    """Checks what is to be put, and computes what needs no database."""
 
-    Args:
-        fields: Paths whose text is searched, unless a put names others.
-        max_bytes: Of a value's JSON.
-        embeddings: What makes vectors.
-        masked: Turns tokens into keyed hashes, if the index is to hold those.
-        root: The path that namespaces are under.
-        limits: What must hold after a put.
-    """
-
-    fields: Sequence[str]
+    fields: Sequence[str]  # paths whose text is searched, unless a put names others
     max_bytes: int
     embeddings: Embeddings
-    masked: Callable[[str], str] | None = None
-    root: bytes = b""
-    limits: tuple[Limit, ...] = ()
+    masked: Callable[[str], str] | None = None  # of tokens, if the index has keyed hashes
+    root: bytes = b""  # the path that namespaces are under
+    limits: tuple[Limit, ...] = ()  # what must hold after a put
     _paths: dict[tuple[bytes, Namespace], bytes] = field(default_factory=dict)
 
     def place(self, namespace: Any, key: Any) -> tuple[bytes, str]:
-        """The path and key at which an item may be put.
-
-        Raises:
-            InvalidNamespace: The namespace or key cannot be stored.
-        """
+        """The path and key at which an item may be put."""
         try:
             return self._paths[self.root, namespace], check_key(key)
         except (KeyError, TypeError):  # not met yet, or a list
@@ -154,15 +120,11 @@ class Preparer:
         if_version: int | None = None,
         provenance: Provenance | None = None,
     ) -> Put:
-        """A put or, with a value of None, a delete.
-
-        Raises:
-            InvalidValue: The value is no JSON object.
-            ConfigurationError: The time to live, version or index is none.
-        """
+        """A put or, with a value of None, a delete."""
         path, key = place
         if if_version is not None:
-            _check_version(if_version)
+            expected = "a whole number, 0 (not there) or more"
+            check_number("if_version", if_version, expected, whole=True)
         if value is None:
             return Put(path, key, None, if_version=if_version, limits=self.limits)
         put = Put(
@@ -238,15 +200,6 @@ def _checked_ttl(minutes: float) -> int:
     if not 0 < minutes < math.inf:
         raise ConfigurationError(f"ttl is {minutes!r} minutes; expected more than zero, or None")
     return int(max(1, min(minutes * _MINUTE, _LONGEST)))
-
-
-def _check_version(version: int) -> None:
-    if isinstance(version, bool) or not isinstance(version, int):
-        raise ConfigurationError(
-            f"if_version is {version!r}; expected a whole number (0: not there)"
-        )
-    if version < 0:
-        raise ConfigurationError(f"if_version is {version}; expected 0 (not there) or more")
 
 
 def _checked_fields(index: Literal[False] | list[str]) -> list[str]:

@@ -23,11 +23,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perdure.stores.bm25 import Floats, Scores, Term, blocks, bm25, length_penalty, worth_of
+from perdure.stores.bm25 import Floats, Scores, Term, blocks, length_penalty, worth_of
 from perdure.stores.context import (
     Arrangement,
     Bools,
-    arrange,
     in_threads,
     lend,
     thread_penalty,
@@ -35,22 +34,15 @@ from perdure.stores.context import (
 )
 from perdure.stores.weighting import DEFAULT, Weights
 
-__all__ = ["Arrangement", "Cues", "Ranked", "Term", "Weights", "arrange", "bm25", "rank"]
-
 _STRANGERS = 4  # rows of cosine 0 that are added to a scope's: one row alone is no measure
 
 
 @dataclass(frozen=True)
 class Cues:
-    """What the query says of speaker and time, as rows.
+    """What the query says of speaker and time, as rows."""
 
-    Args:
-        actor: Rows said by an actor that the query names; bool[n].
-        date: Rows said at a time that the query names; bool[n].
-    """
-
-    actor: Bools | None = None
-    date: Bools | None = None
+    actor: Bools | None = None  # rows said by an actor that the query names
+    date: Bools | None = None  # rows said at a time that it names
 
     @property
     def silent(self) -> bool:
@@ -63,17 +55,12 @@ NO_CUES = Cues()
 
 @dataclass(frozen=True)
 class Ranked:
-    """Scores of the rows, higher is better, and the parts they are the sum of; float32[n] each.
+    """Scores of the rows, higher is better, and the parts they are the sum of; float32[n] each."""
 
-    Args:
-        scores: Relative to the best row of this search.
-        parts: By name.
-        answered: How much of the query the rows answer at best, 0 to 1: the share that the words
-            of one row have in the worth of all of the query's, or how near its vector comes.
-    """
-
-    scores: Scores
+    scores: Scores  # relative to the best row of this search
     parts: Mapping[str, Scores] = field(default_factory=dict)
+    # how much of the query the rows answer at best, 0 to 1: the share that the words of one row
+    # have in the worth of all of the query's, or how near its vector comes
     answered: float = 1.0
 
     def comparable(self) -> Ranked:
@@ -105,9 +92,6 @@ def rank(
         arrangement: Neighbours and threads; None switches context off.
         cues: Speaker and date.
         weights: How much each part counts.
-
-    Raises:
-        ValueError: `terms` without `lengths`.
     """
     if terms and lengths is None:
         raise ValueError("rank() got terms without lengths: give the number of words of each row")

@@ -9,7 +9,7 @@ from typing import Any
 
 from langgraph.store.base import MatchCondition
 
-from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.flow import Flow, NamedSQL, Row, Statement
 from perdure.stores.base import Namespace, QueryPlan, StoredItem
 from perdure.stores.filter_sql import condition_of, indexable
 from perdure.stores.filters import Filter
@@ -31,33 +31,20 @@ _INDEX = "store_path:"  # what names of path indexes begin with
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which items a search is about.
+    """Which items a search is about."""
 
-    Attributes:
-        prefix: Path of the prefix.
-        now: The moment at which they must be alive.
-        filter: What their value must meet.
-        provenance: What their provenance must meet.
-        as_of: Look at that moment of the past instead of the present.
-    """
-
-    prefix: bytes
-    now: int
+    prefix: bytes  # a path
+    now: int  # they must be alive then
     filter: Filter | None = None
     provenance: Filter | None = None
-    as_of: int | None = None
+    as_of: int | None = None  # look at that moment of the past instead
 
 
 @dataclass(slots=True)
 class Reader:
-    """The flows that read.
+    """The flows that read."""
 
-    Args:
-        sql: The statements, by name.
-        records: Opens rows.
-    """
-
-    sql: dict[str, str]
+    sql: NamedSQL
     records: Records
     _indexed: tuple[int, frozenset[str]] = (-1, frozenset())  # as of a version of the schema
 
@@ -66,14 +53,14 @@ class Reader:
     def get(self, path: bytes, key: str, now: int, as_of: int | None) -> Flow[Row | None]:
         """The row of a key, at present or at a moment."""
         if as_of is None:
-            rows = yield Statement(self.sql["get"], (path, key))
+            rows = yield self.sql("get", path, key)
         else:
-            rows = yield Statement(self.sql["get_as_of"], (path, key, as_of))
+            rows = yield self.sql("get_as_of", path, key, as_of)
         return next((row for row in rows if alive(row, now if as_of is None else as_of)), None)
 
     def history(self, path: bytes, key: str, now: int) -> Flow[list[StoredItem]]:
         """Every version of a key, oldest first."""
-        rows = yield Statement(self.sql["history"], (path, key))
+        rows = yield self.sql("history", path, key)
         return [self.records.item(ended(row, now)) for row in rows]
 
     # -- many
@@ -85,7 +72,7 @@ class Reader:
         if wanted.as_of is not None:
             page = (limit, offset) if unchecked else (-1, 0)
             bound = (*span(wanted.prefix), wanted.as_of, *page)
-            rows = yield Statement(self.sql["under_as_of"], bound)
+            rows = yield self.sql("under_as_of", *bound)
             chosen = [found for row in rows if (found := self.checked(row, wanted)) is not None]
             return chosen if unchecked else chosen[offset:reach]
         condition, params, indexed = yield from self._condition(wanted)
@@ -142,7 +129,7 @@ class Reader:
 
     def indexes(self) -> Flow[list[str]]:
         """The paths that have an index."""
-        rows = yield Statement(self.sql["path_indexes"])
+        rows = yield self.sql("path_indexes")
         return sorted(name.removeprefix(_INDEX).replace("^", "") for (name,) in rows)
 
     def _usable(self) -> Flow[frozenset[str]]:

@@ -20,11 +20,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def micros(when: datetime) -> int:
-    """A moment in microseconds since 1970.
-
-    Raises:
-        ConfigurationError: It has no time zone.
-    """
+    """A moment in microseconds since 1970."""
     if not isinstance(when, datetime) or when.tzinfo is None:
         raise ConfigurationError(
             f"the time is {when!r}; expected a datetime with a time zone, like datetime.now(UTC)"
@@ -38,11 +34,7 @@ def moment(at: int) -> datetime:
 
 
 def provenance_fields(provenance: Provenance) -> dict[str, Any]:
-    """Provenance as JSON, without what was not said: what is stored, and what filters see.
-
-    Raises:
-        ConfigurationError: A field is of another type than it says, or `at` has no time zone.
-    """
+    """Provenance as JSON, without what was not said: what is stored, and what filters see."""
     _check_provenance(provenance)
     at = provenance.at
     found = {
@@ -98,15 +90,10 @@ def provenance_of(fields: Mapping[str, Any]) -> Provenance:
 
 @dataclass(slots=True)
 class Records:
-    """Seals what goes into rows, and makes items of them.
-
-    Args:
-        seal: The seal.
-        root: Bytes of a path that are not shown.
-    """
+    """Seals what goes into rows, and makes items of them."""
 
     seal: Seal
-    root: int = 0
+    root: int = 0  # bytes of a path that are not shown
 
     @property
     def sealed(self) -> bool:
@@ -120,11 +107,7 @@ class Records:
         return self.seal.seal(text.encode(), place) if self.sealed else text
 
     def text(self, stored: str | bytes, place: Place) -> str:
-        """Text from how it is stored.
-
-        Raises:
-            CorruptRecord: It was damaged, or moved from another row.
-        """
+        """Text from how it is stored, unless it was damaged, or moved from another row."""
         if isinstance(stored, bytes) and self.sealed:
             return self.seal.open(stored, place).decode()
         if isinstance(stored, str) and not self.sealed:
@@ -148,11 +131,7 @@ class Records:
         return self.text(row[8], value_place(row[1], row[2], row[3]))
 
     def value(self, row: Row) -> dict[str, Any]:
-        """The value in a row of an item.
-
-        Raises:
-            CorruptRecord: It cannot be read back.
-        """
+        """The value in a row of an item."""
         try:
             return decode(self.text_of(row))
         except ValueError as exc:

@@ -11,22 +11,22 @@ costs more than a small read, and a transaction more than a small write.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from perdure.errors import PerdureError
 from perdure.storage.database import Database
-from perdure.storage.flow import Flow
+from perdure.storage.flow import Flow, run
 from perdure.stores.embedders import CheckedEmbedder
-from perdure.stores.embeddings import Embeddings
-from perdure.stores.models import Model
+from perdure.stores.models import Embeddings, Model
 from perdure.stores.puts import Put
 from perdure.stores.writer import Writer
 
 T = TypeVar("T")
+P = ParamSpec("P")
 _TOGETHER = 16  # calls in one hop: the first waits for the last
 
 
@@ -70,13 +70,7 @@ _Answer = Callable[[], Any]
 
 @dataclass(slots=True)
 class Runner:
-    """Carries out effects.
-
-    Args:
-        database: Where to read and write.
-        writer: The flows that write.
-        embeddings: What makes vectors.
-    """
+    """Carries out effects."""
 
     database: Database
     writer: Writer
@@ -91,12 +85,7 @@ class Runner:
     def run(self, effects: Effects[T]) -> T:
         """Carry out all effects in the calling thread."""
         self.database.connect()  # what is put depends on the fields that the file records
-        answer: _Answer = _nothing
-        while True:
-            effect = self._advance(effects, answer)
-            if isinstance(effect, _Done):
-                return effect.result  # type: ignore[no-any-return]
-            answer = self._caught(effect)
+        return run(effects, self._answer)
 
     async def arun(self, effects: Effects[T], *, brief: bool = False) -> T:
         """Carry out effects from a coroutine.
@@ -226,6 +215,47 @@ class Runner:
         else:
             answer = _nothing if error is None else _raising(error)
             _settle(asks, [answer] * len(asks))
+
+
+# -- methods of a store
+
+
+def blocking(
+    make: Callable[Concatenate[Any, P], Effects[T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """The blocking method of a store that carries out the effects which `make` returns."""
+
+    @wraps(make)
+    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        found: T = self._parts.runner.run(make(self, *args, **kwargs))
+        return found
+
+    return method
+
+
+def awaiting(
+    method: Callable[Concatenate[Any, P], T], is_brief: Callable[..., bool] | None = None
+) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]]:
+    """Put the awaited form of a `blocking` method in place of a stub, which says its name.
+
+    `is_brief` is given the arguments of a call, see `Runner.arun`; None: no call is.
+    """
+    make: Callable[..., Effects[T]] = method.__wrapped__  # type: ignore[attr-defined]
+
+    async def twin(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        brief = is_brief is not None and is_brief(self, *args, **kwargs)
+        found: T = await self._parts.runner.arun(make(self, *args, **kwargs), brief=brief)
+        return found
+
+    def decorate(
+        named: Callable[[Any], None],
+    ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+        wraps(make)(twin)
+        twin.__name__, twin.__qualname__ = named.__name__, named.__qualname__
+        twin.__doc__ = named.__doc__
+        return twin
+
+    return decorate
 
 
 class _Ask(NamedTuple):

@@ -17,32 +17,20 @@ from perdure.stores.vectors import Floats
 
 
 class Sought(NamedTuple):
-    """What a search needs of a scope that is too large to be held.
+    """What a search needs of a scope that is too large to be held."""
 
-    Attributes:
-        words: The words whose rows it needs.
-        vector: The query's.
-        model: What that comes from.
-        vocabulary: Whether it needs all words.
-        some: Whether some rows will do, once it is seen that it is too large.
-    """
-
-    words: Iterable[str] = ()
-    vector: Floats | None = None
+    words: Iterable[str] = ()  # whose rows it needs
+    vector: Floats | None = None  # the query's
     model: Model | None = None
-    vocabulary: bool = False
-    some: bool = False
+    vocabulary: bool = False  # whether it needs all words
+    some: bool = False  # whether some rows will do, once it is seen to be too large
 
 
 @dataclass
 class Part:
-    """The rows of one namespace.
+    """The rows of one namespace."""
 
-    Attributes:
-        view: Where to look; None: it was let go, and what was sought is here.
-    """
-
-    view: View | None
+    view: View | None  # None: it was let go, and what was sought is here
     columns: Columns
     actors: Sequence[str]
     threads: int
@@ -73,21 +61,13 @@ class Part:
 
 
 class Scope:
-    """The rows of some namespaces.
-
-    Args:
-        parts: The namespaces.
-        model: What their vectors come from; None: there are none.
-        approximate_above: Vectors of a namespace from which a search may miss some.
-
-    Attributes:
-        held: Whether it can be asked for any word and vector, not only for what was sought.
-    """
+    """The rows of some namespaces."""
 
     def __init__(self, parts: Sequence[Part], model: Model | None, approximate_above: int) -> None:
         self._parts = parts
         self.model = model
         self._approximate_above = approximate_above
+        # whether it can be asked for any word and vector, not only for what was sought
         self.held = all(part.view is not None for part in parts)
         self._terms: dict[str, Found] = {}
         numbers: dict[str, int] = {}

@@ -11,14 +11,13 @@ from typing import Any, Final
 import numpy as np
 
 from perdure.errors import ConfigurationError, EmbeddingFailed
-from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.flow import Flow, NamedSQL, Row
 from perdure.stores.base import FoundItem, Mode, StoredItem, WhyNot
 from perdure.stores.bm25 import Term
 from perdure.stores.cues import named_actors, names_of, said_when
-from perdure.stores.embeddings import Embeddings
 from perdure.stores.index_cache import Indexes, Overtaken
 from perdure.stores.kinship import kin_of
-from perdure.stores.models import Model
+from perdure.stores.models import Embeddings, Model
 from perdure.stores.ranking import Cues, Ranked, rank
 from perdure.stores.reading import Reader, Wanted
 from perdure.stores.runner import Effects, Embed, Read
@@ -39,46 +38,27 @@ _MANY_ACTORS: Final = 1_000  # a scope with more is no conversation: nobody is n
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked.
-
-    Attributes:
-        text: In the user's words.
-        mode: Which scores count.
-        context: Whether neighbours in the thread, speaker and date count.
-        explain: Whether each part of a score is told.
-        weights: How much each part counts.
-        during: A span that it means, in seconds since 1970; half-open.
-        min_score: Least score of what is returned.
-    """
+    """What is asked."""
 
     text: str
     mode: Mode = "hybrid"
-    context: bool = True
+    context: bool = True  # whether neighbours in the thread, speaker and date count
     explain: bool = False
     weights: Weights = field(default_factory=Weights)
-    during: tuple[float, float] | None = None
-    min_score: float | None = None
+    during: tuple[float, float] | None = None  # in seconds since 1970; half-open
+    min_score: float | None = None  # of what is returned
 
 
 @dataclass(slots=True)
 class Searcher:
-    """Runs queries.
+    """Runs queries."""
 
-    Args:
-        sql: The statements, by name.
-        reader: Reads items.
-        indexes: The indexes of the namespaces.
-        embeddings: What makes the query's vector.
-        masked: Turns tokens into keyed hashes, if the index holds those.
-        now: The time, in microseconds.
-    """
-
-    sql: dict[str, str]
+    sql: NamedSQL
     reader: Reader
     indexes: Indexes
     embeddings: Embeddings
-    masked: Any
-    now: Callable[[], int]
+    masked: Any  # turns tokens into keyed hashes, if the index holds those
+    now: Callable[[], int]  # in microseconds
 
     @property
     def model(self) -> Model | None:
@@ -343,9 +323,9 @@ class Searcher:
 
     def _present(self, number: int, wanted: Wanted, now: int) -> Flow[StoredItem | None]:
         """The item of a version, or of the one that replaced it while the query was thought of."""
-        for row in (yield Statement(self.sql["by_id"], (number, now))):
+        for row in (yield self.sql("by_id", number, now)):
             return self.reader.records.item(row)
-        for row in (yield Statement(self.sql["successor"], (number, now))):
+        for row in (yield self.sql("successor", number, now)):
             found = self.reader.checked(row, wanted)
             return None if found is None else found[1]
         return None

@@ -16,7 +16,7 @@ from langgraph.store.base import BaseStore, SearchItem, SearchOp
 
 from perdure.errors import ConfigurationError, ImportFailed, NotADatabase
 from perdure.stores.base import PROVENANCE, Namespace
-from perdure.stores.unknown import meant
+from perdure.stores.options import meant
 from perdure.stores.values import decode
 
 _PAGE = 500  # items or namespaces asked for at a time
@@ -30,15 +30,7 @@ _FIELDS: Final = ("namespace", "key", "value", "version", *TIMES, "ttl", "index"
 
 
 def of_text(lines: Iterable[str], namespace: Namespace | None) -> Lines:
-    """Each line that is not empty, as what it is called in messages and what it says.
-
-    Args:
-        lines: JSON, an object a line.
-        namespace: Where items go that name none.
-
-    Raises:
-        ImportFailed: A line is no JSON object, or has a field that no item has.
-    """
+    """Each line that is not empty, as what it is called in messages and what it says."""
     for number, text in enumerate(lines, 1):
         where = f"line {number}"
         if not isinstance(text, str):
@@ -115,12 +107,7 @@ def _searched(store: BaseStore, namespace: tuple[str, ...], offset: int) -> list
 
 
 def of_langgraph_file(path: str | os.PathLike[str]) -> Lines:
-    """The items of a file that langgraph's SqliteStore wrote; it is only read.
-
-    Raises:
-        ConfigurationError: There is no such file.
-        NotADatabase: It is no such database.
-    """
+    """The items of a file that langgraph's SqliteStore wrote; it is only read."""
     if not isinstance(path, str | os.PathLike):
         raise ConfigurationError(f"{path!r} cannot be imported; expected a path or a store")
     text = os.fspath(path)
@@ -152,11 +139,8 @@ def _of_row(path: str, row: tuple[Any, ...]) -> Line:
     prefix, key, value, created, updated, expires, ttl = row
     where = f"{path!r}, {key!r} in {prefix!r}"
     try:
-        line = dict(
-            _line(
-                tuple(prefix.split(".")), key, json.loads(value), _moment(created), _moment(updated)
-            )
-        )
+        namespace = tuple(prefix.split("."))
+        line = _line(namespace, key, json.loads(value), _moment(created), _moment(updated))
         if expires is not None:
             line["expires_at"] = _moment(expires).isoformat()
         if ttl is not None:

@@ -23,9 +23,6 @@ class Trigrams:
 
     A word that no document has any more stays until the index is rebuilt; who searches looks up
     the postings of what is found anyway. Not for several threads at once.
-
-    Args:
-        words: The first words.
     """
 
     def __init__(self, words: Iterable[str] = ()) -> None:

@@ -14,13 +14,12 @@ from langgraph.store.base import IndexConfig, TTLConfig
 
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.encryption import Clear, agree_on_key, seal_for
-from perdure.storage.flow import Flow, Statement, load
+from perdure.storage.flow import Flow, load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import Synchronous
 from perdure.stores.embedders import embedder_from
-from perdure.stores.embeddings import Embeddings
 from perdure.stores.index_cache import Indexes
-from perdure.stores.models import Model
+from perdure.stores.models import Embeddings, Model
 from perdure.stores.offline import DIMS, StaticEmbedder
 from perdure.stores.options import TextIndex, check_names, check_options
 from perdure.stores.parts import Parts, clear_filters
@@ -30,10 +29,10 @@ from perdure.stores.records import Records
 from perdure.stores.runner import Runner
 from perdure.stores.schema import SQLITE
 from perdure.stores.searching import Searcher
+from perdure.stores.settings import agreed_fields
 from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
 from perdure.stores.whole_store import WholeStore
-from perdure.stores.words import agreed_fields
 from perdure.stores.writer import Writer
 
 Offline = Literal["offline"]
@@ -125,7 +124,7 @@ class SQLiteStore(WholeStore):
         def begin() -> Flow[None]:
             yield from agree_on_key(seal, os.fsdecode(path), read_only=read_only)
             fields[:] = yield from agreed_fields(_SQL, given, kept, read_only=read_only)
-            recorded = yield Statement(_SQL["get_setting"], ("model",))
+            recorded = yield _SQL("get_setting", "model")
             with suppress(CorruptRecord):  # what needs the model says so
                 for (model,) in recorded:
                     embeddings.adopt(Model.parsed(model))

@@ -6,14 +6,21 @@ whole file is in `perdure.stores.whole_store`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from langgraph.store.base import NOT_PROVIDED, BaseStore, Op, Result
+from langgraph.store.base import (
+    NOT_PROVIDED,
+    BaseStore,
+    ListNamespacesOp,
+    MatchCondition,
+    Op,
+    Result,
+)
 
-from perdure.errors import InvalidNamespace
+from perdure.errors import InvalidNamespace, InvalidValue
+from perdure.storage.database import awaited
 from perdure.stores.base import (
     TTL,
     FoundItem,
@@ -32,17 +39,18 @@ from perdure.stores.items import Items, query_of
 from perdure.stores.missing import MissingEmbeddings
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Index, is_brief, limits_of
+from perdure.stores.runner import Effects, awaiting, blocking
 from perdure.stores.weighting import Weights
 
 _FEW = 16  # operations that are checked in the event loop
 
 
-class Store(BaseStore):
-    """A langgraph store whose items keep their versions, and whose search needs no service.
+def _is_brief(*args: Any, **kwargs: Any) -> bool:
+    return True
 
-    Args:
-        parts: What it is made of.
-    """
+
+class Store(BaseStore):
+    """A langgraph store whose items keep their versions, and whose search needs no service."""
 
     supports_ttl = True
 
@@ -77,6 +85,7 @@ class Store(BaseStore):
         brief = len(ops) <= _FEW and is_brief(values)
         return await self._arun(self._items.batch(ops), brief=brief)
 
+    @blocking
     def put(
         self,
         namespace: Namespace,
@@ -87,7 +96,7 @@ class Store(BaseStore):
         ttl: TTL = NOT_PROVIDED,
         if_version: int | None = None,
         provenance: Provenance | None = None,
-    ) -> None:
+    ) -> Effects[None]:
         """Store an item; the version it replaces stays readable through `history` and `as_of`.
 
         Args:
@@ -108,37 +117,30 @@ class Store(BaseStore):
             StorageError: The database refuses. An embedder that fails is no error: the item is
                 found by text, and listed in `pending_embeddings()`.
         """
-        self._run(self._items.put(namespace, key, value, index, ttl, if_version, provenance))
+        if value is None:  # in langgraph's own form of a put that is a delete; here it is a slip
+            raise InvalidValue("the value is None; expected a dict: to remove an item, delete it")
+        return self._items.put(namespace, key, value, index, ttl, if_version, provenance)
 
-    async def aput(
-        self,
-        namespace: Namespace,
-        key: str,
-        value: Mapping[str, Any],
-        index: Index = None,
-        *,
-        ttl: TTL = NOT_PROVIDED,
-        if_version: int | None = None,
-        provenance: Provenance | None = None,
-    ) -> None:
+    @awaiting(put, lambda _, namespace, key, value, *args, **kwargs: is_brief(value))
+    def aput(self) -> None:
         """See `put`."""
-        effects = self._items.put(namespace, key, value, index, ttl, if_version, provenance)
-        await self._arun(effects, brief=is_brief(value))
 
-    def delete(self, namespace: Namespace, key: str, *, if_version: int | None = None) -> None:
+    @blocking
+    def delete(
+        self, namespace: Namespace, key: str, *, if_version: int | None = None
+    ) -> Effects[None]:
         """Close the present version of a key; one that is not there is no error.
 
         Raises:
             VersionConflict: The key is at another version than `if_version`.
         """
-        self._run(self._items.delete(namespace, key, if_version))
+        return self._items.put(namespace, key, None, if_version=if_version)
 
-    async def adelete(
-        self, namespace: Namespace, key: str, *, if_version: int | None = None
-    ) -> None:
+    @awaiting(delete, _is_brief)
+    def adelete(self) -> None:
         """See `delete`."""
-        await self._arun(self._items.delete(namespace, key, if_version), brief=True)
 
+    @blocking
     def get(
         self,
         namespace: Namespace,
@@ -146,7 +148,7 @@ class Store(BaseStore):
         *,
         refresh_ttl: bool | None = None,
         as_of: datetime | None = None,
-    ) -> StoredItem | None:
+    ) -> Effects[StoredItem | None]:
         """An item; None if there is none, or it has expired.
 
         Args:
@@ -155,19 +157,13 @@ class Store(BaseStore):
             refresh_ttl: Whether an item that expires lives on; None: as configured.
             as_of: Look at that moment instead, as it was then.
         """
-        return self._run(self._items.get(namespace, key, refresh_ttl, as_of))
+        return self._items.get(namespace, key, self._parts.refreshes(refresh_ttl), as_of)
 
-    async def aget(
-        self,
-        namespace: Namespace,
-        key: str,
-        *,
-        refresh_ttl: bool | None = None,
-        as_of: datetime | None = None,
-    ) -> StoredItem | None:
+    @awaiting(get, _is_brief)
+    def aget(self) -> None:
         """See `get`."""
-        return await self._arun(self._items.get(namespace, key, refresh_ttl, as_of), brief=True)
 
+    @blocking
     def search(  # type: ignore[override]
         self,
         namespace_prefix: Namespace,
@@ -186,7 +182,7 @@ class Store(BaseStore):
         weights: Weights | None = None,
         during: Span | None = None,
         min_score: float | None = None,
-    ) -> list[FoundItem]:
+    ) -> Effects[list[FoundItem]]:
         """Items under a prefix that meet the filters; with a query, those that answer it best.
 
         Without a query they come namespace by namespace, in each in the order in which they were
@@ -225,33 +221,14 @@ class Store(BaseStore):
         """
         wanted = self._parts.wanted(namespace_prefix, filter, provenance, as_of)
         asked = query_of(query, mode, context, explain, weights, during, min_score)
-        return self._run(self._items.search(wanted, asked, limit, offset, refresh_ttl))
+        refresh = self._parts.refreshes(refresh_ttl)
+        return self._items.search(wanted, asked, limit, offset, refresh)
 
-    async def asearch(  # type: ignore[override]
-        self,
-        namespace_prefix: Namespace,
-        /,
-        *,
-        query: str | None = None,
-        filter: Mapping[str, Any] | None = None,
-        limit: int = 10,
-        offset: int = 0,
-        refresh_ttl: bool | None = None,
-        mode: Mode = "hybrid",
-        provenance: Mapping[str, Any] | None = None,
-        as_of: datetime | None = None,
-        context: bool = True,
-        explain: bool = False,
-        weights: Weights | None = None,
-        during: Span | None = None,
-        min_score: float | None = None,
-    ) -> list[FoundItem]:
+    @awaiting(search, lambda *args, query=None, **kwargs: not query)
+    def asearch(self) -> None:  # type: ignore[override]
         """See `search`."""
-        wanted = self._parts.wanted(namespace_prefix, filter, provenance, as_of)
-        asked = query_of(query, mode, context, explain, weights, during, min_score)
-        effects = self._items.search(wanted, asked, limit, offset, refresh_ttl)
-        return await self._arun(effects, brief=asked is None)
 
+    @blocking
     def list_namespaces(
         self,
         *,
@@ -261,7 +238,7 @@ class Store(BaseStore):
         limit: int = 100,
         offset: int = 0,
         as_of: datetime | None = None,
-    ) -> list[Namespace]:
+    ) -> Effects[list[Namespace]]:
         """Namespaces that hold something, in order.
 
         Args:
@@ -272,34 +249,29 @@ class Store(BaseStore):
             offset: How many to leave out.
             as_of: Look at that moment instead, as it was then.
         """
-        return self._run(self._items.namespaces(prefix, suffix, max_depth, limit, offset, as_of))
+        given = (MatchCondition("prefix", prefix or ()), MatchCondition("suffix", suffix or ()))
+        conditions = tuple(condition for condition in given if condition.path)
+        op = ListNamespacesOp(conditions, max_depth, limit, offset)
+        return self._items.namespaces(op, as_of)
 
-    async def alist_namespaces(
-        self,
-        *,
-        prefix: Namespace | None = None,
-        suffix: Namespace | None = None,
-        max_depth: int | None = None,
-        limit: int = 100,
-        offset: int = 0,
-        as_of: datetime | None = None,
-    ) -> list[Namespace]:
+    @awaiting(list_namespaces, _is_brief)
+    def alist_namespaces(self) -> None:
         """See `list_namespaces`."""
-        effects = self._items.namespaces(prefix, suffix, max_depth, limit, offset, as_of)
-        return await self._arun(effects, brief=True)
 
     # -- versions
 
-    def history(self, namespace: Namespace, key: str) -> list[StoredItem]:
+    @blocking
+    def history(self, namespace: Namespace, key: str) -> Effects[list[StoredItem]]:
         """Every version of a key, oldest first, with the time each was valid."""
-        return self._run(self._items.history(namespace, key))
+        return self._items.history(namespace, key)
 
-    async def ahistory(self, namespace: Namespace, key: str) -> list[StoredItem]:
+    @awaiting(history)
+    def ahistory(self) -> None:
         """See `history`."""
-        return await self._arun(self._items.history(namespace, key))
 
     # -- why
 
+    @blocking
     def why_not(
         self,
         namespace: Namespace,
@@ -313,20 +285,11 @@ class Store(BaseStore):
         as_of: datetime | None = None,
         context: bool = True,
         during: Span | None = None,
-    ) -> WhyNot:
+    ) -> Effects[WhyNot]:
         """Where an item stands in the answers to a query under a prefix, and why.
 
-        Args:
-            namespace: The item's namespace.
-            key: Its key.
-            query: As given to `search`.
-            prefix: As given to `search`; None: the item's namespace.
-            filter: As given to `search`.
-            mode: As given to `search`.
-            provenance: As given to `search`.
-            as_of: As given to `search`.
-            context: As given to `search`.
-            during: As given to `search`.
+        The arguments from `query` on are those of `search`; without a prefix, that is the item's
+        namespace.
 
         Raises:
             ConfigurationError: There is no query; see also `search`.
@@ -334,27 +297,11 @@ class Store(BaseStore):
         within = namespace if prefix is None else prefix
         wanted = self._parts.wanted(within, filter, provenance, as_of)
         asked = query_of(query, mode, context, True, during=during)
-        return self._run(self._items.why_not(namespace, key, wanted, asked))
+        return self._items.why_not(namespace, key, wanted, asked)
 
-    async def awhy_not(
-        self,
-        namespace: Namespace,
-        key: str,
-        *,
-        query: str,
-        prefix: Namespace | None = None,
-        filter: Mapping[str, Any] | None = None,
-        mode: Mode = "hybrid",
-        provenance: Mapping[str, Any] | None = None,
-        as_of: datetime | None = None,
-        context: bool = True,
-        during: Span | None = None,
-    ) -> WhyNot:
+    @awaiting(why_not)
+    def awhy_not(self) -> None:
         """See `why_not`."""
-        within = namespace if prefix is None else prefix
-        wanted = self._parts.wanted(within, filter, provenance, as_of)
-        asked = query_of(query, mode, context, True, during=during)
-        return await self._arun(self._items.why_not(namespace, key, wanted, asked))
 
     # -- erasing
 
@@ -398,23 +345,7 @@ class Store(BaseStore):
             prefix, key, filter, provenance, query, dry_run, checkpointer, threads
         )
 
-    async def aforget(
-        self,
-        prefix: Namespace | None = None,
-        *,
-        key: str | None = None,
-        filter: Mapping[str, Any] | None = None,
-        provenance: Mapping[str, Any] | None = None,
-        query: str | None = None,
-        dry_run: bool = False,
-        checkpointer: ErasesMessages | None = None,
-        threads: Collection[str] = (),
-    ) -> Receipt:
-        """See `forget`."""
-        return await asyncio.to_thread(
-            self._eraser.forget,
-            *(prefix, key, filter, provenance, query, dry_run, checkpointer, threads),
-        )
+    aforget = awaited(forget)
 
     # -- vectors that are missing
 
@@ -422,11 +353,10 @@ class Store(BaseStore):
         """Items whose vectors could not be made yet; text search finds them."""
         return self.database.read(self._missing.pending(self._parts.path(namespace_prefix)))
 
-    async def apending_embeddings(self, namespace_prefix: Namespace = ()) -> list[Pending]:
-        """See `pending_embeddings`."""
-        return await asyncio.to_thread(self.pending_embeddings, namespace_prefix)
+    apending_embeddings = awaited(pending_embeddings)
 
-    def embed_pending(self, namespace_prefix: Namespace = ()) -> int:
+    @blocking
+    def embed_pending(self, namespace_prefix: Namespace = ()) -> Effects[int]:
         """Make the vectors that are missing; returns how many items got theirs.
 
         An item whose text the embedder refuses goes on waiting; the others get theirs.
@@ -434,11 +364,11 @@ class Store(BaseStore):
         Raises:
             EmbeddingFailed: The embedder fails for all.
         """
-        return self._run(self._missing.embed_all(self._parts.path(namespace_prefix)))
+        return self._missing.embed_all(self._parts.path(namespace_prefix))
 
-    async def aembed_pending(self, namespace_prefix: Namespace = ()) -> int:
+    @awaiting(embed_pending)
+    def aembed_pending(self) -> None:
         """See `embed_pending`."""
-        return await self._arun(self._missing.embed_all(self._parts.path(namespace_prefix)))
 
     # -- a part of it
 

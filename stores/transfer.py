@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any, TypeGuard
+from typing import Any
 
 from perdure.errors import ImportFailed, PerdureError
-from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.flow import Flow, Row
 from perdure.stores.base import Namespace, Progress, TransferReport
 from perdure.stores.missing import MissingEmbeddings
 from perdure.stores.models import Model
@@ -33,12 +33,7 @@ _MOST = 1 << 60  # versions: SQLite counts in 64 bits
 
 
 class Transfer:
-    """Brings items of a store out and in.
-
-    Args:
-        parts: Of the store.
-        missing: Makes the vectors of what comes in.
-    """
+    """Brings items of a store out and in."""
 
     def __init__(self, parts: Parts, missing: MissingEmbeddings) -> None:
         self._parts = parts
@@ -56,7 +51,7 @@ class Transfer:
                 yield from map(self._line, rows)
 
     def _every_path(self, prefix: bytes) -> Flow[list[bytes]]:
-        return [row[0] for row in (yield Statement(self._parts.sql["every_path"], span(prefix)))]
+        return [row[0] for row in (yield self._parts.sql("every_path", *span(prefix)))]
 
     def _key_page(
         self, path: bytes, last: str, versions: bool
@@ -64,8 +59,8 @@ class Transfer:
         """The versions of some keys after one, and the last of those keys; None: there are none."""
         out: list[Row] = []
         key = None
-        for (key,) in (yield Statement(self._parts.sql["key_page"], (path, last, PAGE))):
-            for row in (yield Statement(self._parts.sql["key_versions"], (path, key))):
+        for (key,) in (yield self._parts.sql("key_page", path, last, PAGE)):
+            for row in (yield self._parts.sql("key_versions", path, key)):
                 row = ended(row, self._parts.now())
                 if versions or row[6] is None:
                     out.append(row)
@@ -103,17 +98,7 @@ class Transfer:
     def take(
         self, found: Lines, progress: Progress | None, noun: str, *, skips: bool = False
     ) -> TransferReport:
-        """Take in what a source gives, in batches.
-
-        Args:
-            found: What it gives.
-            progress: Called after each batch.
-            noun: What one of it is called.
-            skips: Whether what cannot be read or stored is passed over.
-
-        Raises:
-            ImportFailed: Something cannot be read or stored. What came before it is kept.
-        """
+        """Take in what a source gives, in batches."""
         report, done = TransferReport(), 0
         failed: ImportFailed | None = None
         with closing(found):
@@ -202,45 +187,33 @@ def _version(line: Mapping[str, Any]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A version to put back; times in microseconds.
-
-    Attributes:
-        put: What it holds.
-        version: Its number; None: it is put as the newest, unless that is equal.
-        created: When the key was first put.
-        since: When it was put.
-        until: When it was closed; None: it is the present one.
-        expires: When it will expire.
-    """
+    """A version to put back; times in microseconds."""
 
     put: Put
-    version: int | None = None
-    created: int | None = None
+    version: int | None = None  # None: it is put as the newest, unless that is equal
+    created: int | None = None  # when the key was first put
     since: int | None = None
-    until: int | None = None
+    until: int | None = None  # None: it is the present one
     expires: int | None = None
 
 
 def restore(
     writer: Writer, given: Sequence[Restored], now: int, model: Model | None
 ) -> Flow[TransferReport]:
-    """Put versions back, all or none.
-
-    Raises:
-        ImportFailed: A version of that number is here and holds something else.
-    """
+    """Put versions back, all or none."""
     report = TransferReport()
     changes = yield from writer.begin(model)
     for one in given:
-        rows = yield Statement(writer.sql["history"], (one.put.path, one.put.key))
+        rows = yield writer.sql("history", one.put.path, one.put.key)
         known = {row[3]: row for row in rows}
         newest = max(known, default=0)
         last = known.get(newest)
-        if one.version is None and _is_present(last) and _same(writer, last, one.put):
-            report += TransferReport(skipped=1)
-            continue
-        if one.version is not None and one.version <= newest:
-            yield from _check_same(writer, known.get(one.version), one)
+        if one.version is None:
+            known_already = last is not None and last[6] is None and _same(writer, last, one.put)
+        else:
+            known_already = one.version <= newest
+            _check_same(writer, known.get(one.version), one)
+        if known_already:
             report += TransferReport(skipped=1)
             continue
         yield from _add(writer, one, now, changes)
@@ -272,17 +245,12 @@ def _add(writer: Writer, one: Restored, now: int, changes: Changes) -> Flow[None
         changes.grow(ns, -1, -size)
 
 
-def _is_present(row: Row | None) -> TypeGuard[Row]:
-    return row is not None and row[6] is None
-
-
-def _check_same(writer: Writer, here: Row | None, one: Restored) -> Flow[None]:
+def _check_same(writer: Writer, here: Row | None, one: Restored) -> None:
     if here is not None and not _same(writer, here, one.put):
         raise ImportFailed(
             f"version {one.version} of {one.put.key!r} in {labels(one.put.path)!r} is here already "
             "and holds something else: import into a new file, or forget it here first"
         )
-    yield from ()
 
 
 def _same(writer: Writer, here: Row, put: Put) -> bool:

@@ -43,17 +43,11 @@ def second_look(rows: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Vectors, a row each.
+    """Vectors, a row each."""
 
-    Attributes:
-        rows: `[n, dims]`, normalised.
-        scale: `float32[n]` by which `int8` rows are multiplied; None for other kinds.
-        sketch: `uint64[words, n]`, the signs of the dimensions; None: there are too few rows.
-    """
-
-    rows: NDArray[Any]
-    scale: Floats | None = None
-    sketch: NDArray[np.uint64] | None = None
+    rows: NDArray[Any]  # `[n, dims]`, normalised
+    scale: Floats | None = None  # by which `int8` rows are multiplied
+    sketch: NDArray[np.uint64] | None = None  # `[words, n]`, signs; None: too few rows
 
     @classmethod
     def of(cls, body: bytes, dims: int, kind: Kind) -> Matrix:

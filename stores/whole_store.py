@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 from langgraph.store.base import BaseStore
 
-from perdure.errors import ConfigurationError
-from perdure.storage.database import AwaitableInt, DatabaseOwner
+from perdure.errors import ConfigurationError, PerdureError
+from perdure.storage.database import AwaitableInt, DatabaseOwner, awaited, in_event_loop
+from perdure.storage.flow import Flow, Statement, rows_of
 from perdure.stores.base import (
     Namespace,
     Progress,
@@ -21,27 +24,29 @@ from perdure.stores.base import (
     TransferReport,
     VersionRetention,
 )
-from perdure.stores.expiry import Sweeper, SweeperEnd
-from perdure.stores.maintenance import Maintenance
+from perdure.stores.filter_sql import index_expression, index_path
 from perdure.stores.models import Model
+from perdure.stores.namespaces import span
+from perdure.stores.options import check_number
 from perdure.stores.parts import Parts
+from perdure.stores.reading import index_name
+from perdure.stores.runner import Effects, awaiting, blocking
 from perdure.stores.sources import Lines, of_langgraph_file, of_store, of_text
 from perdure.stores.store import Store
 from perdure.stores.transfer import PAGE, Transfer
 
 OnUnsuitable = Literal["error", "skip"]
+_LOG = logging.getLogger("perdure")
+_SWEEP: Final = 500  # items closed, or versions dropped, in one transaction
+_FAR: Final = 1_000_000  # days or versions: enough to keep all
+_ALL: Final = 1 << 62  # as `old_versions` knows it
 
 
 class WholeStore(DatabaseOwner, Store):
-    """A store with its database; it is for `with` or `async with`, or to be closed by hand.
-
-    Args:
-        parts: What it is made of.
-    """
+    """A store with its database; it is for `with` or `async with`, or to be closed by hand."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self._maintenance = Maintenance(parts)
         self._transfer = Transfer(parts, self._missing)
         self._sweeper: Sweeper | None = None
         self._closed = False
@@ -65,11 +70,12 @@ class WholeStore(DatabaseOwner, Store):
         Returns:
             How many. It may be awaited too, as with langgraph's async store.
         """
-        return AwaitableInt(self._maintenance.sweep())
+        parts, total = self._parts, 0
+        while found := self.database.write(lambda: parts.writer.sweep(parts.now(), _SWEEP)):
+            total += found
+        return AwaitableInt(total)
 
-    async def asweep_ttl(self) -> int:
-        """See `sweep_ttl`."""
-        return await asyncio.to_thread(self.sweep_ttl)
+    asweep_ttl = awaited(sweep_ttl)
 
     def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Sweeper:
         """Sweep now and then in a thread, until `stop_ttl_sweeper` or `close`.
@@ -105,11 +111,34 @@ class WholeStore(DatabaseOwner, Store):
         Raises:
             ConfigurationError: The rule keeps nothing in particular, or has a negative number.
         """
-        return self._maintenance.retain(rule, prefix)
+        _check_rule(rule)
+        path = self._parts.path(prefix)
+        since = None if rule.days is None else self._parts.now() - int(rule.days * 86_400_000_000)
+        total = 0
+        while found := self.database.write(lambda: self._drop_versions(path, rule.last, since)):
+            total += found
+        if total:
+            self.database.write(lambda: self._drop_empty(path))
+            self.database.shrink()
+        return total
 
-    async def aretain(self, rule: VersionRetention, *, prefix: Namespace = ()) -> int:
-        """See `retain`."""
-        return await asyncio.to_thread(self._maintenance.retain, rule, prefix)
+    aretain = awaited(retain)
+
+    def _drop_versions(self, prefix: bytes, last: int | None, since: int | None) -> Flow[int]:
+        sql = self._parts.sql
+        bound = (*span(prefix), _ALL if since is None else since, _ALL if last is None else last)
+        rows = yield sql("old_versions", *bound, _SWEEP)
+        if rows:
+            for name in ("drop_index_with", "drop_version", "drop_index"):
+                yield Statement(sql[name], rows, many=True)
+            yield sql("bump_setting", "erasures")
+        return len(rows)
+
+    def _drop_empty(self, prefix: bytes) -> Flow[None]:
+        sql = self._parts.sql
+        yield sql("drop_empty_namespaces", *span(prefix))
+        yield sql("drop_index_left")
+        yield sql("bump_setting", "erasures")
 
     # -- indexes on paths
 
@@ -119,43 +148,43 @@ class WholeStore(DatabaseOwner, Store):
         Raises:
             ConfigurationError: The path is no names joined by dots, or values are encrypted.
         """
-        self._maintenance.create_index(path)
+        checked = index_path(path)
+        if self._parts.records.sealed:
+            raise ConfigurationError(
+                "values in this store are encrypted, so a path cannot have an index"
+            )
+        on = index_expression(checked, "value")
+        sql = f'CREATE INDEX IF NOT EXISTS "{index_name(checked)}" ON store_items (ns, {on})'
+        self.database.write(lambda: rows_of(sql))
 
-    async def acreate_index(self, path: str) -> None:
-        """See `create_index`."""
-        await asyncio.to_thread(self.create_index, path)
+    acreate_index = awaited(create_index)
 
     def drop_index(self, path: str) -> None:
         """Remove an index; one that is not there is no error."""
-        self._maintenance.drop_index(path)
+        sql = f'DROP INDEX IF EXISTS "{index_name(index_path(path))}"'
+        self.database.write(lambda: rows_of(sql))
 
-    async def adrop_index(self, path: str) -> None:
-        """See `drop_index`."""
-        await asyncio.to_thread(self.drop_index, path)
+    adrop_index = awaited(drop_index)
 
     def indexes(self) -> list[str]:
         """The paths that have an index."""
-        return self._maintenance.indexes()
+        return self.database.read(self._parts.reader.indexes())
 
-    async def aindexes(self) -> list[str]:
-        """See `indexes`."""
-        return await asyncio.to_thread(self.indexes)
+    aindexes = awaited(indexes)
 
     def explain_query(
         self, namespace_prefix: Namespace, /, *, filter: Mapping[str, Any] | None = None
     ) -> QueryPlan:
         """How a search would be answered: which path indexes it uses."""
-        return self._maintenance.explain(namespace_prefix, filter)
+        wanted = self._parts.wanted(namespace_prefix, filter)
+        return self.database.read(self._parts.reader.explain(wanted))
 
-    async def aexplain_query(
-        self, namespace_prefix: Namespace, /, *, filter: Mapping[str, Any] | None = None
-    ) -> QueryPlan:
-        """See `explain_query`."""
-        return await asyncio.to_thread(self._maintenance.explain, namespace_prefix, filter)
+    aexplain_query = awaited(explain_query)
 
     # -- vectors of another model
 
-    def reembed(self, progress: Progress | None = None) -> int:
+    @blocking
+    def reembed(self, progress: Progress | None = None) -> Effects[int]:
         """Make all vectors anew with the store's present embedder.
 
         Others may read and write meanwhile; an item is found by text until its turn has come. It
@@ -172,11 +201,11 @@ class WholeStore(DatabaseOwner, Store):
                 by itself is left in `pending_embeddings()`.
             ConfigurationError: The store has no embedder.
         """
-        return self._run(self._missing.reembed(progress))
+        return self._missing.reembed(progress)
 
-    async def areembed(self, progress: Progress | None = None) -> int:
+    @awaiting(reembed)
+    def areembed(self) -> None:
         """See `reembed`."""
-        return await self._arun(self._missing.reembed(progress))
 
     @property
     def model(self) -> Model | None:
@@ -234,17 +263,7 @@ class WholeStore(DatabaseOwner, Store):
         """
         return self._transfer.take(of_text(lines, namespace), progress, "line")
 
-    async def aimport_lines(
-        self,
-        lines: Iterable[str],
-        *,
-        namespace: Namespace | None = None,
-        progress: Progress | None = None,
-    ) -> TransferReport:
-        """See `import_lines`; `lines` are read in a thread."""
-        return await asyncio.to_thread(
-            lambda: self.import_lines(lines, namespace=namespace, progress=progress)
-        )
+    aimport_lines = awaited(import_lines)
 
     def import_from(
         self,
@@ -286,29 +305,80 @@ class WholeStore(DatabaseOwner, Store):
             found = of_langgraph_file(source)
         return self._transfer.take(found, progress, "item", skips=on_unsuitable == "skip")
 
-    async def aimport_from(
-        self,
-        source: str | os.PathLike[str] | BaseStore,
-        *,
-        on_unsuitable: OnUnsuitable = "error",
-        progress: Progress | None = None,
-    ) -> TransferReport:
-        """See `import_from`."""
-        return await asyncio.to_thread(
-            lambda: self.import_from(source, on_unsuitable=on_unsuitable, progress=progress)
-        )
+    aimport_from = awaited(import_from)
 
     # -- looking
 
     def stats(self) -> StoreStats:
         """Counts and sizes."""
-        return self._maintenance.stats(self._missing.count())
+        read, sql = self.database.read, self._parts.sql
+        namespaces, items, size, versions = read(rows_of(sql["counts"]))[0]
+        indexes, sizes = tuple(self.indexes()), self.database.stats()
+        pending = read(self._missing.count())
+        return StoreStats(namespaces, items, versions, pending, size, indexes, sizes)
 
-    async def astats(self) -> StoreStats:
-        """See `stats`."""
-        return await asyncio.to_thread(self.stats)
+    astats = awaited(stats)
 
 
 def _exported(source: WholeStore) -> Lines:
     for line in source.export():
         yield f"{line['key']!r} in {line['namespace']!r}", line
+
+
+class Sweeper(threading.Thread):
+    """Calls a function at intervals until it is stopped; awaited, it is returned at once."""
+
+    def __init__(self, sweep: Callable[[], object], minutes: Any) -> None:
+        check_number("the sweep interval", minutes, "minutes, more than zero", least=1e-9)
+        super().__init__(name="perdure-sweep", daemon=True)
+        self._sweep = sweep
+        self._interval_s = minutes * 60
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Sweep until `stop` is called."""
+        while not self._stopped.wait(self._interval_s):
+            try:
+                self._sweep()
+            except PerdureError:
+                _LOG.exception("expired items could not be swept; the next sweep tries again")
+
+    def stop(self) -> None:
+        """Begin no other sweep."""
+        self._stopped.set()
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        return self
+        yield
+
+
+class SweeperEnd:
+    """Whether a sweeper that was stopped has ended, as a truth value or by `await`.
+
+    It is waited for when this is made, or, in an event loop, when this is awaited.
+    """
+
+    def __init__(self, sweeper: Sweeper | None, timeout: float | None) -> None:
+        self._sweeper, self._timeout = sweeper, timeout
+        if not in_event_loop():
+            self._wait()
+
+    def _wait(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.join(self._timeout)
+
+    def __bool__(self) -> bool:
+        return self._sweeper is None or not self._sweeper.is_alive()
+
+    def __await__(self) -> Generator[Any, Any, bool]:
+        yield from asyncio.to_thread(self._wait).__await__()
+        return bool(self)
+
+
+def _check_rule(rule: VersionRetention) -> None:
+    if rule.last is None and rule.days is None:
+        raise ConfigurationError("the retention rule is empty; give last= or days=")
+    for name, number in (("last", rule.last), ("days", rule.days)):
+        if number is not None:
+            expected = "a number, zero or more"
+            check_number(f"retention {name}", number, expected, most=_FAR, whole=name == "last")

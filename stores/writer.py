@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from perdure.errors import LimitExceeded, VersionConflict
-from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.flow import Flow, NamedSQL, Row, Statement
 from perdure.stores.models import Model
 from perdure.stores.namespaces import labels, span
 from perdure.stores.puts import Limit, Put
@@ -43,20 +43,14 @@ class New(NamedTuple):
 
 @dataclass(slots=True)
 class Changes:
-    """What is written for all puts together, at the end.
+    """What is written for all puts together, at the end."""
 
-    Attributes:
-        model: Number of the model that the vectors come from.
-        indexed: What was added that has a row in `store_index`, with its row.
-        items, bytes: By how much each namespace grew.
-        more, larger: By how much all of them did.
-    """
-
-    model: int | None
+    model: int | None  # number of what the vectors come from
+    # what has a row in `store_index`, and which
     indexed: list[tuple[Put, int]] = field(default_factory=list)
-    items: Counter[int] = field(default_factory=Counter)
+    items: Counter[int] = field(default_factory=Counter)  # by how much each namespace grew
     bytes: Counter[int] = field(default_factory=Counter)
-    more: int = 0
+    more: int = 0  # by how much all of them did
     larger: int = 0
 
     def grow(self, ns: int, items: int, size: int) -> None:
@@ -69,29 +63,13 @@ class Changes:
 
 @dataclass(slots=True)
 class Writer:
-    """The flows that write.
+    """The flows that write."""
 
-    Args:
-        sql: The statements, by name.
-        records: Seals rows; leaves its root out of messages.
-    """
-
-    sql: dict[str, str]
+    sql: NamedSQL
     records: Records
 
     def write(self, puts: Sequence[Put], now: int, model: Model | None = None) -> Flow[None]:
-        """Apply puts and deletes in order, all or none.
-
-        Args:
-            puts: What to do.
-            now: The time, in microseconds.
-            model: What the vectors come from.
-
-        Raises:
-            EmbedderMismatch: The vectors in the store come from another model.
-            VersionConflict: A key is not at its `if_version`.
-            LimitExceeded: A limit would be passed.
-        """
+        """Apply puts and deletes in order, all or none."""
         changes = yield from self.begin(model)
         for some in _rounds(puts):
             left = yield from self._add_new(some, now, changes)
@@ -104,11 +82,7 @@ class Writer:
         return Changes(None if model is None else (yield from self.enrol(model)))
 
     def finish(self, puts: Sequence[Put], changes: Changes, now: int) -> Flow[None]:
-        """Write what is written for all puts together, and check that the limits hold.
-
-        Raises:
-            LimitExceeded: One would be passed.
-        """
+        """Write what is written for all puts together, and check that the limits hold."""
         if changes.indexed:
             rows = [self._indexed(put, row, changes.model) for put, row in changes.indexed]
             yield Statement(self.sql["add_index"], rows, many=True)
@@ -118,7 +92,7 @@ class Writer:
         for put, row in changes.indexed:
             if put.missing is not None:
                 error = self.records.shut(put.missing, ("pending", row))
-                yield Statement(self.sql["add_pending"], (row, error))
+                yield self.sql("add_pending", row, error)
         # who holds too much may still delete, and put less
         for limit in dict.fromkeys(limit for put in puts for limit in put.limits):
             counted = Limit(
@@ -151,7 +125,7 @@ class Writer:
             of[2] += size
         yield Statement(self.sql["grow_path"], list(grown.values()), many=True)
         yield Statement(self.sql["add_new"], rows, many=True)
-        added = {row for (row,) in (yield Statement(self.sql["ids_from"], (first,)))}
+        added = {row for (row,) in (yield self.sql("ids_from", first))}
         known: list[tuple[bytes, int, int]] = []
         for put, (row, _, _, _, _, _, size, *_) in zip(hopeful, rows, strict=True):
             if row not in added:
@@ -222,7 +196,7 @@ class Writer:
         numbers: dict[bytes, int] = {}
         for put, ns, _, _ in added:
             if ns is None and put.path not in numbers:
-                numbers[put.path] = (yield Statement(self.sql["add_namespace"], (put.path,)))[0][0]
+                numbers[put.path] = (yield self.sql("add_namespace", put.path))[0][0]
         first = yield from self._next_id()
         rows = []
         for row, (put, ns, version, times) in enumerate(added, first):
@@ -242,7 +216,7 @@ class Writer:
         return list(range(first, first + len(rows)))
 
     def _next_id(self) -> Flow[int]:
-        last = yield Statement(self.sql["last_id"])
+        last = yield self.sql("last_id")
         return last[0][0] + 1 if last else 1
 
     def _shut(self, put: Put, text: str, version: int) -> tuple[str | bytes, str | bytes | None]:
@@ -270,10 +244,10 @@ class Writer:
             )
 
     def _check_limit(self, limit: Limit, now: int) -> Flow[None]:
-        items, size = (yield Statement(self.sql["held"], span(limit.prefix)))[0]
+        items, size = (yield self.sql("held", *span(limit.prefix)))[0]
         if _within(limit, items, size):
             return
-        gone, freed = (yield Statement(self.sql["held_expired"], (*span(limit.prefix), now)))[0]
+        gone, freed = (yield self.sql("held_expired", *span(limit.prefix), now))[0]
         if _within(limit, items - gone, size - freed):
             return
         if len(limit.prefix) < self.records.root:  # what others hold there is not told
@@ -288,19 +262,16 @@ class Writer:
     # -- vectors
 
     def enrol(self, model: Model, *, replace: bool = False) -> Flow[int]:
-        """The number of the model that the store's vectors come from.
-
-        Raises:
-            EmbedderMismatch: It is another one, and is not to be replaced.
-        """
-        rows = yield Statement(self.sql["get_setting"], ("model",))
+        """The number of the model that the store's vectors come from."""
+        rows = yield self.sql("get_setting", "model")
         found = Model.parsed(rows[0][0]) if rows else None
         if found == model:
             return found.number
         if found is not None and not replace:
             raise found.mismatch(model)
-        new = model.numbered(1 if found is None else found.number + 1)
-        yield Statement(self.sql["set_setting"], ("model", new.text()))
+        number = 1 if found is None else found.number + 1
+        new = Model(model.name, model.dims, model.kind, number)
+        yield self.sql("set_setting", "model", new.text())
         return new.number
 
     def give_vectors(self, given: Sequence[tuple[int, bytes | None]], model: Model) -> Flow[None]:
@@ -311,19 +282,19 @@ class Writer:
         for row, vectors in given:
             shut = self.records.shut_vectors(vectors, row)
             of = None if shut is None else number
-            yield Statement(self.sql["set_vectors"], (row, shut, of))
-            yield Statement(self.sql["drop_pending"], (row,))
+            yield self.sql("set_vectors", row, shut, of)
+            yield self.sql("drop_pending", row)
         yield Statement(self.sql["raise_changes"], [(row,) for row, _ in given], many=True)
-        yield Statement(self.sql["bump_setting"], ("embedded",))
+        yield self.sql("bump_setting", "embedded")
 
     def still_missing(self, row: int, error: str) -> Flow[None]:
         """Note that the vectors of a version could not be made once more."""
         shut = self.records.shut(error, ("pending", row))
-        yield Statement(self.sql["add_pending"], (row, shut))
+        yield self.sql("add_pending", row, shut)
 
     def hush(self) -> Flow[None]:
         """Forget why vectors are missing: an error may quote other texts."""
-        rows = yield Statement(self.sql["pending_ids"])
+        rows = yield self.sql("pending_ids")
         hushed = [(self.records.shut("", ("pending", row)), row) for (row,) in rows]
         yield Statement(self.sql["hush_pending"], hushed, many=True)
 
@@ -336,7 +307,7 @@ class Writer:
 
     def sweep(self, now: int, limit: int) -> Flow[int]:
         """Close items whose time is over. Returns how many; call again until none are."""
-        rows = yield Statement(self.sql["expired"], (now, limit))
+        rows = yield self.sql("expired", now, limit)
         if rows:
             yield from self.close([(expires, row) for row, _, _, expires in rows])
             grown = [(-1, -size, ns) for _, ns, size, _ in rows]

@@ -9,18 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.stores.bm25 import idf
-from perdure.stores.ranking import (
-    Arrangement,
-    Cues,
-    Ranked,
-    Term,
-    Weights,
-    above_mean,
-    arrange,
-    bm25,
-    rank,
-)
+from perdure.stores.bm25 import Term, blocks, idf, length_penalty
+from perdure.stores.context import Arrangement, arrange
+from perdure.stores.ranking import Cues, Ranked, above_mean, rank
+from perdure.stores.weighting import DEFAULT, Weights
 
 PLAIN = Weights(k1=1.2, b=0.75)
 
@@ -32,6 +24,14 @@ def term(rows: list[int], tf: list[int] | None = None) -> Term:
 
 def floats(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
+
+
+def bm25(terms: list[Term], lengths: np.ndarray, weights: Weights = DEFAULT) -> np.ndarray:
+    penalty = length_penalty(lengths, weights.k1, weights.b)
+    scores = np.zeros(len(lengths), np.float32)
+    for counts, worths in blocks(terms, len(scores), weights):
+        scores += worths @ (counts / (counts + penalty))
+    return scores
 
 
 def test_idf_of_rare_and_common_words() -> None:

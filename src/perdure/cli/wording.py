@@ -19,7 +19,7 @@ _IN_COMMANDS: Final = (
     (r"\bthread_id is empty; pass a non-empty string", "the thread id is empty; give it a name"),
     (r"\bcopy to a new thread_id", "copy to another id"),
     (r"\blimit is (?=-?\d)", "--limit is "),
-    (r"\bretention (last|days)=", r"--\1 is "),
+    (r"\bretention (last|days)(?:=| is )", r"--\1 is "),
     (r"the retention rule is empty; .*", "no rule is given; give --last, --days or --turns"),
     (r"^(ttl|mode|offset|position|budget|minimum|query|database) is ", r"--\1 is "),
     (r"^delay_s is ", "--delay is "),

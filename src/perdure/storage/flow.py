@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 Row = tuple[Any, ...]
 
 
@@ -28,7 +29,7 @@ Request = Statement | list[Statement]
 Flow = Generator[Request, Any, T]
 
 
-def run(flow: Flow[T], execute: Callable[[Request], Any]) -> T:
+def run(flow: Generator[R, Any, T], execute: Callable[[R], Any]) -> T:
     """Drive a flow to its end: errors of `execute` are thrown into it, its result is returned."""
     send = flow.send
     try:
@@ -44,7 +45,7 @@ def run(flow: Flow[T], execute: Callable[[Request], Any]) -> T:
         return stop.value  # type: ignore[no-any-return]
 
 
-async def arun(flow: Flow[T], execute: Callable[[Request], Awaitable[Any]]) -> T:
+async def arun(flow: Generator[R, Any, T], execute: Callable[[R], Awaitable[Any]]) -> T:
     """See `run`."""
     try:
         request = flow.send(None)
