@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -295,7 +295,8 @@ def query_of(
 
 
 def _least(score: Any) -> float:
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+    number = isinstance(score, int | float) and not isinstance(score, bool)
+    if not number or not abs(score) <= sys.float_info.max:  # nor is NaN
         raise ConfigurationError(f"min_score is {score!r:.80}; expected a number, or None")
     return float(score)
 
