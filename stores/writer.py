@@ -49,7 +49,7 @@ class Changes:
         model: Number of the model that the vectors come from.
         indexed: What was added that has a row in `store_index`, with its row.
         items, bytes: By how much each namespace grew.
-        more, larger: By how much all of them did.
+        more, larger: By how much what limits count did.
     """
 
     model: int | None
@@ -181,6 +181,9 @@ class Writer:
                 end = max(now if alive else expires, valid_from + 1)  # clocks step back
                 closed.append((end, row))
                 changes.grow(ns, -1, -size)
+                if not alive:  # limits counted it no more
+                    changes.more += 1
+                    changes.larger += size
                 since = max(now, end)
             elif ended is not None:
                 since = max(now, ended)
