@@ -15,6 +15,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -177,7 +178,8 @@ class Indexes:
 
     def purge(self) -> Flow[None]:
         """Let go of what was erased; a search does so too."""
-        yield from self._entered((yield self._sql("marks"))[0])
+        with suppress(Overtaken):  # by one that has let go of it
+            yield from self._entered((yield self._sql("marks"))[0])
 
     # -- what is held
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -41,6 +41,7 @@ from perdure.stores.searching import MODES, Query
 from perdure.stores.weighting import Weights
 
 _MOST: Final = 1 << 60  # rows: SQLite counts in 64 bits
+_HUGE: Final = sys.float_info.max
 
 
 class Items:
@@ -233,7 +234,7 @@ def query_of(
         raise ConfigurationError(f"mode is {mode!r}; expected one of {MODES}")
     span = None if during is None else _span(during)
     if min_score is not None:
-        check_number("min_score", min_score, "a number, or None", least=-math.inf)
+        check_number("min_score", min_score, "a number, or None", least=-_HUGE, most=_HUGE)
     if text is None or text == "":
         return None
     if not isinstance(text, str):

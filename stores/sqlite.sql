@@ -107,8 +107,8 @@ UPDATE store_index SET tokens = NULL WHERE id IN (
     SELECT i.id FROM store_settings s CROSS JOIN store_items i
     WHERE s.name = 'words of items' AND i.ns = ?);
 
--- set_vectors: the vectors of a version
-INSERT INTO store_index (id, vectors, model) VALUES (?, ?, ?)
+-- set_vectors: the vectors of a present version; it may have gone while they were made
+INSERT INTO store_index (id, vectors, model) SELECT id, ?2, ?3 FROM store_items WHERE id = ?1
 ON CONFLICT (id) DO UPDATE SET vectors = excluded.vectors, model = excluded.model;
 
 -- drop_vectors: some vectors of other models
@@ -122,8 +122,8 @@ WHERE ns = (SELECT i.ns FROM store_items i WHERE i.id = ?);
 -- raise_changes_at: a namespace has changed
 UPDATE store_namespaces SET changes = changes + 1 WHERE path = ?;
 
--- add_pending: a version that waits for its vectors
-INSERT INTO store_pending (id, attempts, error) VALUES (?, 1, ?)
+-- add_pending: a present version that waits for its vectors
+INSERT INTO store_pending (id, attempts, error) SELECT id, 1, ?2 FROM store_items WHERE id = ?1
 ON CONFLICT (id) DO UPDATE SET attempts = attempts + 1, error = excluded.error;
 
 -- hush_pending: an error may quote what was erased

@@ -50,7 +50,7 @@ class Changes:
     indexed: list[tuple[Put, int]] = field(default_factory=list)
     items: Counter[int] = field(default_factory=Counter)  # by how much each namespace grew
     bytes: Counter[int] = field(default_factory=Counter)
-    more: int = 0  # by how much all of them did
+    more: int = 0  # by how much what limits count did
     larger: int = 0
 
     def grow(self, ns: int, items: int, size: int) -> None:
@@ -155,6 +155,9 @@ class Writer:
                 end = max(now if alive else expires, valid_from + 1)  # clocks step back
                 closed.append((end, row))
                 changes.grow(ns, -1, -size)
+                if not alive:  # limits counted it no more
+                    changes.more += 1
+                    changes.larger += size
                 since = max(now, end)
             elif ended is not None:
                 since = max(now, ended)

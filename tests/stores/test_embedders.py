@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,41 @@ def test_the_next_put_embeds_what_waits(tmp_path: Path) -> None:
 
     assert pending == []
     assert found == ["a"]
+
+
+class Meddling(Words):
+    """Does something else before it embeds."""
+
+    before: Callable[[], object] = staticmethod(lambda: None)
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        self.before()
+        return super().embed(texts)
+
+
+def test_only_present_versions_wait(tmp_path: Path) -> None:
+    """Of versions that one transaction closes again, and of what goes meanwhile, none waits."""
+    words = Meddling()
+    lines = [
+        json.dumps({"namespace": ["i"], "key": "k", "value": {"text": f"{n}"}, "version": n})
+        for n in (1, 2, 3)
+    ]
+
+    async def put_at_once() -> None:
+        await asyncio.gather(*(store.aput(A, "k", {"text": f"tea {n}"}) for n in range(3)))
+
+    with opened(tmp_path / "x.db", words) as store:
+        words.failing = True
+        asyncio.run(put_at_once())
+        store.import_lines(lines)
+        waiting, counted = len(store.pending_embeddings()), store.stats().pending
+
+        words.before = lambda: store.delete(A, "k")
+        with pytest.raises(EmbeddingFailed):
+            store.embed_pending()
+        left = store.stats().pending
+
+    assert (waiting, counted, left) == (2, 2, 1)
 
 
 def test_pending_after_reopening(tmp_path: Path) -> None:

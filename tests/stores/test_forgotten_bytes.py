@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.store.base import PutOp
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
+from perdure.storage.flow import rows_of
 from perdure.stores import Provenance, SQLiteStore, index_cache
+from perdure.stores.vectors import stored
 from tests.backends import KEY
 from tests.contracts.puts import put, texts
 from tests.store_backends import Clock, keys, of_words
@@ -53,6 +57,37 @@ def test_no_byte_is_left(backend: str, tmp_path: Path, clock: Clock) -> None:
     assert len(before) > 15
     assert [] == during == after
     assert "near" in found
+
+
+class Forgetful(Dense):
+    """Forgets what it embeds, if it is told where."""
+
+    store: SQLiteStore | None = None
+
+    def embed(self, texts: Sequence[str]) -> Any:
+        if self.store is not None and SECRETS[0] in texts:
+            assert self.store.forget(ALICE).clean
+        return super().embed(texts)
+
+
+@pytest.mark.parametrize("again", ["embed_pending", "reembed"])
+def test_vectors_that_were_being_made(again: str, tmp_path: Path, clock: Clock) -> None:
+    """What is forgotten while its vectors are made gets none."""
+    embedder = Forgetful()
+    secret = stored(Dense().embed([SECRETS[0]]).astype(np.float32), "int8")
+    embedder.failing = again == "embed_pending"
+    with opened("file", tmp_path, clock, embedder) as store:
+        store.put(ALICE, "k", {"text": SECRETS[0]})
+    embedder.failing = False
+    embedder.name = Dense.name if again == "embed_pending" else "other"
+    with opened("file", tmp_path, clock, embedder) as store:
+        embedder.store = store
+        getattr(store, again)()
+        left = raw(tmp_path)
+        rows = store.database.read(rows_of("SELECT count(*) FROM store_index"))
+
+    assert rows == [(0,)]
+    assert secret not in left
 
 
 @pytest.mark.parametrize("backend", FILES)

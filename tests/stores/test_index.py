@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from langgraph.store.base import PutOp
 
+from perdure.storage.flow import rows_of
 from perdure.stores import Provenance, SQLiteStore, VersionRetention, index, index_cache
 from perdure.stores.index import FOREVER, Entry, Index
 from perdure.stores.models import Model
@@ -512,6 +513,20 @@ def test_what_is_forgotten_leaves_memory(closed: bool, tmp_path: Path, analysed:
     assert {"tea", "milk", "number7"} <= here & after
     assert analysed == []
     assert found[0] == found[1] > 0
+
+
+def test_two_forget_at_once(tmp_path: Path) -> None:
+    """One that another overtakes, before it lets go of what it has in memory, ends as well."""
+    with opened(tmp_path) as store:
+        store.put(A, "secret", {"text": "zorbaxing"})
+        store.search(A, query="tea")
+        indexes = store._parts.searcher.indexes
+        flow = indexes.purge()
+        marks = store.database.read(rows_of(indexes._sql["marks"]))
+        next(flow)
+        store.forget(A, key="secret")
+        with pytest.raises(StopIteration):
+            flow.send(marks)
 
 
 @pytest.mark.usefixtures("eager")

@@ -66,7 +66,9 @@ def test_without_a_query_there_is_no_score(plain: SQLiteStore) -> None:
     assert len(plain.search(A, min_score=0.9)) == len(BANANAS)
 
 
-@pytest.mark.parametrize("wrong", ["0.5", True, float("nan"), float("inf")], ids=repr)
+@pytest.mark.parametrize(
+    "wrong", ["0.5", True, float("nan"), float("inf"), pytest.param(10**400, id="large")]
+)
 def test_what_is_no_number_is_refused(wrong: Any, plain: SQLiteStore) -> None:
     """With what was given."""
     with pytest.raises(ConfigurationError, match=r"min_score is .*; expected a number"):

@@ -115,6 +115,21 @@ def test_expired_items_make_room(store: SQLiteStore, clock: Clock) -> None:
     assert {"new", "stays"} == set(held(scope))
 
 
+@pytest.mark.parametrize("limit", [{"max_items": 2}, {"max_bytes": 25}], ids=str)
+def test_a_key_that_expired_counts_anew(
+    limit: dict[str, int], plain: SQLiteStore, clock: Clock
+) -> None:
+    """Its room may have been given to another."""
+    scope = plain.scoped(A, **limit)
+    scope.put(M, "k0", sized(10), ttl=1)
+    scope.put(M, "k1", sized(10))
+    clock.forward(61)
+    scope.put(M, "k2", sized(10))
+
+    refused(scope, "k0", sized(10))
+    assert held(scope).keys() == {"k1", "k2"}
+
+
 def test_nested_scopes(plain: SQLiteStore) -> None:
     """The limits of every scope around hold, each over all that is under it."""
     outer = plain.scoped(A, max_items=3, max_bytes=300)
