@@ -13,7 +13,8 @@ OVERLAP_WORDS = 20
 # kana, and a run without a space (an address, Thai) by 32.
 _UNSEGMENTED = "\u1100-\u11ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _UNSEGMENTED += "\U00020000-\U0003ffff"
-_UNIT = re.compile(rf"[{_UNSEGMENTED}]|[^\s{_UNSEGMENTED}]{{1,32}}")
+_LONGEST_UNIT = 32
+_UNIT = re.compile(rf"[{_UNSEGMENTED}]|[^\s{_UNSEGMENTED}]{{1,{_LONGEST_UNIT}}}")
 # between two units: the end of a sentence, or of a line
 # (the wide marks are \u3002 \uff01 \uff1f, what may close after them \u300d \u300f \uff09)
 _SENTENCE_END = re.compile(
@@ -45,6 +46,9 @@ def chunks(
         )
     if len(text) <= limit_words:  # no need to count
         return [text] if text.strip() else []
+    words = text.split() if text.isascii() else ()
+    if words and len(words) <= limit_words and max(map(len, words)) <= _LONGEST_UNIT:
+        return [text]
     units = [found.span() for found in _UNIT.finditer(text)]
     if len(units) <= limit_words:
         return [text] if units else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,7 @@ _NO_VECTOR: Final = -1.0  # a row without a vector comes after all that have one
 _LONGEST: Final = 20_000  # characters of a query that are looked for
 _MOST_WORDS: Final = 512  # of them, each counted once
 _MOST_GUESSED: Final = 16  # words of a query that may be misspelt: 1 ms each
+_TOGETHER: Final = 256  # rows read by one statement
 _MANY_ACTORS: Final = 1_000  # a scope with more is no conversation: nobody is named in it
 
 
@@ -296,6 +298,7 @@ class Searcher:
         taken = 0
         least = -math.inf if query.min_score is None else query.min_score
         seen: set[tuple[tuple[str, ...], str]] = set()
+        rows: dict[int, Row | None] = {}  # of present items, read some at a time
         order = _best(ranked.scores, scope, reach)
         while len(out) < reach:
             if taken == len(order):
@@ -310,7 +313,10 @@ class Searcher:
             number = int(scope.ids[place])
             item = past.get(number)
             if item is None and wanted.as_of is None:
-                item = yield from self._present(number, wanted, self.now())
+                if number not in rows:
+                    some = order[taken - 1 : taken - 1 + min(reach - len(out), _TOGETHER)]
+                    rows.update((yield from self._rows(scope.ids[some].tolist())))
+                item = yield from self._present(number, rows[number], wanted)
             if item is not None and (item.namespace, item.key) not in seen:
                 seen.add((item.namespace, item.key))
                 parts = (
@@ -321,11 +327,16 @@ class Searcher:
                 out.append(FoundItem(item, score, parts))
         return out[offset:]
 
-    def _present(self, number: int, wanted: Wanted, now: int) -> Flow[StoredItem | None]:
+    def _rows(self, numbers: list[int]) -> Flow[dict[int, Row | None]]:
+        """The rows of versions that are present."""
+        found = yield self.sql("by_ids", json.dumps(numbers), self.now())
+        return {**dict.fromkeys(numbers), **{row[0]: row for row in found}}
+
+    def _present(self, number: int, row: Row | None, wanted: Wanted) -> Flow[StoredItem | None]:
         """The item of a version, or of the one that replaced it while the query was thought of."""
-        for row in (yield self.sql("by_id", number, now)):
+        if row is not None:
             return self.reader.records.item(row)
-        for row in (yield self.sql("successor", number, now)):
+        for row in (yield self.sql("successor", number, self.now())):
             found = self.reader.checked(row, wanted)
             return None if found is None else found[1]
         return None

@@ -249,10 +249,11 @@ FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
 WHERE n.path >= ?1 AND n.path < ?2 AND v.valid_from <= ?3 AND v.valid_to > ?3
 ORDER BY 2, 11 LIMIT ?4 OFFSET ?5;
 
--- by_id: one present item
+-- by_ids: present items of a list of ids
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
-FROM store_items i JOIN store_namespaces n ON n.ns = i.ns
-WHERE i.id = ? AND (i.expires_at IS NULL OR i.expires_at > ?);
+FROM json_each(?) AS asked CROSS JOIN store_items i ON i.id = asked.value
+JOIN store_namespaces n ON n.ns = i.ns
+WHERE i.expires_at IS NULL OR i.expires_at > ?;
 
 -- successor: the present item that replaced a closed version
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance

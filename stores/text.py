@@ -83,7 +83,7 @@ def tokens(text: str) -> list[str]:
     ['聊', '聊天', '天', '天记', '记', '记忆', '忆']
     """
     if text.isascii():
-        return [_token(_plain(word)) for word in _ASCII_WORDS.findall(text.lower())]
+        return list(map(_token, _ASCII_WORDS.findall(text.lower())))
     found: list[str] = []
     for word in _words(text):
         if _is_unspaced(word):
@@ -180,17 +180,14 @@ def _is_unspaced(word: str) -> bool:
     return not word.isascii() and _UNSPACED_CHAR.match(word) is not None
 
 
-def _token(word: str) -> str:
-    return _stem(word) if len(word) <= _LONGEST_STEMMED else word
-
-
 @lru_cache(_MEMO_WORDS)
-def _stem(word: str) -> str:
-    """The stem of an English word; any other word itself.
+def _token(word: str) -> str:
+    """The stem of an English word; any other word as it is, but plain.
 
     Source: Porter's English stemmer ("Porter2"), https://snowballstem.org/algorithms/english
     """
-    if not (word.isascii() and word.isalpha()):
+    word = _plain(word)
+    if len(word) > _LONGEST_STEMMED or not (word.isascii() and word.isalpha()):
         return word
     stemmer = getattr(_local, "stemmer", None)
     if stemmer is None:

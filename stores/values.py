@@ -22,6 +22,7 @@ _WIDE = 1 << 64
 _TEXT = frozenset((str,))
 _SURE = frozenset((str, bool, type(None)))
 _NESTING = frozenset((dict, list, tuple))
+_EXACT = _SURE | {int}
 _LONG = re.compile(r"\d{19}")  # orjson would make a float of an integer of more than 64 bits
 _dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -52,9 +53,10 @@ def encode(value: Any, max_bytes: int = MAX_BYTES) -> str:
 
 def decode(text: str) -> dict[str, Any]:
     """A value from its JSON."""
-    if _LONG.search(text):
-        return json.loads(text)  # type: ignore[no-any-return]
-    return orjson.loads(text)  # type: ignore[no-any-return]
+    value: dict[str, Any] = orjson.loads(text)
+    if not _EXACT.issuperset(map(type, value.values())) and _LONG.search(text):
+        value = json.loads(text)
+    return value
 
 
 def _dumped(value: dict[str, Any]) -> bytes:
