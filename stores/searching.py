@@ -298,7 +298,7 @@ class Searcher:
         taken = 0
         least = -math.inf if query.min_score is None else query.min_score
         seen: set[tuple[tuple[str, ...], str]] = set()
-        rows: dict[int, Row | None] = {}  # of present items, read some at a time
+        rows: dict[int, Row | None] = {}  # read some at a time
         order = _best(ranked.scores, scope, reach)
         while len(out) < reach:
             if taken == len(order):
@@ -311,12 +311,13 @@ class Searcher:
             if score < least or (score <= 0 and "vector" not in ranked.parts):
                 break
             number = int(scope.ids[place])
-            item = past.get(number)
-            if item is None and wanted.as_of is None:
-                if number not in rows:
-                    some = order[taken - 1 : taken - 1 + min(reach - len(out), _TOGETHER)]
-                    rows.update((yield from self._rows(scope.ids[some].tolist())))
+            if number not in rows:
+                some = order[taken - 1 : taken - 1 + min(reach - len(out), _TOGETHER)]
+                rows.update((yield from self._rows(scope.ids[some].tolist(), wanted)))
+            if wanted.as_of is None:
                 item = yield from self._present(number, rows[number], wanted)
+            else:
+                item = None if rows[number] is None else past[number]
             if item is not None and (item.namespace, item.key) not in seen:
                 seen.add((item.namespace, item.key))
                 parts = (
@@ -327,9 +328,13 @@ class Searcher:
                 out.append(FoundItem(item, score, parts))
         return out[offset:]
 
-    def _rows(self, numbers: list[int]) -> Flow[dict[int, Row | None]]:
-        """The rows of versions that are present."""
-        found = yield self.sql("by_ids", json.dumps(numbers), self.now())
+    def _rows(self, numbers: list[int], wanted: Wanted) -> Flow[dict[int, Row | None]]:
+        """The rows of versions that are present; of the past, of those that were not erased."""
+        asked = json.dumps(numbers)
+        if wanted.as_of is None:
+            found = yield self.sql("by_ids", asked, self.now())
+        else:
+            found = yield self.sql("ids_left", asked)
         return {**dict.fromkeys(numbers), **{row[0]: row for row in found}}
 
     def _present(self, number: int, row: Row | None, wanted: Wanted) -> Flow[StoredItem | None]:

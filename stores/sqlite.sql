@@ -249,6 +249,11 @@ FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns
 WHERE n.path >= ?1 AND n.path < ?2 AND v.valid_from <= ?3 AND v.valid_to > ?3
 ORDER BY 2, 11 LIMIT ?4 OFFSET ?5;
 
+-- ids_left: which ids of a list are those of versions, present or closed
+SELECT asked.value FROM json_each(?) AS asked
+WHERE EXISTS (SELECT 1 FROM store_items i WHERE i.id = asked.value)
+OR EXISTS (SELECT 1 FROM store_versions v WHERE v.id = asked.value);
+
 -- by_ids: present items of a list of ids
 SELECT i.id, n.path, i.key, i.version, i.created_at, i.valid_from, NULL, i.expires_at, i.value, i.provenance
 FROM json_each(?) AS asked CROSS JOIN store_items i ON i.id = asked.value

@@ -53,10 +53,11 @@ def encode(value: Any, max_bytes: int = MAX_BYTES) -> str:
 
 def decode(text: str) -> dict[str, Any]:
     """A value from its JSON."""
-    value: dict[str, Any] = orjson.loads(text)
-    if not _EXACT.issuperset(map(type, value.values())) and _LONG.search(text):
+    value: Any = orjson.loads(text)
+    exact = type(value) is dict and _EXACT.issuperset(map(type, value.values()))
+    if not exact and _LONG.search(text):
         value = json.loads(text)
-    return value
+    return value  # type: ignore[no-any-return]
 
 
 def _dumped(value: dict[str, Any]) -> bytes:

@@ -90,6 +90,18 @@ def test_vectors_that_were_being_made(again: str, tmp_path: Path, clock: Clock) 
     assert secret not in left
 
 
+def test_what_was_forgotten_while_a_search_began(tmp_path: Path, clock: Clock) -> None:
+    """A search of the past does not answer it either, if its query took long to embed."""
+    embedder = Forgetful()
+    with opened("file", tmp_path, clock, embedder) as store:
+        store.put(ALICE, "k", {"text": SECRETS[0]})
+        store.put(BOB, "k", {"text": SECRETS[0]})
+        embedder.store = store
+        found = store.search((), query=SECRETS[0], as_of=clock.at())
+
+    assert [item.namespace for item in found] == [BOB]
+
+
 @pytest.mark.parametrize("backend", FILES)
 def test_no_byte_is_left_by_ways_past(backend: str, tmp_path: Path, clock: Clock) -> None:
     """Nor of what was closed, dropped, swept, embedded again, or lay in large values."""
