@@ -11,6 +11,7 @@ costs more than a small read, and a transaction more than a small write.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -26,6 +27,7 @@ from perdure.stores.puts import Put
 from perdure.stores.writer import Writer
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Callable[..., Any])
 P = ParamSpec("P")
 _TOGETHER = 16  # calls in one hop: the first waits for the last
 
@@ -230,13 +232,13 @@ def blocking(
         found: T = self._parts.runner.run(make(self, *args, **kwargs))
         return found
 
-    return method
+    return _signed(method, make)
 
 
 def awaiting(
     method: Callable[Concatenate[Any, P], T], is_brief: Callable[..., bool] | None = None
 ) -> Callable[[Callable[[Any], None]], Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]]:
-    """Put the awaited form of a `blocking` method in place of a stub, which says its name.
+    """The awaited form of a `blocking` method; what is decorated gives its name and docstring.
 
     `is_brief` is given the arguments of a call, see `Runner.arun`; None: no call is.
     """
@@ -250,12 +252,19 @@ def awaiting(
     def decorate(
         named: Callable[[Any], None],
     ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-        wraps(make)(twin)
-        twin.__name__, twin.__qualname__ = named.__name__, named.__qualname__
-        twin.__doc__ = named.__doc__
-        return twin
+        wraps(named)(twin)
+        return _signed(twin, make)
 
     return decorate
+
+
+def _signed(method: M, make: Callable[..., Any]) -> M:
+    """A method with the signature of what makes its effects, but that it returns their outcome."""
+    signature = inspect.signature(make)
+    returned = str(signature.return_annotation).removeprefix("Effects[").removesuffix("]")
+    method.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
+    method.__annotations__ = {**make.__annotations__, "return": returned}
+    return method
 
 
 class _Ask(NamedTuple):

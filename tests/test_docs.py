@@ -27,7 +27,6 @@ from perdure.errors import PerdureError
 from tests.layout import ROOT, modules
 
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-NEEDED = {"deep_agents": "deepagents"}  # by pages that run only where it is installed
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 PNG = "image/png"
 
@@ -75,7 +74,6 @@ def test_pages_are_finished(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_python_on_pages(page: Path, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every Python block of a page runs, in order, and prints the text block right below it."""
-    pytest.importorskip(NEEDED.get(page.stem, "perdure"))
     for example, shown in with_output(page):
         example.evaluate()
         printed = capsys.readouterr().out

@@ -44,3 +44,14 @@ def test_twins_take_the_same(store: type) -> None:
             shape = [(p.name, p.kind, p.default) for p in one.parameters.values()]
 
             assert shape == [(p.name, p.kind, p.default) for p in other.parameters.values()], name
+
+
+@pytest.mark.parametrize("store", [SQLiteStore, ScopedStore])
+def test_a_signature_says_what_the_caller_gets(store: type) -> None:
+    """No internal type, and the same for both twins."""
+    for name in methods(store):
+        returned = str(inspect.signature(getattr(store, name)).return_annotation)
+        assert "Effects" not in returned, name
+        twin = getattr(store, f"a{name}", None)
+        if twin is not None and not inspect.isasyncgenfunction(twin):
+            assert str(inspect.signature(twin).return_annotation) == returned, name
