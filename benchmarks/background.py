@@ -24,7 +24,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.memory.background.background import Background
 from perdure.memory.background.worker import work
-from perdure.memory.forming.formation import Formation
+from perdure.memory.extraction import Extraction
 from perdure.stores import SQLiteStore
 
 WARM = [
@@ -64,7 +64,7 @@ def fill(path: Path, threads: int) -> int:
 
 def background(saver: Any, store: Any, database: str | None, **options: Any) -> Any:
     given: dict[str, Any] = {"delay_s": 1.0, "backoff_s": 0.5, "database": database}
-    return Background(Formation(saver, store), **{**given, **options})
+    return Background(Extraction(saver, store), **{**given, **options})
 
 
 def serve(path: Path, database: str | None) -> None:
@@ -108,12 +108,12 @@ def schedule_all(scheduler: Background, threads: int) -> list[float]:
     return took
 
 
-def until_formed(formation: Formation, worker: Worker, kill_every_s: float) -> float:
+def until_formed(extraction: Extraction, worker: Worker, kill_every_s: float) -> float:
     """Kill the worker until nothing waits any more. Returns how long that took."""
     began = time.monotonic()
     chance = random.Random(1)
     kill_at = began + kill_every_s
-    while formation.pending() and time.monotonic() - began < PATIENCE_S:
+    while extraction.pending() and time.monotonic() - began < PATIENCE_S:
         time.sleep(0.2)
         if kill_every_s and time.monotonic() > kill_at:
             worker.kill()
@@ -141,7 +141,7 @@ def run(threads: int, kill_every_s: float, folder: Path, database: str | None) -
         idle = schedule_all(scheduler, threads)  # nobody else is at work
         worker = Worker(path, database)
         busy = schedule_all(scheduler, threads)
-        took = until_formed(scheduler.formation, worker, kill_every_s)
+        took = until_formed(scheduler.extraction, worker, kill_every_s)
         worker.end()
         jobs = Counter(job.state for job in scheduler.jobs())
         scheduler.stop()

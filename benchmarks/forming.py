@@ -3,7 +3,7 @@
     python benchmarks/forming.py --data locomo10.json --only conv-26 conv-50
 
 Each session is a thread, put through a graph with a SQLiteCheckpointer turn by turn, its speakers
-as the names of messages and its date as their time; `Formation` makes memories of it, by default
+as the names of messages and its date as their time; `Extraction` makes memories of it, by default
 without a model. Then questions are asked as in `recall.py`, whose figures are to be reached: there
 the turns are put into the store as they are.
 """
@@ -25,8 +25,8 @@ from recall import Conversation, Turn, locomo
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.memory import ChatState
-from perdure.memory.forming.formation import Formation
-from perdure.memory.forming.reports import FormationReport
+from perdure.memory.extraction import Extraction
+from perdure.memory.extraction_report import ExtractionReport
 from perdure.stores import SQLiteStore
 
 TEMPLATE = ("locomo", "{user_id}")
@@ -72,12 +72,14 @@ def talk(saver: SQLiteCheckpointer, data: Sequence[Conversation]) -> None:
                 graph.invoke({"messages": messages[start : start + 2]}, run)
 
 
-def form(formation: Formation, data: Sequence[Conversation]) -> tuple[list[FormationReport], float]:
+def form(
+    extraction: Extraction, data: Sequence[Conversation]
+) -> tuple[list[ExtractionReport], float]:
     """Form all threads. Returns the reports, and the seconds it took."""
     reports, started = [], time.perf_counter()
     for number, conversation in enumerate(data):
         user: Any = {"configurable": {"user_id": str(number)}}
-        reports += [formation.form(thread, user) for thread in threads(number, conversation)]
+        reports += [extraction.extract(thread, user) for thread in threads(number, conversation)]
     return reports, time.perf_counter() - started
 
 
@@ -143,9 +145,9 @@ def main() -> None:
     ):
         fill(plain, data)
         talk(saver, data)
-        formation = Formation(saver, store, namespace=TEMPLATE)
-        reports, took = form(formation, data)
-        again, took_again = form(formation, data)
+        extraction = Extraction(saver, store, namespace=TEMPLATE)
+        reports, took = form(extraction, data)
+        again, took_again = form(extraction, data)
         count = sum(report.messages for report in reports)
         print(
             f"{count} messages of {len(reports)} threads formed: {took / count * 1e3:.2f} ms each"
@@ -155,7 +157,7 @@ def main() -> None:
         refused = sum((Counter(r.refused) for r in reports), Counter())
         print(totals, "refused:", dict(refused))
         user: Any = {"configurable": {"user_id": "conv"}}
-        notes = timed(lambda: formation.note("a thread", user), 200)
+        notes = timed(lambda: extraction.note("a thread", user), 200)
         print(
             "a note that a thread waits: p50 {:.2f} ms, p95 {:.2f} ms\n".format(*quantiles(notes))
         )

@@ -26,7 +26,7 @@ from langgraph.graph import END, START, StateGraph
 from perdure import SQLiteCheckpointer, SQLiteStore
 from perdure.graphs import chat_graph, memory_agent
 from perdure.graphs.remembering import Notes
-from perdure.memory import ChatState, Formation, recalling
+from perdure.memory import ChatState, Extraction, use_memories
 from perdure.stores import PutItem
 
 WHO = ("Ann", "Bo", "Carla", "Dmitri", "Eva", "Farid", "Greta", "Hiro", "Ines", "Jonas")
@@ -86,11 +86,11 @@ async def measured(memories: int, turns: int, folder: Path) -> None:
     file = folder / "turn.db"
     async with SQLiteCheckpointer.open(file) as saver, SQLiteStore.open(file) as store:
         texts = fill(store, memories)
-        notes = Notes(Formation(saver, store))
+        notes = Notes(Extraction(saver, store))
         given: Any = {"checkpointer": saver, "store": store}
         graphs = {
             "bare": bare(model, saver),
-            "recall": chat_graph(model, recall=recalling(), **given),
+            "recall": chat_graph(model, recall=use_memories(), **given),
             "agent": memory_agent(model, **given),
             "note": memory_agent(model, background=notes, **given),
         }

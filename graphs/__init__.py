@@ -3,13 +3,13 @@
 from perdure.graphs.chat import chat_graph
 from perdure.graphs.memory_agent import memory_agent
 from perdure.graphs.reflection import reflection_graph
-from perdure.graphs.remembering import formation_graph
+from perdure.graphs.remembering import extraction_graph
 from perdure.graphs.responder import QuotingResponder
 
 __all__ = [
     "QuotingResponder",
     "chat_graph",
-    "formation_graph",
+    "extraction_graph",
     "memory_agent",
     "reflection_graph",
 ]

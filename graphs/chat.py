@@ -23,7 +23,7 @@ from perdure.graphs.responder import QuotingResponder
 from perdure.memory import ChatState, SummaryState, view
 from perdure.memory.conversation import Messages
 from perdure.memory.nodes import SHOWN, MessagesNode
-from perdure.memory.recollection.recalling import Recalling
+from perdure.memory.recollection.recalling import UseMemories
 from perdure.memory.summary_node import Summarize
 from perdure.memory.trim import Trim
 from perdure.memory.update_instructions import UpdateInstructions
@@ -40,7 +40,7 @@ def chat_graph(
     summary: Summarize | None = None,
     instructions: UseInstructions | None = None,
     reflection: UpdateInstructions | None = None,
-    recall: Recalling | None = None,
+    recall: UseMemories | None = None,
     background: Schedules | None = None,
 ) -> CompiledStateGraph[Any, None, Any, Any]:
     """Compile a chat: a node that responds, and after it those that keep its memory in shape.
@@ -58,7 +58,7 @@ def chat_graph(
         summary: Summarises what is old, after the answer: `summarize(model)`.
         instructions: What the agent has learned, as its system message: `use_instructions(…)`.
         reflection: Learns from each turn, after the answer: `update_instructions(model, …)`.
-        recall: Shows the model memories that bear on what the user said: `recalling(…)`.
+        recall: Shows the model memories that bear on what the user said: `use_memories(…)`.
         background: Has memories formed of the thread later on: `Background(…)`.
 
     Raises:
@@ -129,7 +129,7 @@ def _check(
         ("summary", summary, Summarize, "summarize(…)"),
         ("instructions", instructions, UseInstructions, "use_instructions(…)"),
         ("reflection", reflection, UpdateInstructions, "update_instructions(…)"),
-        ("recall", recall, Recalling, "recalling(…)"),
+        ("recall", recall, UseMemories, "use_memories(…)"),
         ("background", background, Schedules, "Background(…)"),
     ]
     for name, given, kind, expected in parts:

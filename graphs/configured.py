@@ -22,9 +22,9 @@ from perdure.errors import ConfigurationError
 from perdure.graphs.chat import chat_graph
 from perdure.graphs.memory_agent import MEMORIES, memory_agent
 from perdure.graphs.reflection import reflection_graph
-from perdure.graphs.remembering import Notes, formation_graph
-from perdure.memory import Gate, Instructions, recalling, summarize, trim, update_instructions
-from perdure.memory.forming.formation import Formation
+from perdure.graphs.remembering import Notes, extraction_graph
+from perdure.memory import Gate, Instructions, summarize, trim, update_instructions, use_memories
+from perdure.memory.extraction import Extraction
 from perdure.memory.forming.tails import Tails
 from perdure.stores import SQLiteStore
 
@@ -82,20 +82,20 @@ def agent(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
 
 
 def remembering_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
-    """A chat that recalls, and notes its threads for `formation`, or `perdure worker`."""
+    """A chat that recalls, and notes its threads for `extraction`, or `perdure worker`."""
     namespace = _namespace(config)
     forms = _forms(namespace)
     return chat_graph(
         configured_model(_chosen()),
         window=trim(tokens=TOKENS),
-        recall=recalling(namespaces=[namespace], tails=forms.tails),
-        background=Notes(forms.formation),
+        recall=use_memories(namespaces=[namespace], tails=forms.tails),
+        background=Notes(forms.extraction),
     )
 
 
-def formation(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
+def extraction(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
     """Forms memories of a thread of the database: of its turns, without a model."""
-    return formation_graph(_forms(_namespace(config)).formation)
+    return extraction_graph(_forms(_namespace(config)).extraction)
 
 
 def reflection(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
@@ -124,7 +124,7 @@ def _namespace(config: RunnableConfig) -> tuple[str, ...]:
 class _Forms(NamedTuple):
     """What forms memories, and knows what is not yet formed: it remembers what it has read."""
 
-    formation: Formation
+    extraction: Extraction
     tails: Tails
 
 
@@ -135,7 +135,7 @@ def _forms(namespace: tuple[str, ...]) -> _Forms:
         if (chosen, namespace) not in _OPEN:
             saver = SQLiteCheckpointer.open(chosen.db, key=chosen.key)
             store = SQLiteStore.open(chosen.db, key=chosen.key)
-            made = Formation(saver, store, namespace=namespace, gate=_GATE)
+            made = Extraction(saver, store, namespace=namespace, gate=_GATE)
             _OPEN[chosen, namespace] = _Forms(made, Tails(made))
         return _OPEN[chosen, namespace]
 

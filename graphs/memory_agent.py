@@ -12,7 +12,7 @@ from langgraph.graph.state import CompiledStateGraph
 from perdure.graphs.chat import chat_graph
 from perdure.memory.collection.tools import manage_memory, search_memory
 from perdure.memory.gate.gate import Gate
-from perdure.memory.recollection.recalling import recalling
+from perdure.memory.recollection.recalling import use_memories
 
 MEMORIES: Final = ("memories", "{user_id}")
 
@@ -41,6 +41,6 @@ def memory_agent(
     Raises:
         ConfigurationError: See `chat_graph`.
     """
-    switches.setdefault("recall", recalling(namespaces=[namespace]))
+    switches.setdefault("recall", use_memories(namespaces=[namespace]))
     own = [manage_memory(namespace, gate=gate), search_memory(namespace)]
     return chat_graph(model, tools=[*own, *tools], **switches)

@@ -11,7 +11,7 @@ from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict  # pydantic reads no other before Python 3.12
 
 from perdure.errors import InvalidConfig, StorageError
-from perdure.memory.forming.formation import Formation
+from perdure.memory.extraction import Extraction
 
 _LOG = logging.getLogger("perdure")
 
@@ -31,11 +31,11 @@ class Notes:
     """Notes durably which threads wait; whoever forms what waits does so when it sees fit.
 
     Args:
-        formation: Whose notes they are.
+        extraction: Whose notes they are.
     """
 
-    def __init__(self, formation: Formation) -> None:
-        self.schedule, self.aschedule = formation.note, formation.anote
+    def __init__(self, extraction: Extraction) -> None:
+        self.schedule, self.aschedule = extraction.note, extraction.anote
 
 
 def remembers(background: Schedules) -> Runnable[Any, Any]:
@@ -69,26 +69,26 @@ class FormingState(TypedDict, total=False):
     report: str
 
 
-def formation_graph(formation: Formation) -> CompiledStateGraph[Any, None, Any, Any]:
+def extraction_graph(extraction: Extraction) -> CompiledStateGraph[Any, None, Any, Any]:
     """Compile the graph that forms memories of a thread: the other half of a chat that schedules.
 
     Its input is `{"thread_id": …}`, its output has a `report`. The run's config fills the
-    formation's namespace. To run it twice changes nothing.
+    extraction's namespace. To run it twice changes nothing.
 
     Args:
-        formation: Forms them.
+        extraction: Forms them.
     """
 
     def form(state: FormingState, config: RunnableConfig) -> dict[str, Any]:
-        return {"report": str(formation.form(state["thread_id"], config))}
+        return {"report": str(extraction.extract(state["thread_id"], config))}
 
     async def aform(state: FormingState, config: RunnableConfig) -> dict[str, Any]:
-        return {"report": str(await formation.aform(state["thread_id"], config))}
+        return {"report": str(await extraction.aextract(state["thread_id"], config))}
 
     builder: StateGraph[Any, None, Any, Any] = StateGraph(FormingState)
     builder.add_node("form", RunnableLambda(form, aform))
     builder.add_edge(START, "form")
-    return builder.compile(name="formation")
+    return builder.compile(name="extraction")
 
 
 def _put_off(config: RunnableConfig, exc: StorageError) -> None:

@@ -12,30 +12,30 @@ from perdure.memory.collection.selector import ExampleSelector
 from perdure.memory.collection.tools import manage_memory, search_memory
 from perdure.memory.counting import context_window, count_tokens, token_counter
 from perdure.memory.expanding import aexpand, expand
-from perdure.memory.forming.facts import ModelFormer
-from perdure.memory.forming.formation import Formation
-from perdure.memory.forming.proposals import Usage
-from perdure.memory.forming.reports import FormationReport
+from perdure.memory.extraction import Extraction
+from perdure.memory.extraction_report import ExtractionReport
 from perdure.memory.forming.tails import Tails
-from perdure.memory.forming.turns import TurnFormer
 from perdure.memory.forming.waiting import Waiting
 from perdure.memory.gate.durable_by import durable_by
 from perdure.memory.gate.gate import Gate
 from perdure.memory.instructions import Instructions, InstructionsVersion
-from perdure.memory.longterm.memories import Candidate, Former, Memory, Outcome, Verdict
+from perdure.memory.model_extractor import ModelExtractor
 from perdure.memory.packing import PartReport
 from perdure.memory.presenting import Summary
 from perdure.memory.profile.past import ProfileVersion
 from perdure.memory.profile.profile import Profile
 from perdure.memory.profile.update_profile import ProfileUpdate, update_profile
+from perdure.memory.proposals import Usage
 from perdure.memory.recollection.check_reports import CheckReport
 from perdure.memory.recollection.checks import acheck, any_of, check
 from perdure.memory.recollection.recall import Recollection, arecall, recall
-from perdure.memory.recollection.recalling import recalling
+from perdure.memory.recollection.recalling import use_memories
+from perdure.memory.records import Candidate, Memory, Outcome, Previous, Verdict
 from perdure.memory.reducers import ChatState, Keep, keepable, message_reducer, messages
 from perdure.memory.summarize import SummaryState, summarize
 from perdure.memory.tokens import TokenCounter
 from perdure.memory.trim import trim
+from perdure.memory.turns import TurnExtractor
 from perdure.memory.update_instructions import update_instructions
 from perdure.memory.use_instructions import use_instructions
 from perdure.memory.view import view
@@ -50,18 +50,18 @@ __all__ = [
     "Example",
     "ExampleSelector",
     "Examples",
-    "Formation",
-    "FormationReport",
-    "Former",
+    "Extraction",
+    "ExtractionReport",
     "Gate",
     "Instructions",
     "InstructionsVersion",
     "Job",
     "Keep",
     "Memory",
-    "ModelFormer",
+    "ModelExtractor",
     "Outcome",
     "PartReport",
+    "Previous",
     "Profile",
     "ProfileUpdate",
     "ProfileVersion",
@@ -71,7 +71,7 @@ __all__ = [
     "SummaryState",
     "Tails",
     "TokenCounter",
-    "TurnFormer",
+    "TurnExtractor",
     "Usage",
     "Verdict",
     "Waiting",
@@ -93,7 +93,6 @@ __all__ = [
     "message_reducer",
     "messages",
     "recall",
-    "recalling",
     "search_memory",
     "summarize",
     "token_counter",
@@ -101,5 +100,6 @@ __all__ = [
     "update_instructions",
     "update_profile",
     "use_instructions",
+    "use_memories",
     "view",
 ]

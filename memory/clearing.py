@@ -11,10 +11,10 @@ from langchain_core.messages import BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import ConfigurationError
-from perdure.memory.checking import choice as check_choice
 from perdure.memory.conversation import Messages, Turn, backwards
 from perdure.memory.counting import Countable, token_counter
 from perdure.memory.nodes import MODES, MessagesNode, Mode
+from perdure.memory.options import choice as check_choice
 from perdure.memory.shortening import SHORTENED
 from perdure.memory.shown import Shown
 

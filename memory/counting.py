@@ -17,11 +17,11 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import Runnable, RunnableBinding
 
 from perdure.errors import ConfigurationError, InvalidMessages, UnknownModel
-from perdure.memory.checking import whole
 from perdure.memory.estimated_tokens import EstimatedCounter
 from perdure.memory.message_tokens import Memo
 from perdure.memory.nodes import checked
 from perdure.memory.openai_tokens import base_model, encoding_name, openai_counter
+from perdure.memory.options import whole
 from perdure.memory.tokens import TokenCounter
 from perdure.memory.tool_tokens import schemas
 

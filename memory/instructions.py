@@ -11,8 +11,8 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.errors import ConfigurationError, VersionConflict
-from perdure.memory.drivers import Step, Steps, arun, run
-from perdure.memory.places import Place, provenance, source, store_of_graph, versioned
+from perdure.memory.effects import Effect, Effects, arun, run
+from perdure.memory.run_config import Place, provenance, source, store_of_graph, versioned
 from perdure.memory.templates import Template
 
 if TYPE_CHECKING:
@@ -140,9 +140,9 @@ class Instructions:
         namespace, [key] = self.namespace.filled(config), self.key.filled(config)
         return Place(store, namespace, key, *source(config))
 
-    def reading(self, place: Place, as_of: datetime | None = None) -> Steps[InstructionsVersion]:
+    def reading(self, place: Place, as_of: datetime | None = None) -> Effects[InstructionsVersion]:
         """Read what holds now, or held at a moment."""
-        item = yield Step(
+        item = yield Effect(
             lambda: place.store.get(place.namespace, place.key, as_of=as_of),
             lambda: place.store.aget(place.namespace, place.key, as_of=as_of),
         )
@@ -150,7 +150,7 @@ class Instructions:
 
     def writing(
         self, place: Place, former: InstructionsVersion, text: str, change: Change
-    ) -> Steps[InstructionsVersion]:
+    ) -> Effects[InstructionsVersion]:
         """Write a text in place of `former`.
 
         Raises:
@@ -163,7 +163,7 @@ class Instructions:
             "if_version": former.version,
             "provenance": provenance(place),
         }
-        yield Step(
+        yield Effect(
             lambda: place.store.put(place.namespace, place.key, value, **options),
             lambda: place.store.aput(place.namespace, place.key, value, **options),
         )
@@ -177,8 +177,8 @@ class Instructions:
             "written: write them again"
         )
 
-    def _versions(self, place: Place) -> Steps[list[InstructionsVersion]]:
-        items = yield Step(
+    def _versions(self, place: Place) -> Effects[list[InstructionsVersion]]:
+        items = yield Effect(
             lambda: place.store.history(place.namespace, place.key),
             lambda: place.store.ahistory(place.namespace, place.key),
         )
@@ -186,7 +186,7 @@ class Instructions:
 
     def _setting(
         self, place: Place, text: str, change: Change = "set"
-    ) -> Steps[InstructionsVersion]:
+    ) -> Effects[InstructionsVersion]:
         while True:  # each turn that fails is one in which somebody else succeeded
             former = yield from self.reading(place)
             if former.text == text:
@@ -196,7 +196,7 @@ class Instructions:
             except VersionConflict:
                 continue
 
-    def _rolling_back(self, place: Place, n: int) -> Steps[InstructionsVersion]:
+    def _rolling_back(self, place: Place, n: int) -> Effects[InstructionsVersion]:
         texts = {old.version: old.text for old in (yield from self._versions(place))}
         texts[0] = self.default
         if isinstance(n, bool) or n not in texts:

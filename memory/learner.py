@@ -9,7 +9,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from perdure.memory.conversation import Messages
-from perdure.memory.drivers import Steps, arun, run
+from perdure.memory.effects import Effects, arun, run
 from perdure.memory.nodes import channel, checked, is_messages
 
 
@@ -29,7 +29,7 @@ class Learner(Runnable[Any, Any]):
     @abstractmethod
     def learning(
         self, messages: Messages, state: Any, config: RunnableConfig | None
-    ) -> Steps[object]:
+    ) -> Effects[object]:
         """Learn from messages.
 
         Args:

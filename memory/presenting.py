@@ -10,8 +10,8 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no JSON schema
 
 from perdure.errors import ConfigurationError
-from perdure.memory.checking import choice as check_choice
 from perdure.memory.conversation import Messages
+from perdure.memory.options import choice as check_choice
 from perdure.memory.quoting import as_record
 from perdure.memory.shown import Shown
 

@@ -15,9 +15,9 @@ from typing import Any, Final
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from perdure.errors import ConfigurationError, InstructionsRefused, ModelFailed
-from perdure.memory.asking import Asker, fault_of, is_final, is_too_long, text_of, waiting
-from perdure.memory.checking import number, seconds, whole
-from perdure.memory.drivers import Steps
+from perdure.memory.effects import Effects
+from perdure.memory.model_call import ModelCall, fault_of, is_final, is_too_long, text_of, waiting
+from perdure.memory.options import number, seconds, whole
 from perdure.memory.quoting import fenced
 from perdure.memory.transcript import newest, units_of
 
@@ -130,8 +130,8 @@ class Reflection:
         seconds("backoff_s", self.backoff_s)
 
     def rewriting(
-        self, asker: Asker, former: str, messages: Sequence[BaseMessage], feedback: Any
-    ) -> Steps[str]:
+        self, asker: ModelCall, former: str, messages: Sequence[BaseMessage], feedback: Any
+    ) -> Effects[str]:
         """The new instructions; the former ones if there is nothing to learn from.
 
         Raises:

@@ -13,8 +13,9 @@ from langchain_core.runnables import Runnable
 from pydantic import BaseModel
 
 from perdure.errors import ConfigurationError, InvalidPatch, ModelFailed
-from perdure.memory.asking import (
-    Asker,
+from perdure.memory.effects import Effects
+from perdure.memory.model_call import (
+    ModelCall,
     fault_of,
     is_cut_off,
     is_final,
@@ -22,7 +23,6 @@ from perdure.memory.asking import (
     is_withheld,
     waiting,
 )
-from perdure.memory.drivers import Steps
 from perdure.memory.shortening import middle_out
 
 T = TypeVar("T")
@@ -81,13 +81,13 @@ class Insisting:
 
     def asked(
         self,
-        asker: Asker,
+        asker: ModelCall,
         request: Requesting,
-        taken: Callable[[Any], T | Steps[T]],
+        taken: Callable[[Any], T | Effects[T]],
         *,
         room: int,
         tally: Tally,
-    ) -> Steps[T]:
+    ) -> Effects[T]:
         """What is made of the answer.
 
         Args:

@@ -13,10 +13,10 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
 
 from perdure.errors import ConfigurationError
-from perdure.memory.asking import Asker
-from perdure.memory.checking import choice as check_choice
 from perdure.memory.counting import Countable, context_window, token_counter
+from perdure.memory.model_call import ModelCall
 from perdure.memory.nodes import MODES, Mode
+from perdure.memory.options import choice as check_choice
 from perdure.memory.presenting import FORMS, Form, Summary
 from perdure.memory.reducers import ChatState
 from perdure.memory.summarizing import PROMPT, Summarizer
@@ -118,7 +118,7 @@ def summarize(
     chosen = _counter(model, counter)
     return Summarize(
         Summarizer(
-            Asker(model, timeout_s),
+            ModelCall(model, timeout_s),
             prompt or PROMPT,
             max_words,
             chosen.text,

@@ -13,8 +13,9 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import ConfigurationError, SummaryFailed
-from perdure.memory.asking import (
-    Asker,
+from perdure.memory.effects import Effects
+from perdure.memory.model_call import (
+    ModelCall,
     fault_of,
     is_cut_off,
     is_final,
@@ -22,7 +23,6 @@ from perdure.memory.asking import (
     text_of,
     waiting,
 )
-from perdure.memory.drivers import Steps
 from perdure.memory.quoting import undelimited
 
 PROMPT: Final = """\
@@ -65,7 +65,7 @@ class Summarizer:
         ConfigurationError: The prompt leaves no room for a conversation.
     """
 
-    asker: Asker
+    asker: ModelCall
     prompt: str
     max_words: int
     tokens: Callable[[str], int]
@@ -89,7 +89,7 @@ class Summarizer:
         """The same, in a run."""
         return replace(self, asker=replace(self.asker, config=config))
 
-    def summary(self, former: str, units: Sequence[Sequence[str]]) -> Steps[str]:
+    def summary(self, former: str, units: Sequence[Sequence[str]]) -> Effects[str]:
         """The summary of a former summary and what was said since.
 
         Args:
@@ -111,7 +111,7 @@ class Summarizer:
                     cause = exc.__cause__
                     raise _failed(f"no request is short enough for the model: {cause}") from cause
 
-    def _within(self, room: int, former: str, units: Sequence[Sequence[str]]) -> Steps[str]:
+    def _within(self, room: int, former: str, units: Sequence[Sequence[str]]) -> Effects[str]:
         pieces = ["\n".join(unit) for unit in units]
         if self._cost(former) + sum(map(self._cost, pieces)) <= room:
             body = [
@@ -128,7 +128,7 @@ class Summarizer:
         texts = yield from self._asked(bodies, words)
         return (yield from self._combined(room, former, texts, words))
 
-    def _combined(self, room: int, former: str, texts: list[str], words: int) -> Steps[str]:
+    def _combined(self, room: int, former: str, texts: list[str], words: int) -> Effects[str]:
         """One summary of the summaries of parts; of groups of them first, if they are many."""
         while len(texts) > 1 or former:
             if self._cost(former) + sum(map(self._cost, texts)) <= room:
@@ -144,7 +144,7 @@ class Summarizer:
             texts = yield from self._asked(bodies, words)
         return texts[0]
 
-    def _asked(self, bodies: Sequence[str], words: int) -> Steps[list[str]]:
+    def _asked(self, bodies: Sequence[str], words: int) -> Effects[list[str]]:
         """The summary of each body; those that fail are asked for again."""
         done: dict[int, str] = {}
         asks, cut_off = 0, False

@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import ConfigurationError, SummaryFailed
 from perdure.memory.conversation import Messages, Turn, role, turns
-from perdure.memory.drivers import Steps, arun, run
+from perdure.memory.effects import Effects, arun, run
 from perdure.memory.nodes import SHOWN, MessagesNode, Mode, channel
 from perdure.memory.presenting import Form, Summary, present, presented, summary_of, taken_apart
 from perdure.memory.shown import Shown
@@ -62,7 +62,7 @@ class Summarize(MessagesNode):
 
     def _applied(
         self, messages: Messages, config: RunnableConfig | None
-    ) -> Steps[list[BaseMessage]]:
+    ) -> Effects[list[BaseMessage]]:
         former, said = taken_apart(messages)
         old = self._due.old(said, range(len(said)))
         extended = yield from self._extended(former, [said[i] for i in old], config)
@@ -115,7 +115,7 @@ class Summarize(MessagesNode):
         }
         return {**changes, SHOWN: self.shown(messages, after, config)}
 
-    def _changes(self, state: Any, config: RunnableConfig | None) -> Steps[dict[str, Any]]:
+    def _changes(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
         messages = self.messages_in(state)
         self._channels.check_state(state, config)
         former = self._former(state)
@@ -136,7 +136,7 @@ class Summarize(MessagesNode):
 
     def _extended(
         self, former: Summary | None, old: list[BaseMessage], config: RunnableConfig | None
-    ) -> Steps[Summary | None]:
+    ) -> Effects[Summary | None]:
         """The summary of a former one and of messages; None: there is nothing to add."""
         units = units_of(old)
         if not units:

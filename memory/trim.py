@@ -14,10 +14,10 @@ from langchain_core.messages import BaseMessage, RemoveMessage
 from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import BudgetExceeded, ConfigurationError, InvalidMessages
-from perdure.memory.checking import choice as check_choice
 from perdure.memory.conversation import Messages, Turn, role
 from perdure.memory.counting import Countable, context_window, token_counter
 from perdure.memory.nodes import MODES, MessagesNode, Mode
+from perdure.memory.options import choice as check_choice
 from perdure.memory.shortening import shortened
 from perdure.memory.shown import Shown
 from perdure.memory.window import Measure, Strategy, Window, choose, one

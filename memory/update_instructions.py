@@ -14,20 +14,20 @@ from typing import Any, Final, Literal
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from perdure.errors import ConfigurationError, ModelFailed, VersionConflict
-from perdure.memory.asking import Asker
-from perdure.memory.checking import choice as check_choice
-from perdure.memory.checking import is_number
 from perdure.memory.conversation import Messages
-from perdure.memory.drivers import Steps, arun, run
+from perdure.memory.effects import Effects, arun, run
 from perdure.memory.instructions import (
     Instructions,
     InstructionsVersion,
     check_instructions,
 )
 from perdure.memory.learner import Learner
+from perdure.memory.model_call import ModelCall
 from perdure.memory.nodes import channel, checked
-from perdure.memory.places import Place
+from perdure.memory.options import choice as check_choice
+from perdure.memory.options import is_number
 from perdure.memory.reflecting import PROMPT, Bounds, Reflection
+from perdure.memory.run_config import Place
 
 OnFailure = Literal["raise", "keep"]
 _LOG = logging.getLogger("perdure")
@@ -93,7 +93,7 @@ def update_instructions(
             raise ConfigurationError(f"{name} is {key!r}; expected a channel's name")
     return UpdateInstructions(
         check_instructions(instructions),
-        Asker(model, timeout_s),
+        ModelCall(model, timeout_s),
         Reflection(
             prompt=PROMPT if prompt is None else prompt,
             bounds=Bounds(min_chars, max_chars, min_share, max_growth),
@@ -114,7 +114,7 @@ class UpdateInstructions(Learner):
     def __init__(
         self,
         instructions: Instructions,
-        asker: Asker,
+        asker: ModelCall,
         reflection: Reflection,
         *,
         feedback_key: str,
@@ -149,7 +149,7 @@ class UpdateInstructions(Learner):
 
     def learning(
         self, messages: Messages, state: Any, config: RunnableConfig | None
-    ) -> Steps[InstructionsVersion]:
+    ) -> Effects[InstructionsVersion]:
         """See `rewrite`; the state has the feedback."""
         feedback = None if state is None else channel(state, self.feedback_key)
         return self._learning(self._task(messages, feedback, config))
@@ -159,7 +159,7 @@ class UpdateInstructions(Learner):
         asker = replace(self._asker, config=config)
         return _Task(self.instructions.place(config), asker, messages, feedback)
 
-    def _learning(self, task: _Task) -> Steps[InstructionsVersion]:
+    def _learning(self, task: _Task) -> Effects[InstructionsVersion]:
         try:
             return (yield from self._rewritten(task))
         except (ModelFailed, VersionConflict) as exc:
@@ -168,7 +168,7 @@ class UpdateInstructions(Learner):
             _LOG.warning("the instructions stay as they are: %s", exc)
         return (yield from self.instructions.reading(task.place))
 
-    def _rewritten(self, task: _Task) -> Steps[InstructionsVersion]:
+    def _rewritten(self, task: _Task) -> Effects[InstructionsVersion]:
         tries = self._conflicts
         while True:
             former = yield from self.instructions.reading(task.place)
@@ -188,6 +188,6 @@ class UpdateInstructions(Learner):
 @dataclass(frozen=True, slots=True)
 class _Task:
     place: Place
-    asker: Asker
+    asker: ModelCall
     messages: Messages
     feedback: Any

@@ -7,8 +7,8 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
+from perdure.memory.clock import Clock, clock_of
 from perdure.memory.instructions import Instructions, check_instructions
-from perdure.memory.moments import Clock, clock_of
 from perdure.memory.nodes import MessagesNode
 from perdure.memory.presenting import presented, taken_apart
 from perdure.memory.shown import Shown

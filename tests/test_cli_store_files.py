@@ -64,7 +64,7 @@ def test_a_store_survives_its_export(seat: str, tmp_path: Path, other: tuple[str
 
 
 def test_an_export_is_of_a_prefix_and_perhaps_of_today(seat: str) -> None:
-    """Former versions may stay out, and stdout may be named."""
+    """Previous versions may stay out, and stdout may be named."""
     found = [json.loads(line) for line in run("export", AT).splitlines()]
     today = [json.loads(line) for line in run("export", "--no-versions", "-o", "-").splitlines()]
 

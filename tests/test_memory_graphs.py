@@ -16,16 +16,16 @@ from langchain_core.messages import ToolMessage
 import perdure.graphs
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig
-from perdure.graphs import chat_graph, formation_graph, memory_agent, reflection_graph
+from perdure.graphs import chat_graph, extraction_graph, memory_agent, reflection_graph
 from perdure.graphs.remembering import Notes
 from perdure.memory import (
     Collection,
-    Formation,
+    Extraction,
     Instructions,
     Tails,
-    recalling,
     trim,
     update_instructions,
+    use_memories,
 )
 from perdure.stores import SQLiteStore
 from tests.memory.scripted import client
@@ -129,16 +129,16 @@ def test_a_window_counts_the_tools_and_the_memories(file: Any) -> None:
 def test_a_chat_and_its_background(file: Any) -> None:
     """The chat notes its thread, recalls what waits at once, and the other graph forms it once."""
     saver, store = file
-    formation = Formation(saver, store)
+    extraction = Extraction(saver, store)
     chat = chat_graph(
         checkpointer=saver,
         store=store,
-        recall=recalling(tails=Tails(formation)),
-        background=Notes(formation),
+        recall=use_memories(tails=Tails(extraction)),
+        background=Notes(extraction),
     )
-    forms = formation_graph(formation)
+    forms = extraction_graph(extraction)
     chat.invoke(says("My canoe is called Nutshell"), run_of("monday"))
-    assert [waiting.thread_id for waiting in formation.pending()] == ["monday"]
+    assert [waiting.thread_id for waiting in extraction.pending()] == ["monday"]
     waiting = chat.invoke(says("What is my canoe called?"), run_of("tuesday"))["messages"][-1].text
 
     reports = [
@@ -147,7 +147,7 @@ def test_a_chat_and_its_background(file: Any) -> None:
     ]
     formed = chat.invoke(says("What is my canoe called?"), run_of("friday"))["messages"][-1].text
 
-    assert "monday" not in [waiting.thread_id for waiting in formation.pending()]
+    assert "monday" not in [waiting.thread_id for waiting in extraction.pending()]
     assert "added" in reports[0]
     assert "added" not in reports[1]
     for answer in (waiting, formed):
@@ -204,7 +204,7 @@ def test_a_server_chats_and_forms(served: dict[str, Any]) -> None:
             chat = served["remembering_chat"]({})
             chat.checkpointer, chat.store = saver, store
             await chat.ainvoke(says("My canoe is called Nutshell"), run_of("monday"))
-            out = await served["formation"]({}).ainvoke({"thread_id": "monday"}, run_of("any"))
+            out = await served["extraction"]({}).ainvoke({"thread_id": "monday"}, run_of("any"))
             agent = served["memory_agent"]({})
             agent.checkpointer, agent.store = saver, store
             return out, await agent.ainvoke(says("What is my canoe called?"), run_of("friday"))
@@ -234,7 +234,7 @@ def test_each_served_graph_answers_in_an_event_loop(
 
     inputs: dict[str, Any] = {
         **dict.fromkeys(("chat", "memory_chat", "memory_agent", "remembering_chat"), says("hi")),
-        "formation": {"thread_id": "remembering_chat"},
+        "extraction": {"thread_id": "remembering_chat"},
         "reflection": says("Invite Eva") | {"feedback": "Sign as Ann"},
     }
 
@@ -260,6 +260,6 @@ def test_each_served_graph_answers_in_an_event_loop(
 
     assert inputs.keys() == served.keys() - {"checkpointer", "store"}
     assert found["memory_agent"]["messages"][-1].text == "Nutshell!"
-    assert "added" in found["formation"]["report"]
+    assert "added" in found["extraction"]["report"]
     assert found["reflection"]["instructions"] == "Sign as Ann."
     assert spaces == [("memories", named.get("user_id") or "me")]

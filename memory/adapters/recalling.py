@@ -24,7 +24,7 @@ from perdure.memory.adapters.advisors import (
     line,
     systems_of,
 )
-from perdure.memory.checking import number, whole
+from perdure.memory.options import number, whole
 
 RECALL_TEMPLATE: Final = """{instructions}
 

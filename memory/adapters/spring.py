@@ -18,7 +18,7 @@ from perdure.errors import ConfigurationError
 from perdure.memory.adapters.evicting import admit, evict, showable
 from perdure.memory.adapters.stores import CheckpointerChatMemoryStore, InMemoryChatMemoryStore
 from perdure.memory.adapters.thread import Change, checked_new
-from perdure.memory.checking import whole
+from perdure.memory.options import whole
 from perdure.memory.window import one
 
 _PAGE: Final = 200

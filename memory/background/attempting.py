@@ -26,9 +26,9 @@ from perdure.errors import (
     SerializationError,
     UnknownThread,
 )
-from perdure.memory import asking
+from perdure.memory import model_call as asking
 from perdure.memory.background.jobs import Job, Pace
-from perdure.memory.forming.formation import Formation
+from perdure.memory.extraction import Extraction
 
 logger = logging.getLogger("perdure.forming")
 _FINAL: Final = (
@@ -54,15 +54,15 @@ class Attempts:
     """Makes attempts, in whichever threads, until it is closed.
 
     Args:
-        formation: Forms.
+        extraction: Forms.
         pace: How often it is tried.
         told: Is given each job when its attempt has ended.
     """
 
     def __init__(
-        self, formation: Formation, pace: Pace, told: Callable[[Job], None] | None = None
+        self, extraction: Extraction, pace: Pace, told: Callable[[Job], None] | None = None
     ) -> None:
-        self._formation, self._pace, self._told = formation, pace, told
+        self._formation, self._pace, self._told = extraction, pace, told
         self._changed = threading.Condition()
         self._running = 0
         self._open = True
@@ -88,7 +88,7 @@ class Attempts:
         config: RunnableConfig = {"configurable": {**configurable, "thread_id": thread_id}}
         with self._counted():
             try:
-                report = self._formation.form(thread_id, config).noted()
+                report = self._formation.extract(thread_id, config).noted()
             except BaseException as exc:  # a former that ends its thread must not do so unseen
                 raise self._failed(job, exc, config) from exc
             self._tell(replace(job, state="done", report=report))

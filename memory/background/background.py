@@ -1,4 +1,4 @@
-"""Background formation: memories are formed when a conversation pauses, and nobody waits for it.
+"""Background extraction: memories are formed when a conversation pauses, and nobody waits for it.
 
 A thread that was scheduled is noted in the store, durably, and that is all: workers, in this
 process or in others, look for notes that are due, form the threads as workflows of DBOS, and try
@@ -22,9 +22,9 @@ from langchain_core.runnables import RunnableConfig
 from perdure.errors import ConfigurationError, MissingDependency, UnknownThread
 from perdure.memory.background.desk import Desk, Place, Shift
 from perdure.memory.background.jobs import STATES, Job, Pace, State
-from perdure.memory.checking import choice, seconds, whole
-from perdure.memory.forming.formation import Formation
+from perdure.memory.extraction import Extraction
 from perdure.memory.forming.waiting import Waiting
+from perdure.memory.options import choice, seconds, whole
 
 _FLUSH_POLL_S: Final = 0.05
 _NAME: Final = re.compile(r"[a-z0-9_-]{3,256}")
@@ -37,7 +37,7 @@ class Background:
     schedule (`work=False`). `with` and `async with` start it and stop it.
 
     Args:
-        formation: What forms.
+        extraction: What forms.
         database: Where attempts are kept: a file, or `"postgresql://…"` for workers on several
             machines. None: a file beside the store's; if that has none, a temporary one, with which
             only the list of failures is lost. It is not encrypted, whatever the store is: it has
@@ -61,7 +61,7 @@ class Background:
 
     def __init__(
         self,
-        formation: Formation,
+        extraction: Extraction,
         *,
         database: str | os.PathLike[str] | None = None,
         delay_s: float | None = 30.0,
@@ -75,9 +75,9 @@ class Background:
         work: bool = True,
         told: Callable[[Job], None] | None = None,
     ) -> None:
-        if not isinstance(formation, Formation) or formation.store is None:
+        if not isinstance(extraction, Extraction) or extraction.store is None:
             raise ConfigurationError(
-                f"formation is {formation!r:.80}; expected Formation(saver, store), with a store"
+                f"extraction is {extraction!r:.80}; expected Extraction(saver, store), with a store"
             )
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ConfigurationError(
@@ -85,9 +85,9 @@ class Background:
             )
         if importlib.util.find_spec("dbos") is None:
             raise MissingDependency(
-                'background formation needs DBOS: pip install "perdure[background]"'
+                'background extraction needs DBOS: pip install "perdure[background]"'
             )
-        self.formation, self.name, self.work = formation, name, bool(work)
+        self.extraction, self.name, self.work = extraction, name, bool(work)
         self.workers = whole("workers", workers, 1)
         self.pace = Pace(
             None if delay_s is None else seconds("delay_s", delay_s),
@@ -96,7 +96,7 @@ class Background:
             seconds("backoff_s", backoff_s),
         )
         self._cron, self._timezone, self._told = cron, timezone, told
-        self._place = Place.of(database, formation.store)
+        self._place = Place.of(database, extraction.store)
         self._lock = threading.RLock()
         self._desk: Desk | None = None
         self._shift: Shift | None = None
@@ -168,17 +168,17 @@ class Background:
 
         Args:
             thread_id: The thread.
-            config: Of the run; what fills in the formation's namespace is taken from it.
+            config: Of the run; what fills in the extraction's namespace is taken from it.
 
         Raises:
             InvalidConfig: The config does not fill in the namespace.
             StorageError: The store refuses.
         """
-        self.formation.note(thread_id, config)
+        self.extraction.note(thread_id, config)
 
     async def aschedule(self, thread_id: str, config: RunnableConfig | None = None) -> None:
         """See `schedule`."""
-        await self.formation.anote(thread_id, config)
+        await self.extraction.anote(thread_id, config)
 
     def form_now(
         self, thread_id: str, config: RunnableConfig | None = None, *, anew: bool = False
@@ -189,7 +189,7 @@ class Background:
             thread_id: The thread. One that does not exist is tried as often as any other, in case
                 it is about to begin; then the log has an error, and it waits no longer.
             config: Of a run; None: a thread that waits is formed wherever it does.
-            anew: All of it, once more; see `Formation.form`.
+            anew: All of it, once more; see `Extraction.extract`.
 
         Raises:
             UnknownThread: There is no such thread, and it is to be formed anew.
@@ -198,9 +198,9 @@ class Background:
         """
         configs = [config]
         if config is None:
-            notes = [note for note in self.formation.pending() if note.thread_id == thread_id]
+            notes = [note for note in self.extraction.pending() if note.thread_id == thread_id]
             configs = [{"configurable": dict(note.configurable)} for note in notes] or configs
-        noted = [self.formation.note(thread_id, each, anew=anew) for each in configs]
+        noted = [self.extraction.note(thread_id, each, anew=anew) for each in configs]
         desk = self._opened()
         for note in noted:
             desk.ledger.put(note, 1)
@@ -284,7 +284,7 @@ class Background:
     def _opened(self) -> Desk:
         with self._lock:
             if self._desk is None:
-                self._desk = Desk(self.formation, self._place, self.name, self.pace)
+                self._desk = Desk(self.extraction, self._place, self.name, self.pace)
             return self._desk
 
 

@@ -16,7 +16,7 @@ from uuid import uuid4
 from perdure.errors import ConfigurationError
 from perdure.memory.background.jobs import Job, Pace
 from perdure.memory.background.presence import FilePresence, Presence, SessionPresence
-from perdure.memory.forming.formation import Formation
+from perdure.memory.extraction import Extraction
 
 if TYPE_CHECKING:
     from perdure.memory.background.dispatching import Dispatcher
@@ -69,7 +69,7 @@ class Desk:
     """The jobs' database, and who decides from it what is to be done.
 
     Args:
-        formation: Has the notes on waiting threads.
+        extraction: Has the notes on waiting threads.
         place: Where attempts are kept.
         name: The application.
         pace: When what is due.
@@ -78,11 +78,11 @@ class Desk:
         StorageUnavailable: The jobs' database cannot be reached.
     """
 
-    def __init__(self, formation: Formation, place: Place, name: str, pace: Pace) -> None:
+    def __init__(self, extraction: Extraction, place: Place, name: str, pace: Pace) -> None:
         from perdure.memory.background.dispatching import Dispatcher
         from perdure.memory.background.ledger import Ledger
 
-        self.formation, self.name, self.pace = formation, name, pace
+        self.extraction, self.name, self.pace = extraction, name, pace
         self._stack = ExitStack()
         try:
             self.url, self.presence = self._settled(place)
@@ -91,7 +91,7 @@ class Desk:
         except BaseException:
             self._stack.close()
             raise
-        self.dispatcher: Dispatcher = Dispatcher(formation, self.ledger, self.presence, pace)
+        self.dispatcher: Dispatcher = Dispatcher(extraction, self.ledger, self.presence, pace)
 
     def close(self) -> None:
         """Let go of the database."""
@@ -125,7 +125,7 @@ class Shift:
         from perdure.memory.background.runtime import Runtime
 
         self._desk, self._workers, self._worker = desk, workers, uuid4().hex
-        self._attempts = Attempts(desk.formation, desk.pace, told)
+        self._attempts = Attempts(desk.extraction, desk.pace, told)
         self._runtime = Runtime(desk.url, desk.name, self._worker, workers)
         self._timeout_s = 0.0
         self._stack = ExitStack()

@@ -34,9 +34,9 @@ from perdure.memory.background.jobs import (
 )
 from perdure.memory.background.ledger import Ledger
 from perdure.memory.background.presence import Presence
-from perdure.memory.forming.formation import Formation
+from perdure.memory.extraction import Extraction
 from perdure.memory.forming.waiting import Waiting
-from perdure.memory.longterm.backing import namespace_of
+from perdure.memory.store_adapter import namespace_of
 
 _AHEAD: Final = 100
 """Attempts in the queue at most: what waits in the store costs nothing, and can be taken back."""
@@ -52,22 +52,22 @@ class Dispatcher:
     """Decides from the notes and the attempts what is to be done.
 
     Args:
-        formation: Has the notes.
+        extraction: Has the notes.
         ledger: Has the attempts.
         presence: Tells which workers are alive.
         pace: When what is due.
     """
 
     def __init__(
-        self, formation: Formation, ledger: Ledger, presence: Presence, pace: Pace
+        self, extraction: Extraction, ledger: Ledger, presence: Presence, pace: Pace
     ) -> None:
-        self._formation, self._ledger = formation, ledger
+        self._formation, self._ledger = extraction, ledger
         self._presence, self._pace = presence, pace
 
     # -- what there is
 
     def notes(self) -> list[Waiting]:
-        """The threads that wait for this formation: in the store there may be another's."""
+        """The threads that wait for this extraction: in the store there may be another's."""
         return [note for note in self._formation.pending() if self._is_ours(note)]
 
     def jobs(self) -> list[Job]:
@@ -220,7 +220,7 @@ class Timer:
                 put = self._turn(began)
             except Exception as exc:
                 # the notes are still there: the next turn sees to them
-                logger.error("background formation is held up: %s: %s", type(exc).__name__, exc)
+                logger.error("background extraction is held up: %s: %s", type(exc).__name__, exc)
             took_s = time.monotonic() - began
             pause_s = self._tick_s if put else max(self._tick_s, _LOAD * took_s)
 

@@ -1,4 +1,4 @@
-"""Jobs of background formation: a thread that waits, what was tried about it, and what comes next.
+"""Jobs of background extraction: a thread that waits, what was tried about it, and what comes next.
 
 Whatever is to be done follows from the note on a waiting thread and from the attempts to form it,
 and from nothing else: any process that knows both decides the same.
@@ -37,7 +37,7 @@ class Job:
         error: Why the last attempt failed.
         since: Since when the thread waits (UTC).
         due_at: When it will be formed (UTC); None: that is past, or nobody has said when.
-        report: What came of it; see `FormationReport`.
+        report: What came of it; see `ExtractionReport`.
     """
 
     thread_id: str

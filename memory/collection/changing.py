@@ -13,16 +13,16 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from perdure.errors import ConfigurationError, LimitExceeded
+from perdure.memory.admission import Judged, keeping
 from perdure.memory.collection.forgetting import UNNOTED, unknown
-from perdure.memory.collection.keeping import Judged, keeping
 from perdure.memory.collection.shaping import OWN, TEXT, Given, MemoryShape
-from perdure.memory.drivers import Steps
+from perdure.memory.conflicts import persevering, taking_turns
+from perdure.memory.effects import Effects
 from perdure.memory.gate.gate import Gate
-from perdure.memory.longterm.backing import Backing, quarantine_of, removal_of, succeeding
-from perdure.memory.longterm.memories import Candidate, Memory, Outcome, Role
-from perdure.memory.longterm.reading import listing
-from perdure.memory.longterm.taking_turns import persevering, taking_turns
-from perdure.memory.longterm.tombstones import burials
+from perdure.memory.listing import listing
+from perdure.memory.records import Candidate, Memory, Outcome, Role
+from perdure.memory.store_adapter import StoreAdapter, quarantine_of, removal_of, succeeding
+from perdure.memory.tombstones import tombstones_of
 from perdure.stores.base import Namespace, Provenance
 
 Replacement = Literal["updated", "superseded"]
@@ -53,54 +53,56 @@ class Changing:
     """The changes to memories of a namespace, as steps.
 
     Attributes:
-        backing: Their store.
+        adapter: Their store.
         namespace: Their namespace.
         gate: What decides on what is kept.
         shape: What they look like.
         kind: The kind of those that are added.
     """
 
-    backing: Backing
+    adapter: StoreAdapter
     namespace: Namespace
     gate: Gate
     shape: MemoryShape
     kind: str
 
-    def inserting(self, telling: Telling, key: str | None = None) -> Steps[Outcome]:
+    def inserting(self, telling: Telling, key: str | None = None) -> Effects[Outcome]:
         """Add a memory, unless it is there already; see `Collection.insert`."""
         value = self.shape.value(telling.given)
         return persevering(
-            self.backing, self.namespace, lambda: self._inserted(value, telling, key)
+            self.adapter, self.namespace, lambda: self._inserted(value, telling, key)
         )
 
-    def putting(self, telling: Telling, key: str) -> Steps[Outcome]:
+    def putting(self, telling: Telling, key: str) -> Effects[Outcome]:
         """Add a memory under a key, or put the one right that has it."""
         value = self.shape.value(telling.given)
 
-        def put() -> Steps[Outcome]:
-            if (yield from self.backing.got(self.namespace, key)) is None:
+        def put() -> Effects[Outcome]:
+            if (yield from self.adapter.got(self.namespace, key)) is None:
                 return (yield from self._inserted(value, telling, key))
             return (yield from self._replaced(key, telling, "updated", None))
 
-        return persevering(self.backing, self.namespace, put)
+        return persevering(self.adapter, self.namespace, put)
 
     def replacing(
         self, key: str, telling: Telling, change: Replacement, at: datetime | None = None
-    ) -> Steps[Outcome]:
+    ) -> Effects[Outcome]:
         """Let a memory say something else; see `Collection.update` and `supersede`."""
         return persevering(
-            self.backing, self.namespace, lambda: self._replaced(key, telling, change, at)
+            self.adapter, self.namespace, lambda: self._replaced(key, telling, change, at)
         )
 
-    def deleting(self, key: str) -> Steps[Outcome]:
+    def deleting(self, key: str) -> Effects[Outcome]:
         """Close a memory; see `Collection.delete`."""
-        return persevering(self.backing, self.namespace, lambda: self._deleted(key))
+        return persevering(self.adapter, self.namespace, lambda: self._deleted(key))
 
     # -- one attempt
 
-    def _inserted(self, value: dict[str, Any], telling: Telling, key: str | None) -> Steps[Outcome]:
-        turn = yield from taking_turns(self.backing, self.namespace)
-        there = None if key is None else (yield from self.backing.got(self.namespace, key))
+    def _inserted(
+        self, value: dict[str, Any], telling: Telling, key: str | None
+    ) -> Effects[Outcome]:
+        turn = yield from taking_turns(self.adapter, self.namespace)
+        there = None if key is None else (yield from self.adapter.got(self.namespace, key))
         if there is not None:
             if given_of(there) == value:
                 return Outcome("unchanged", there.key, _SAYS_SO)
@@ -110,7 +112,7 @@ class Changing:
             )
         candidate = self._candidate(value, self.kind, telling)
         wanted = key or (yield from self._new_key())
-        kept = yield from self._judged(candidate, wanted, self.backing)
+        kept = yield from self._judged(candidate, wanted, self.adapter)
         [outcome] = kept.outcomes
         if outcome.change == "quarantined" and key is None:
             known = yield from self._waiting(candidate)
@@ -119,19 +121,19 @@ class Changing:
         puts = kept.puts
         if outcome.change == "added":
             puts = [*(replace(put, if_version=0) for put in puts), *turn]
-        yield from self.backing.written(puts)
+        yield from self.adapter.written(puts)
         return outcome
 
     def _replaced(
         self, key: str, telling: Telling, change: Replacement, at: datetime | None
-    ) -> Steps[Outcome]:
-        turn = yield from taking_turns(self.backing, self.namespace)
+    ) -> Effects[Outcome]:
+        turn = yield from taking_turns(self.adapter, self.namespace)
         former = yield from self._present(key)
         value = self.shape.value(telling.given, former.value)
         if value == given_of(former):
             return Outcome("unchanged", key, _SAYS_SO)
         candidate = self._candidate(value, former.kind, telling)
-        kept = yield from self._judged(candidate, key, _Without(self.backing, former))
+        kept = yield from self._judged(candidate, key, _Without(self.adapter, former))
         [outcome], puts = kept.outcomes, kept.puts
         if outcome.change == "added":
             [judged] = puts
@@ -140,30 +142,30 @@ class Changing:
             value = succeeding(former, judged.value or {}, change, at)
             puts = [replace(judged, value=value, if_version=former.version), *turn]
             outcome = replace(outcome, change=change)
-        yield from self.backing.written(puts)
+        yield from self.adapter.written(puts)
         return outcome
 
-    def _deleted(self, key: str) -> Steps[Outcome]:
+    def _deleted(self, key: str) -> Effects[Outcome]:
         memory = yield from self._present(key)
         removal = removal_of(self.namespace, key, memory.version)
-        said = yield from self.backing.versions(self.namespace, key)
-        notes = [note for version in (*said, memory) for note in burials(version, "deleted")]
+        said = yield from self.adapter.versions(self.namespace, key)
+        notes = [note for version in (*said, memory) for note in tombstones_of(version, "deleted")]
         try:
-            yield from self.backing.written([removal, *notes])
+            yield from self.adapter.written([removal, *notes])
         except LimitExceeded:  # who has no room left may still delete
-            yield from self.backing.written([removal])
+            yield from self.adapter.written([removal])
             return Outcome("deleted", key, UNNOTED)
         return Outcome("deleted", key)
 
     # -- parts of one
 
-    def _present(self, key: str) -> Steps[Memory]:
+    def _present(self, key: str) -> Effects[Memory]:
         """The memory as it is.
 
         Raises:
             UnknownMemory: There is none, or it is something else, say instructions.
         """
-        memory = yield from self.backing.got(self.namespace, key)
+        memory = yield from self.adapter.got(self.namespace, key)
         if memory is None or not isinstance(memory.value.get(TEXT), str):
             raise unknown(self.namespace, key)
         return memory
@@ -180,30 +182,30 @@ class Changing:
             by_model=telling.by_model,
         )
 
-    def _judged(self, candidate: Candidate, key: str, backing: Backing) -> Steps[Judged]:
-        return keeping(self.gate, backing, self.namespace, [candidate], [key])
+    def _judged(self, candidate: Candidate, key: str, adapter: StoreAdapter) -> Effects[Judged]:
+        return keeping(self.gate, adapter, self.namespace, [candidate], [key])
 
-    def _waiting(self, candidate: Candidate) -> Steps[Memory | None]:
+    def _waiting(self, candidate: Candidate) -> Effects[Memory | None]:
         """What waits for review in the same words."""
         same = {"filter": {TEXT: candidate.text, "kind": candidate.kind}}
-        found = yield from listing(self.backing, quarantine_of(self.namespace), 1, 0, same)
+        found = yield from listing(self.adapter, quarantine_of(self.namespace), 1, 0, same)
         return found[0] if found else None
 
-    def _new_key(self) -> Steps[str]:
+    def _new_key(self) -> Effects[str]:
         while True:
             key = "".join(secrets.choice(_LETTERS) for _ in range(_KEY))
-            if (yield from self.backing.got(self.namespace, key)) is None:
+            if (yield from self.adapter.got(self.namespace, key)) is None:
                 return key
 
 
-class _Without(Backing):
+class _Without(StoreAdapter):
     """A store in which one memory says nothing: what takes its place is judged beside others."""
 
-    def __init__(self, backing: Backing, memory: Memory) -> None:
-        super().__init__(backing.store)
+    def __init__(self, adapter: StoreAdapter, memory: Memory) -> None:
+        super().__init__(adapter.store)
         self._place = memory.namespace, memory.key
 
-    def found(self, prefix: Namespace, **asked: Any) -> Steps[list[Memory]]:
+    def found(self, prefix: Namespace, **asked: Any) -> Effects[list[Memory]]:
         memories = yield from super().found(prefix, **asked)
         return [
             replace(memory, text="") if (memory.namespace, memory.key) == self._place else memory

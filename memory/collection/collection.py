@@ -11,15 +11,15 @@ from langgraph.store.base import BaseStore
 from pydantic import BaseModel
 
 from perdure.errors import ConfigurationError
-from perdure.memory.checking import choice
 from perdure.memory.collection.changing import Changing, Replacement, Telling
 from perdure.memory.collection.forgetting import emptying, forgetting
 from perdure.memory.collection.shaping import Given, MemoryShape
-from perdure.memory.drivers import Steps, arun, run
+from perdure.memory.effects import Effects, arun, run
 from perdure.memory.gate.gate import Gate
-from perdure.memory.longterm.memories import FACT, Outcome, Role
-from perdure.memory.longterm.reading import Readable
-from perdure.memory.places import source
+from perdure.memory.listing import Readable
+from perdure.memory.options import choice
+from perdure.memory.records import FACT, Outcome, Role
+from perdure.memory.run_config import source
 from perdure.stores.base import Provenance, Receipt
 from perdure.stores.namespaces import check_key
 
@@ -248,7 +248,7 @@ class Collection(Readable):
         provenance: Provenance | None,
         role: Role,
         key: str | None,
-    ) -> Steps[Outcome]:
+    ) -> Effects[Outcome]:
         telling = telling_of(memory, config, provenance, role)
         wanted = None if key is None else check_key(key)
         return self.changing(config).inserting(telling, wanted)
@@ -262,7 +262,7 @@ class Collection(Readable):
         provenance: Provenance | None,
         role: Role,
         at: datetime | None = None,
-    ) -> Steps[Outcome]:
+    ) -> Effects[Outcome]:
         if at is not None and (not isinstance(at, datetime) or at.tzinfo is None):
             raise ConfigurationError(
                 f"at is {at!r:.80}; expected a datetime with a time zone, or None: now"

@@ -10,8 +10,8 @@ from typing import Any, Final
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from perdure.errors import ConfigurationError, InvalidValue
-from perdure.memory.checking import is_number
-from perdure.memory.longterm.memories import EPISODE, Memory
+from perdure.memory.options import is_number
+from perdure.memory.records import EPISODE, Memory
 from perdure.memory.rendering import memory_line, section
 
 _TEXTS: Final = ("input", "outcome", "context", "why")

@@ -13,7 +13,6 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.errors import ConfigurationError
-from perdure.memory.checking import whole
 from perdure.memory.collection.collection import Collection, telling_of
 from perdure.memory.collection.episodes import (
     Example,
@@ -25,10 +24,11 @@ from perdure.memory.collection.episodes import (
 )
 from perdure.memory.collection.forgetting import unknown
 from perdure.memory.counting import Countable, token_counter
-from perdure.memory.drivers import Steps, arun, run
+from perdure.memory.effects import Effects, arun, run
 from perdure.memory.fitting import fitting
 from perdure.memory.gate.gate import Gate
-from perdure.memory.longterm.memories import EPISODE, Outcome, Role
+from perdure.memory.options import whole
+from perdure.memory.records import EPISODE, Outcome, Role
 from perdure.memory.tokens import TokenCounter
 from perdure.stores.base import Provenance
 from perdure.stores.namespaces import check_key
@@ -204,7 +204,7 @@ class Examples:
         limit: int = 5,
         config: RunnableConfig | None = None,
         as_of: datetime | None = None,
-    ) -> Steps[list[Example]]:
+    ) -> Effects[list[Example]]:
         """See `select`."""
         if not isinstance(query, str):
             raise ConfigurationError(f"query is {query!r:.80}; expected text")
@@ -228,7 +228,7 @@ class Examples:
         config: RunnableConfig | None,
         provenance: Provenance | None,
         role: Role,
-    ) -> Steps[Outcome]:
+    ) -> Effects[Outcome]:
         # a case that is there keeps what is not told again
         value = {name: part for name, part in value_of(parts).items() if part is not None}
         telling = telling_of(value, config, provenance, role)
@@ -241,9 +241,9 @@ class Examples:
         config: RunnableConfig | None,
         provenance: Provenance | None,
         role: Role,
-    ) -> Steps[Outcome]:
+    ) -> Effects[Outcome]:
         changing = self.memories.changing(config)
-        former = yield from changing.backing.got(changing.namespace, check_key(key))
+        former = yield from changing.adapter.got(changing.namespace, check_key(key))
         if former is None or not is_episode(former):
             raise unknown(changing.namespace, key)
         value = value_of({**former.value, **parts})

@@ -8,15 +8,15 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol, runtime_checkable
 
 from perdure.errors import LimitExceeded, UnknownMemory
-from perdure.memory.drivers import Step, Steps
-from perdure.memory.longterm.backing import (
+from perdure.memory.effects import Effect, Effects
+from perdure.memory.store_adapter import (
     NOTES,
-    Backing,
+    StoreAdapter,
     notes_of,
     quarantine_of,
     removal_of,
 )
-from perdure.memory.longterm.tombstones import burials
+from perdure.memory.tombstones import tombstones_of
 from perdure.stores.base import Namespace, PutItem, Receipt
 
 UNNOTED: Final = "there is no room to note that it is not to be formed again"
@@ -34,7 +34,7 @@ class Forgets(Protocol):
         """See `forget`."""
 
 
-def forgetting(backing: Backing, namespace: Namespace, key: str) -> Steps[Receipt]:
+def forgetting(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Receipt]:
     """Erase a memory, present or deleted, and what waits in quarantine for it or in its words.
 
     First it is noted, as a hash, that it is not to be formed again: if this is cut off in between,
@@ -43,75 +43,77 @@ def forgetting(backing: Backing, namespace: Namespace, key: str) -> Steps[Receip
     Raises:
         UnknownMemory: There is and was none by that id.
     """
-    versions = yield from backing.versions(namespace, key)
+    versions = yield from adapter.versions(namespace, key)
     if not versions:
         raise unknown(namespace, key)
-    notes = [put for version in versions for put in burials(version, "forgotten")]
+    notes = [put for version in versions for put in tombstones_of(version, "forgotten")]
     notes = list({(put.namespace, put.key): put for put in notes}.values())
-    noted = yield from _noted(backing, notes)
-    receipt = yield from _erased(backing, namespace, key)
+    noted = yield from _noted(adapter, notes)
+    receipt = yield from _erased(adapter, namespace, key)
     place = quarantine_of(namespace)
     texts = {version.text for version in versions}
     texts.update(former.text for version in versions for former in version.formerly)
-    for entry in (yield from _entries(backing, place, key, texts)):
-        receipt += yield from _erased(backing, place, entry)
-    if not noted and not (yield from _noted(backing, notes)):
+    for entry in (yield from _entries(adapter, place, key, texts)):
+        receipt += yield from _erased(adapter, place, entry)
+    if not noted and not (yield from _noted(adapter, notes)):
         _LOG.warning("%r in %r is forgotten; %s", key, namespace, UNNOTED)
     return receipt
 
 
-def emptying(backing: Backing, namespace: Namespace) -> Steps[Receipt]:
+def emptying(adapter: StoreAdapter, namespace: Namespace) -> Effects[Receipt]:
     """Erase the memories of a namespace, and the notes on them; see `Collection.forget_all`.
 
     The memories last: if this is cut off, they are still there and can be forgotten again.
     """
-    receipt = _nothing(clean=isinstance(backing.store, Forgets))
+    receipt = _nothing(clean=isinstance(adapter.store, Forgets))
     for place in (*(notes_of(kind, namespace) for kind in NOTES), namespace):
-        receipt += yield from _emptied(backing, place)
+        receipt += yield from _emptied(adapter, place)
     return receipt
 
 
-def _emptied(backing: Backing, place: Namespace) -> Steps[Receipt]:
-    store: Any = backing.store
+def _emptied(adapter: StoreAdapter, place: Namespace) -> Effects[Receipt]:
+    store: Any = adapter.store
     if not isinstance(store, Forgets):
-        found = yield from backing.every(place)
+        found = yield from adapter.every(place)
         own = [each.key for each in found if each.namespace == place]
-        yield from backing.written([removal_of(place, key) for key in own])
+        yield from adapter.written([removal_of(place, key) for key in own])
         return replace(_nothing(clean=False), items=len(own), keys=tuple((place, k) for k in own))
-    plan: Receipt = yield Step(
+    plan: Receipt = yield Effect(
         lambda: store.forget(place, dry_run=True), lambda: store.aforget(place, dry_run=True)
     )
     if not plan.keys:  # the file need not be rewritten
         return _nothing(clean=True)
     if all(where == place for where, _ in plan.keys):
-        receipt: Receipt = yield Step(lambda: store.forget(place), lambda: store.aforget(place))
+        receipt: Receipt = yield Effect(lambda: store.forget(place), lambda: store.aforget(place))
         return receipt
     receipt = _nothing(clean=True)  # what is further down stays
     for key in [key for where, key in plan.keys if where == place]:
-        receipt += yield from _erased(backing, place, key)
+        receipt += yield from _erased(adapter, place, key)
     return receipt
 
 
-def _noted(backing: Backing, notes: list[PutItem]) -> Steps[bool]:
+def _noted(adapter: StoreAdapter, notes: list[PutItem]) -> Effects[bool]:
     """Write notes, if the store has room for them: to forget needs none."""
     try:
-        yield from backing.written(notes)
+        yield from adapter.written(notes)
     except LimitExceeded:
         return False
     return True
 
 
-def _entries(backing: Backing, place: Namespace, key: str, texts: set[str]) -> Steps[list[str]]:
+def _entries(
+    adapter: StoreAdapter, place: Namespace, key: str, texts: set[str]
+) -> Effects[list[str]]:
     """What is, or was, in quarantine for a memory or in its words."""
-    store: Any = backing.store
+    store: Any = adapter.store
     if isinstance(store, Forgets):
         meant = {"$or": [{"key": key}, {"text": {"$in": sorted(texts)}}]}
-        plan: Receipt = yield Step(
+        plan: Receipt = yield Effect(
             lambda: store.forget(place, filter=meant, dry_run=True),
             lambda: store.aforget(place, filter=meant, dry_run=True),
         )
         return [entry for where, entry in plan.keys if where == place]
-    waiting = yield from backing.every(place)
+    waiting = yield from adapter.every(place)
     return [
         each.key
         for each in waiting
@@ -119,14 +121,14 @@ def _entries(backing: Backing, place: Namespace, key: str, texts: set[str]) -> S
     ]
 
 
-def _erased(backing: Backing, namespace: Namespace, key: str) -> Steps[Receipt]:
-    store: Any = backing.store
+def _erased(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Receipt]:
+    store: Any = adapter.store
     if isinstance(store, Forgets):
-        receipt: Receipt = yield Step(
+        receipt: Receipt = yield Effect(
             lambda: store.forget(namespace, key=key), lambda: store.aforget(namespace, key=key)
         )
         return receipt
-    yield from backing.written([removal_of(namespace, key)])
+    yield from adapter.written([removal_of(namespace, key)])
     return replace(_nothing(clean=False), items=1, keys=((namespace, key),))
 
 

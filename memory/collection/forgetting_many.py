@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from perdure.errors import ConfigurationError
 from perdure.memory.collection.forgetting import Forgets
-from perdure.memory.drivers import Step, Steps, arun, run
-from perdure.memory.longterm.backing import RESERVED, Backing, quarantine_of
-from perdure.memory.longterm.tombstones import burials
+from perdure.memory.effects import Effect, Effects, arun, run
+from perdure.memory.store_adapter import RESERVED, StoreAdapter, quarantine_of
+from perdure.memory.tombstones import tombstones_of
 from perdure.stores.base import Namespace, PutItem, Receipt
 
 _AT_ONCE: Final = 1_000  # notes in a transaction
@@ -65,7 +65,7 @@ def _forgetting(
     thread_id: str | None,
     query: str | None,
     dry_run: bool,
-) -> Steps[Receipt]:
+) -> Effects[Receipt]:
     if not isinstance(store, Forgets):
         raise ConfigurationError(
             f"the store is a {type(store).__name__}, which cannot erase what meets a condition; "
@@ -80,13 +80,13 @@ def _forgetting(
     plans = yield from _forgotten(store, places, {**meant, "dry_run": True})
     if dry_run:
         return reduce(add, plans)
-    yield from _buried(Backing(store), [key for plan in plans for key in plan.keys])
+    yield from _buried(StoreAdapter(store), [key for plan in plans for key in plan.keys])
     return reduce(add, (yield from _forgotten(store, places, meant)))
 
 
 def _forgotten(
     store: Forgets, places: Sequence[Namespace], meant: dict[str, Any]
-) -> Steps[list[Receipt]]:
+) -> Effects[list[Receipt]]:
     receipts: list[Receipt] = []
     for place in places:
         ask = _asking(store, place, meant)
@@ -94,17 +94,19 @@ def _forgotten(
     return receipts
 
 
-def _asking(store: Forgets, place: Namespace, meant: dict[str, Any]) -> Step:
-    return Step(lambda: store.forget(place, **meant), lambda: store.aforget(place, **meant))
+def _asking(store: Forgets, place: Namespace, meant: dict[str, Any]) -> Effect:
+    return Effect(lambda: store.forget(place, **meant), lambda: store.aforget(place, **meant))
 
 
-def _buried(backing: Backing, keys: Sequence[tuple[Namespace, str]]) -> Steps[None]:
+def _buried(adapter: StoreAdapter, keys: Sequence[tuple[Namespace, str]]) -> Effects[None]:
     """Note that memories are not to be formed again; what waits in quarantine is none yet."""
     notes: dict[tuple[Namespace, str], PutItem] = {}
     for place, key in keys:
         if place[0] != RESERVED:
-            for version in (yield from backing.versions(place, key)):
-                notes |= {(put.namespace, put.key): put for put in burials(version, "forgotten")}
+            for version in (yield from adapter.versions(place, key)):
+                notes |= {
+                    (put.namespace, put.key): put for put in tombstones_of(version, "forgotten")
+                }
     puts = list(notes.values())
     for start in range(0, len(puts), _AT_ONCE):
-        yield from backing.written(puts[start : start + _AT_ONCE])
+        yield from adapter.written(puts[start : start + _AT_ONCE])

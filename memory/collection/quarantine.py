@@ -11,20 +11,20 @@ from langgraph.store.base import BaseStore
 
 from perdure.errors import UnknownMemory
 from perdure.memory.collection.forgetting import Forgets
-from perdure.memory.drivers import Step, Steps, arun, run
+from perdure.memory.effects import Effect, Effects, arun, run
 from perdure.memory.gate.detectors import DETECTORS, redacted, spans_of
-from perdure.memory.longterm.backing import (
-    Backing,
-    backing_of,
+from perdure.memory.records import Memory, Outcome, Role
+from perdure.memory.store_adapter import (
+    StoreAdapter,
+    adapter_of,
     namespace_of,
     put_of,
     quarantine_of,
     removal_of,
     succeeding,
 )
-from perdure.memory.longterm.memories import Memory, Outcome, Role
-from perdure.memory.longterm.tombstones import burial
 from perdure.memory.templates import Template
+from perdure.memory.tombstones import burial
 from perdure.stores.base import Namespace, Provenance
 
 
@@ -85,7 +85,7 @@ class Quarantine:
         store: BaseStore | None = None,
         namespace: tuple[str, ...] = ("memories", "{user_id}"),
     ) -> None:
-        self.store: BaseStore | None = None if store is None else Backing(store).store
+        self.store: BaseStore | None = None if store is None else StoreAdapter(store).store
         self.namespace = Template(namespace)
 
     def list(self, config: RunnableConfig | None = None) -> Entries:
@@ -131,52 +131,52 @@ class Quarantine:
         """See `discard`."""
         return await arun(_discarding(*self._place(config), key))
 
-    def _place(self, config: RunnableConfig | None) -> tuple[Backing, Namespace]:
-        return backing_of(self.store), namespace_of(self.namespace, config)
+    def _place(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace]:
+        return adapter_of(self.store), namespace_of(self.namespace, config)
 
 
-def _listing(backing: Backing, namespace: Namespace) -> Steps[Entries]:
+def _listing(adapter: StoreAdapter, namespace: Namespace) -> Effects[Entries]:
     place = quarantine_of(namespace)
-    found = yield from backing.every(place)
+    found = yield from adapter.every(place)
     entries = [_entry(each) for each in found if each.namespace == place]
     return sorted(entries, key=lambda entry: entry.at)
 
 
-def _releasing(backing: Backing, namespace: Namespace, key: str) -> Steps[Outcome]:
-    found = yield from _found(backing, namespace, key)
+def _releasing(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Outcome]:
+    found = yield from _found(adapter, namespace, key)
     entry = _entry(found)
     value: dict[str, Any] = {**entry.fields, "text": entry.text, "kind": entry.kind}
-    former = yield from backing.got(namespace, entry.memory_key)
+    former = yield from adapter.got(namespace, entry.memory_key)
     if former is not None:
         value = succeeding(former, value, "updated")
     version = 0 if former is None else former.version
     put = put_of(
         namespace, entry.memory_key, value, provenance=entry.provenance, if_version=version
     )
-    yield from backing.written([put, removal_of(quarantine_of(namespace), key, found.version)])
-    yield from _erasing(backing, namespace, key)  # or what the memory says were still kept here
+    yield from adapter.written([put, removal_of(quarantine_of(namespace), key, found.version)])
+    yield from _erasing(adapter, namespace, key)  # or what the memory says were still kept here
     return Outcome("added" if former is None else "updated", entry.memory_key)
 
 
-def _discarding(backing: Backing, namespace: Namespace, key: str) -> Steps[Outcome]:
-    found = yield from _found(backing, namespace, key)
+def _discarding(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Outcome]:
+    found = yield from _found(adapter, namespace, key)
     puts = [burial(namespace, found.text, "forgotten")]
-    if not isinstance(backing.store, Forgets):
+    if not isinstance(adapter.store, Forgets):
         puts.append(removal_of(quarantine_of(namespace), key))
-    yield from backing.written(puts)
-    yield from _erasing(backing, namespace, key)
+    yield from adapter.written(puts)
+    yield from _erasing(adapter, namespace, key)
     return Outcome("deleted", key)
 
 
-def _erasing(backing: Backing, namespace: Namespace, key: str) -> Steps[None]:
-    store: Any = backing.store
+def _erasing(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[None]:
+    store: Any = adapter.store
     if isinstance(store, Forgets):
         place = quarantine_of(namespace)
-        yield Step(lambda: store.forget(place, key=key), lambda: store.aforget(place, key=key))
+        yield Effect(lambda: store.forget(place, key=key), lambda: store.aforget(place, key=key))
 
 
-def _found(backing: Backing, namespace: Namespace, key: str) -> Steps[Memory]:
-    found = yield from backing.got(quarantine_of(namespace), key)
+def _found(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Memory]:
+    found = yield from adapter.got(quarantine_of(namespace), key)
     if found is None:
         raise UnknownMemory(
             f"no entry {key!r:.80} waits in the quarantine of {namespace!r}; list() tells those "

@@ -15,8 +15,8 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
 from perdure.memory.conversation import role
-from perdure.memory.longterm.memories import Role
-from perdure.memory.places import source
+from perdure.memory.records import Role
+from perdure.memory.run_config import source
 from perdure.stores.base import Provenance
 from perdure.stores.text import STOP_WORDS, tokens
 

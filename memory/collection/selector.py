@@ -9,10 +9,10 @@ from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import ConfigurationError
-from perdure.memory.checking import whole
 from perdure.memory.collection.episodes import Example
 from perdure.memory.collection.examples import Examples
-from perdure.memory.longterm.memories import Outcome
+from perdure.memory.options import whole
+from perdure.memory.records import Outcome
 
 
 class ExampleSelector(BaseExampleSelector):

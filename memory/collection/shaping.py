@@ -9,8 +9,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
 from perdure.errors import ConfigurationError, InvalidValue
-from perdure.memory.collection.keeping import REDACTED
-from perdure.memory.longterm.items import FORMERLY, SOURCE
+from perdure.memory.admission import REDACTED
+from perdure.memory.store_items import FORMERLY, SOURCE
 
 Given = str | Mapping[str, Any] | BaseModel
 """A memory's text; its text and fields, as a dict or as an instance of the schema."""

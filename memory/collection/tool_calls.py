@@ -26,11 +26,11 @@ from perdure.memory.collection.collection import Collection
 from perdure.memory.collection.forgetting import unknown
 from perdure.memory.collection.resting import Ground
 from perdure.memory.collection.shaping import OWN, TEXT
-from perdure.memory.drivers import Steps
+from perdure.memory.effects import Effects
 from perdure.memory.gate.sensitive import texts_in
-from perdure.memory.longterm.memories import FACT, Memory, Outcome
-from perdure.memory.longterm.reading import Readable
+from perdure.memory.listing import Readable
 from perdure.memory.quoting import quoted
+from perdure.memory.records import FACT, Memory, Outcome
 from perdure.memory.rendering import section
 from perdure.stores.namespaces import check_key
 
@@ -45,7 +45,7 @@ class Work(Protocol):
 
     def steps(
         self, arguments: Mapping[str, Any], config: RunnableConfig, ground: Ground
-    ) -> Steps[str]:
+    ) -> Effects[str]:
         """Do what is asked for. Returns what the model is told.
 
         Args:
@@ -67,7 +67,7 @@ class Managing:
 
     def steps(
         self, arguments: Mapping[str, Any], config: RunnableConfig, ground: Ground
-    ) -> Steps[str]:
+    ) -> Effects[str]:
         """See `Work.steps`."""
         changing = self.collection.changing(config)  # what is wrong with that, no model can mend
         call = _Call(arguments["action"], _given(arguments), _id_in(arguments.get("id")))
@@ -97,12 +97,12 @@ class Managing:
 
     def _done(
         self, changing: Changing, call: _Call, config: RunnableConfig, ground: Ground
-    ) -> Steps[Outcome]:
+    ) -> Effects[Outcome]:
         if call.action == "delete":
             return (yield from changing.deleting(call.key))
         there = None
         if call.key:
-            there = yield from changing.backing.got(changing.namespace, call.key)
+            there = yield from changing.adapter.got(changing.namespace, call.key)
         if call.action == "create":
             if there is not None:
                 raise ToolException(
@@ -154,7 +154,7 @@ class Searching:
 
     def steps(
         self, arguments: Mapping[str, Any], config: RunnableConfig, ground: Ground
-    ) -> Steps[str]:
+    ) -> Effects[str]:
         """See `Work.steps`."""
         query = arguments["query"].encode(errors="replace").decode().strip()
         if not query:

@@ -17,14 +17,14 @@ from langgraph.store.base import BaseStore
 from pydantic import BaseModel, BeforeValidator, Field, create_model
 
 from perdure.errors import ConfigurationError
-from perdure.memory.checking import whole
 from perdure.memory.collection.collection import Collection
 from perdure.memory.collection.resting import Ground, messages_in
 from perdure.memory.collection.shaping import TEXT, faults_of
 from perdure.memory.collection.tool_calls import STRAY, Act, Managing, Searching, Work
-from perdure.memory.drivers import arun, run
+from perdure.memory.effects import arun, run
 from perdure.memory.gate.gate import Gate
-from perdure.memory.longterm.reading import Readable
+from perdure.memory.listing import Readable
+from perdure.memory.options import whole
 
 ACTIONS: Final[tuple[Act, ...]] = get_args(Act)
 MANAGE: Final = """\

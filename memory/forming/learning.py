@@ -7,19 +7,19 @@ from dataclasses import replace
 from typing import Any, Final
 
 from perdure.errors import ConfigurationError, InvalidPatch, InvalidValue
-from perdure.memory.drivers import Steps
+from perdure.memory.effects import Effects
 from perdure.memory.forming.answers import Answer, Suggestion
 from perdure.memory.forming.prompting import Shown
-from perdure.memory.forming.proposals import Batch, Plan, Planned, Surroundings
-from perdure.memory.forming.said import Spoken, storable
 from perdure.memory.forming.sorting import numbered, refused
 from perdure.memory.gate.gate import Gate
 from perdure.memory.instructions import TEXT, Instructions, noted
-from perdure.memory.longterm.backing import Backing
-from perdure.memory.longterm.memories import Candidate, Outcome, Verdict
 from perdure.memory.profile.profile import Profile
 from perdure.memory.profile.proposing import patch_of
 from perdure.memory.profile.users_words import UsersWords
+from perdure.memory.proposals import Batch, Plan, Planned, Scope
+from perdure.memory.records import Candidate, Outcome, Verdict
+from perdure.memory.store_adapter import StoreAdapter
+from perdure.memory.thread_messages import ThreadMessage, storable
 from perdure.stores.base import PutItem
 
 _MOST: Final = 20_000  # characters of instructions, as `update_instructions` has it
@@ -27,15 +27,15 @@ _LONGEST: Final = 400  # of one that is added
 _KIND: Final = "instructions"
 
 
-def check_same_store(store: Any, backing: Backing, what: str) -> None:
+def check_same_store(store: Any, adapter: StoreAdapter, what: str) -> None:
     """Refuse what cannot be written as one with the memories.
 
     Raises:
         ConfigurationError: It is in another store.
     """
-    if store is not backing.store:
+    if store is not adapter.store:
         raise ConfigurationError(
-            f"{what} are in {store!r:.80}, the memories in {backing.store!r:.80}; expected the "
+            f"{what} are in {store!r:.80}, the memories in {adapter.store!r:.80}; expected the "
             "same store, since both are written as one"
         )
 
@@ -43,7 +43,7 @@ def check_same_store(store: Any, backing: Backing, what: str) -> None:
 def learned(
     answer: Answer,
     batch: Batch,
-    around: Surroundings,
+    around: Scope,
     shown: Shown,
     *,
     profile: Profile[Any] | None,
@@ -63,11 +63,11 @@ def _of_profile(
     profile: Profile[Any],
     answer: Answer,
     batch: Batch,
-    around: Surroundings,
+    around: Scope,
     shown: Shown,
-) -> Steps[Planned]:
+) -> Effects[Planned]:
     """A patch of the profile: all of it, or none."""
-    users: list[Spoken] = []
+    users: list[ThreadMessage] = []
     for operation in answer.profile:
         named = _by_users(operation.messages, batch)
         if not named:
@@ -84,14 +84,14 @@ def _of_profile(
 
 
 def _of_instructions(
-    learn: Instructions, answer: Answer, batch: Batch, around: Surroundings, gate: Gate
-) -> Steps[Planned]:
+    learn: Instructions, answer: Answer, batch: Batch, around: Scope, gate: Gate
+) -> Effects[Planned]:
     place = learn.place(around.config)
-    check_same_store(place.store, around.backing, "the instructions")
+    check_same_store(place.store, around.adapter, "the instructions")
     former = yield from learn.reading(place)
     wishes, outcomes = _wishes(answer.instructions, batch)
     wishes = [each for each in wishes if _plain(each.text) not in _plain(former.text)]
-    verdicts = yield from gate.judging(wishes, around.backing, around.namespace)
+    verdicts = yield from gate.judging(wishes, around.adapter, around.namespace)
     kept: list[Candidate] = []
     text = former.text.rstrip()
     for wish, verdict in zip(wishes, verdicts, strict=True):
@@ -130,12 +130,12 @@ def _wishes(
     return list(wishes.values()), outcomes
 
 
-def _wish(text: str, batch: Batch, users: Sequence[Spoken]) -> Candidate:
+def _wish(text: str, batch: Batch, users: Sequence[ThreadMessage]) -> Candidate:
     # that it is a lasting wish, the model says; the gate looks for secrets in it
     return replace(batch.candidate(users, text, _KIND), explicit=True)
 
 
-def _by_users(numbers: Sequence[int], batch: Batch) -> list[Spoken]:
+def _by_users(numbers: Sequence[int], batch: Batch) -> list[ThreadMessage]:
     """The messages of users among those with these numbers."""
     return [each for each in numbered(numbers, batch) if each.role == "user"]
 

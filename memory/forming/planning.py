@@ -9,23 +9,23 @@ from typing import Final
 from langgraph.store.base import GetOp
 
 from perdure.errors import LimitExceeded
-from perdure.memory.collection.keeping import REDACTED, keeping
-from perdure.memory.drivers import Step, Steps
-from perdure.memory.forming.proposals import (
+from perdure.memory.admission import REDACTED, keeping
+from perdure.memory.conflicts import taking_turns
+from perdure.memory.effects import Effect, Effects
+from perdure.memory.gate.gate import Gate
+from perdure.memory.gate.novelty import SAID
+from perdure.memory.proposals import (
     Addition,
     Alteration,
     Planned,
     Proposal,
     Revision,
-    Surroundings,
+    Scope,
 )
-from perdure.memory.gate.gate import Gate
-from perdure.memory.gate.novelty import SAID
-from perdure.memory.longterm.backing import removal_of, succeeding
-from perdure.memory.longterm.items import memory_of
-from perdure.memory.longterm.memories import EPISODE, TURN, Memory, Outcome
-from perdure.memory.longterm.taking_turns import taking_turns
-from perdure.memory.longterm.tombstones import burials
+from perdure.memory.records import EPISODE, TURN, Memory, Outcome
+from perdure.memory.store_adapter import removal_of, succeeding
+from perdure.memory.store_items import memory_of
+from perdure.memory.tombstones import tombstones_of
 from perdure.stores.base import Provenance, PutItem
 
 FLOOD: Final = "flood"
@@ -33,7 +33,7 @@ FLOOD: Final = "flood"
 _RANKS: Final[Mapping[str, int]] = {"user": 3, "system": 2, "assistant": 1, "tool": 0}
 
 
-def planned(proposal: Proposal, gate: Gate, around: Surroundings) -> Steps[Planned]:
+def planned(proposal: Proposal, gate: Gate, around: Scope) -> Effects[Planned]:
     """What is to be written of a proposal, and what becomes of each part of it.
 
     Raises:
@@ -54,7 +54,10 @@ def planned(proposal: Proposal, gate: Gate, around: Surroundings) -> Steps[Plann
             outcomes += [refusal] if refusal else []
         elif revision.change == "deleted":
             # what a message said before it was edited may be said again
-            puts += [_removal(memory), *([] if memory.kind == TURN else burials(memory, "deleted"))]
+            puts += [
+                _removal(memory),
+                *([] if memory.kind == TURN else tombstones_of(memory, "deleted")),
+            ]
             outcomes.append(Outcome("deleted", memory.key))
         else:
             candidate = replace(revision.candidate, kind=memory.kind)
@@ -77,13 +80,13 @@ def planned(proposal: Proposal, gate: Gate, around: Surroundings) -> Steps[Plann
     return Planned(puts, outcomes)
 
 
-def _once(proposal: Proposal, around: Surroundings) -> Steps[Proposal]:
+def _once(proposal: Proposal, around: Scope) -> Effects[Proposal]:
     """A proposal without episodes that were formed of the same messages already, in any words."""
     told = [each for each in proposal.additions if each.candidate.kind == EPISODE]
     if not told:
         return proposal
     known: dict[tuple[str | None, str], str] = {}
-    for memory in (yield from around.backing.every(around.namespace, filter={"kind": EPISODE})):
+    for memory in (yield from around.adapter.every(around.namespace, filter={"kind": EPISODE})):
         if memory.namespace == around.namespace:
             known |= dict.fromkeys(_sources(memory.provenance), memory.key)
     again = {
@@ -106,23 +109,23 @@ def _sources(provenance: Provenance | None) -> list[tuple[str | None, str]]:
     return [(provenance.thread_id, each) for each in provenance.message_ids]
 
 
-def _turn(proposal: Proposal, around: Surroundings) -> Steps[list[PutItem]]:
+def _turn(proposal: Proposal, around: Scope) -> Effects[list[PutItem]]:
     """What keeps others from changing facts meanwhile; what was said is what it is."""
     kinds = {addition.candidate.kind for addition in proposal.additions}
     if not proposal.revisions and kinds.issubset(SAID):
         return []
-    return (yield from taking_turns(around.backing, around.namespace))
+    return (yield from taking_turns(around.adapter, around.namespace))
 
 
 def _judged(
     judged: Sequence[Addition | Revision],
     present: Mapping[str, Memory],
     gate: Gate,
-    around: Surroundings,
-) -> Steps[Planned]:
+    around: Scope,
+) -> Effects[Planned]:
     """What the gate lets through, each upon what is there under its key."""
     candidates, keys = [each.candidate for each in judged], [each.key for each in judged]
-    kept = yield from keeping(gate, around.backing, around.namespace, candidates, keys)
+    kept = yield from keeping(gate, around.adapter, around.namespace, candidates, keys)
     own = {put.key: put for put in kept.puts if put.namespace == around.namespace}
     puts = [put for put in kept.puts if put.namespace != around.namespace]  # into quarantine
     outcomes: list[Outcome] = []
@@ -144,11 +147,11 @@ def _settled(
     put: PutItem,
     memory: Memory | None,
     outcome: Outcome,
-    around: Surroundings,
+    around: Scope,
 ) -> tuple[PutItem | None, Outcome]:
     """What is written of what the gate lets through, in the place of what and of nothing else."""
     if memory is None:
-        version = 0 if around.backing.versioned else None
+        version = 0 if around.adapter.versioned else None
         return replace(put, if_version=version), outcome
     value = put.value or {}
     if isinstance(each, Addition) and (memory.kind != TURN or memory.text == value["text"]):
@@ -165,11 +168,11 @@ def _replacing(memory: Memory, put: PutItem, change: Alteration) -> PutItem:
     return replace(put, value=value, if_version=memory.version)
 
 
-def _present(around: Surroundings, keys: Sequence[str]) -> Steps[dict[str, Memory]]:
+def _present(around: Scope, keys: Sequence[str]) -> Effects[dict[str, Memory]]:
     """The memories that are there under these keys."""
     ops = [GetOp(around.namespace, key) for key in dict.fromkeys(keys)]
-    store = around.backing.store
-    items = yield Step(lambda: store.batch(ops), lambda: store.abatch(ops))
+    store = around.adapter.store
+    items = yield Effect(lambda: store.batch(ops), lambda: store.abatch(ops))
     return {item.key: memory_of(item) for item in items if item is not None}
 
 

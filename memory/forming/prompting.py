@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
-from perdure.memory.forming.proposals import Batch
-from perdure.memory.forming.said import Spoken
-from perdure.memory.longterm.memories import Memory
 from perdure.memory.profile.proposing import told
 from perdure.memory.profile.schema import Shape
+from perdure.memory.proposals import Batch
 from perdure.memory.quoting import fenced, quoted
+from perdure.memory.records import Memory
 from perdure.memory.shortening import middle_out
 from perdure.memory.structured import Refused
+from perdure.memory.thread_messages import ThreadMessage
 from perdure.memory.transcript import rendered
 
 PROMPT: Final = """\
@@ -123,12 +123,12 @@ def request(
     ]
 
 
-def size(spoken: Spoken) -> int:
+def size(spoken: ThreadMessage) -> int:
     """Characters that a message takes in a transcript."""
     return len(_line(spoken)) + 8  # its number, too
 
 
-def _transcript(messages: Sequence[Spoken], room: int) -> str:
+def _transcript(messages: Sequence[ThreadMessage], room: int) -> str:
     lines = [_line(each) for each in messages]
     limit = _limit([len(line) for line in lines], room)
     numbered = ((number, middle_out(line, limit)) for number, line in enumerate(lines, 1) if line)
@@ -143,7 +143,7 @@ def _limit(lengths: Sequence[int], room: int) -> int:
     return max(1, int(room / len(left))) if left else max(lengths, default=1)
 
 
-def _line(spoken: Spoken) -> str:
+def _line(spoken: ThreadMessage) -> str:
     text = rendered(spoken.message)
     if not text or spoken.at is None:
         return text

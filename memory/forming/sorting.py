@@ -7,15 +7,15 @@ from hashlib import blake2b
 from typing import Final
 
 from perdure.memory.forming.answers import Answer, Episode, FactChange
-from perdure.memory.forming.proposals import (
+from perdure.memory.proposals import (
     Addition,
     Alteration,
     Batch,
     Proposal,
     Revision,
 )
-from perdure.memory.forming.said import Spoken, storable
-from perdure.memory.longterm.memories import EPISODE, FACT, Candidate, Memory, Outcome
+from perdure.memory.records import EPISODE, FACT, Candidate, Memory, Outcome
+from perdure.memory.thread_messages import ThreadMessage, storable
 
 _ALTERATIONS: Final[Mapping[str, Alteration]] = {
     "update": "updated",
@@ -54,7 +54,7 @@ def sorted_out(answer: Answer, batch: Batch, memories: Mapping[str, Memory]) -> 
     return Proposal(list(additions.values()), list(revisions.values()), outcomes=outcomes)
 
 
-def numbered(numbers: Iterable[int], batch: Batch) -> list[Spoken]:
+def numbered(numbers: Iterable[int], batch: Batch) -> list[ThreadMessage]:
     """The messages with these numbers, in their order; a number that none has is passed over."""
     wanted = set(numbers)
     return [each for number, each in enumerate(batch.messages, 1) if number in wanted]

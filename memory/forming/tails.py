@@ -16,19 +16,19 @@ from typing import Any, Final
 from langchain_core.runnables import RunnableConfig, ensure_config
 
 from perdure.errors import ConfigurationError, UnknownThread
-from perdure.memory.checking import whole
-from perdure.memory.collection.keeping import keeping
-from perdure.memory.drivers import Steps, aside
-from perdure.memory.forming import reading
-from perdure.memory.forming.formation import Formation
+from perdure.memory import thread_reader as reading
+from perdure.memory.admission import keeping
+from perdure.memory.effects import Effects, in_thread
+from perdure.memory.extraction import Extraction
 from perdure.memory.forming.planning import FLOOD
-from perdure.memory.forming.proposals import Addition, Batch, Surroundings
-from perdure.memory.forming.said import Spoken
-from perdure.memory.forming.turns import TurnFormer
 from perdure.memory.forming.waiting import Waiting, waiting_under
-from perdure.memory.forming.watermarks import Watermark, watermarks
-from perdure.memory.longterm.memories import Memory
-from perdure.memory.longterm.tombstones import newest_grave
+from perdure.memory.options import whole
+from perdure.memory.proposals import Addition, Batch, Scope
+from perdure.memory.records import Memory
+from perdure.memory.thread_messages import ThreadMessage
+from perdure.memory.tombstones import newest_grave
+from perdure.memory.turns import TurnExtractor
+from perdure.memory.watermarks import Watermark, watermarks
 from perdure.stores.base import Namespace
 
 _LOG = logging.getLogger("perdure")
@@ -97,7 +97,7 @@ class Tails:
     A thread that cannot be read gives nothing, and the log says so, once.
 
     Args:
-        formation: What will form them.
+        extraction: What will form them.
         threads: How many threads are looked at, those where something was said last.
         messages: How many messages of them together, the newest; of a long one its beginning.
 
@@ -106,15 +106,15 @@ class Tails:
     """
 
     def __init__(
-        self, formation: Formation, *, threads: int = _THREADS, messages: int = _MESSAGES
+        self, extraction: Extraction, *, threads: int = _THREADS, messages: int = _MESSAGES
     ) -> None:
-        self.formation, self._turns = formation, TurnFormer(max_pieces=_PIECES)
+        self.extraction, self._turns = extraction, TurnExtractor(max_pieces=_PIECES)
         self.threads, self.messages = whole("threads", threads, 1), whole("messages", messages, 1)
         self._made = _Made()
 
     def waiting(
         self, namespaces: Sequence[Namespace], config: RunnableConfig | None = None
-    ) -> Steps[list[Memory]]:
+    ) -> Effects[list[Memory]]:
         """Memories of turns that are in no store yet, oldest first.
 
         Args:
@@ -122,7 +122,7 @@ class Tails:
             config: Of the run, whose own thread is left out: it is shown anyway.
 
         Raises:
-            ConfigurationError: The formation cannot form as it is set up.
+            ConfigurationError: The extraction cannot form as it is set up.
             StorageError: The store cannot be read.
         """
         memories: list[Memory] = []
@@ -135,37 +135,37 @@ class Tails:
 
     def _threads(
         self, namespaces: Sequence[Namespace], config: RunnableConfig | None
-    ) -> Steps[list[_Thread]]:
+    ) -> Effects[list[_Thread]]:
         """The threads that are looked at, the newest first."""
-        backing = self.formation.backing()
+        adapter = self.extraction.adapter()
         own = ensure_config(config)["configurable"].get("thread_id")
         found: dict[_Place, Waiting] = {}
         for prefix in namespaces:
-            notes = yield from waiting_under(backing, prefix)
+            notes = yield from waiting_under(adapter, prefix)
             found |= {(n.namespace, n.thread_id): n for n in notes if n.thread_id != str(own)}
         newest = sorted(found.values(), key=lambda note: note.at, reverse=True)[: self.threads]
-        marks = yield from watermarks(backing, [(n.namespace, n.thread_id) for n in newest])
+        marks = yield from watermarks(adapter, [(n.namespace, n.thread_id) for n in newest])
         # before the threads are read: what is said after that makes them others
         ids = [note.thread_id for note in newest]
-        states = yield from reading.states(self.formation.saver, ids)
+        states = yield from reading.states(self.extraction.saver, ids)
         graves = {}
         for place in {
             note.namespace for note in newest
         }:  # what is deleted meanwhile must not come back
-            graves[place] = yield from newest_grave(backing, place)
+            graves[place] = yield from newest_grave(adapter, place)
         return [
             _Thread(note, mark, state, graves[note.namespace])
             for note, mark, state in zip(newest, marks, states, strict=True)
         ]
 
-    def _tail(self, thread: _Thread, config: RunnableConfig | None, room: int) -> Steps[_Tail]:
+    def _tail(self, thread: _Thread, config: RunnableConfig | None, room: int) -> Effects[_Tail]:
         former = self._made.of(thread.place)
         if former.holds(thread, room):
             return former
-        around = Surroundings(self.formation.backing(), thread.note.namespace, config)
+        around = Scope(self.extraction.adapter(), thread.note.namespace, config)
         known = former.values if former.grave == thread.grave else {}
         try:
-            tail = yield from aside(self._making(thread, around, room, known))
+            tail = yield from in_thread(self._making(thread, around, room, known))
         except ConfigurationError:  # it would fail of any thread
             raise
         except UnknownThread:  # it was deleted while it waited
@@ -183,12 +183,10 @@ class Tails:
         self._made.keep(thread.place, tail)
         return tail
 
-    def _making(
-        self, thread: _Thread, around: Surroundings, room: int, known: _Values
-    ) -> Steps[_Tail]:
+    def _making(self, thread: _Thread, around: Scope, room: int, known: _Values) -> Effects[_Tail]:
         note = thread.note
         glimpse = yield from reading.glancing(
-            self.formation.saver, note.thread_id, self.formation.messages_key, room
+            self.extraction.saver, note.thread_id, self.extraction.messages_key, room
         )
         new = yield from self._unformed(thread, glimpse, around)
         # when exactly each was said would take a look at all checkpoints since
@@ -208,31 +206,31 @@ class Tails:
         return _Tail(memories, stamp, room, whole, values, thread.grave)
 
     def _unformed(
-        self, thread: _Thread, glimpse: reading.Glimpse, around: Surroundings
-    ) -> Steps[list[Spoken]]:
-        formation, mark, said = self.formation, thread.mark, glimpse.said
+        self, thread: _Thread, glimpse: reading.Glimpse, around: Scope
+    ) -> Effects[list[ThreadMessage]]:
+        extraction, mark, said = self.extraction, thread.mark, glimpse.said
         if not glimpse.whole and mark.count and mark.beyond(said) is None:
             last = max(each.position for each in mark.known)
             if any((each.position or 0) <= last for each in said.messages):
                 # the thread was forked far back: where, only all of it tells
                 said = yield from reading.reading(
-                    formation.saver, said.thread_id, formation.messages_key, None
+                    extraction.saver, said.thread_id, extraction.messages_key, None
                 )
             else:
                 mark = replace(mark, count=0)
-        return (yield from formation.unformed(mark, said, around))
+        return (yield from extraction.unformed(mark, said, around))
 
     def _judged(
-        self, additions: Sequence[Addition], around: Surroundings, known: _Values
-    ) -> Steps[_Values]:
+        self, additions: Sequence[Addition], around: Scope, known: _Values
+    ) -> Effects[_Values]:
         """What the gate will keep of each, as it will be kept; but for what it has no room for."""
         values = {name: known[name] for each in additions if (name := _name(each)) in known}
         fresh = [each for each in additions if _name(each) not in values]
         if not fresh:
             return values
         kept = yield from keeping(
-            self.formation.gate,
-            around.backing,
+            self.extraction.gate,
+            around.adapter,
             around.namespace,
             [each.candidate for each in fresh],
             [each.key for each in fresh],

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from perdure.memory.drivers import Steps
-from perdure.memory.longterm.backing import WAITING, Backing, note_of, notes_of
-from perdure.memory.longterm.memories import Memory
+from perdure.memory.effects import Effects
+from perdure.memory.records import Memory
+from perdure.memory.store_adapter import WAITING, StoreAdapter, note_of, notes_of
 from perdure.stores.base import Namespace, PutItem
 
 _PAGE: Final = 200
@@ -47,16 +47,16 @@ def place_of(namespace: Namespace) -> Namespace:
 
 
 def noting(
-    backing: Backing,
+    adapter: StoreAdapter,
     namespace: Namespace,
     thread_id: str,
     configurable: Mapping[str, str],
     beside: Sequence[PutItem] = (),
-) -> Steps[Waiting]:
+) -> Effects[Waiting]:
     """Note that a thread waits; since when, is kept of a note that is there.
 
     Args:
-        backing: The store.
+        adapter: The store.
         namespace: Of the thread's memories.
         thread_id: The thread.
         configurable: What fills in the namespace.
@@ -66,29 +66,31 @@ def noting(
         VersionConflict: What is written with it is overtaken; nothing is written.
     """
     now = datetime.now(UTC)
-    former = yield from waiting_of(backing, namespace, thread_id)
+    former = yield from waiting_of(adapter, namespace, thread_id)
     since = now if former is None else former.since
     value = {
         "configurable": dict(configurable),
         "since": since.isoformat(),
         "at": now.isoformat(),
     }
-    yield from backing.written([note_of(place_of(namespace), thread_id, value), *beside])
+    yield from adapter.written([note_of(place_of(namespace), thread_id, value), *beside])
     return Waiting(namespace, thread_id, dict(configurable), since, now)
 
 
-def waiting_of(backing: Backing, namespace: Namespace, thread_id: str) -> Steps[Waiting | None]:
+def waiting_of(
+    adapter: StoreAdapter, namespace: Namespace, thread_id: str
+) -> Effects[Waiting | None]:
     """The note on a thread; None: it does not wait."""
-    note = yield from backing.got(place_of(namespace), thread_id)
+    note = yield from adapter.got(place_of(namespace), thread_id)
     return None if note is None else _read(note)
 
 
-def waiting_under(backing: Backing, prefix: Namespace = ()) -> Steps[list[Waiting]]:
+def waiting_under(adapter: StoreAdapter, prefix: Namespace = ()) -> Effects[list[Waiting]]:
     """All threads that wait whose memories belong under a prefix, the longest wait first."""
     found: dict[tuple[Namespace, str], Waiting] = {}
     offset = 0
     while True:
-        notes = yield from backing.found(place_of(prefix), limit=_PAGE, offset=offset)
+        notes = yield from adapter.found(place_of(prefix), limit=_PAGE, offset=offset)
         for note in notes:  # one that was touched meanwhile may come twice
             found[note.namespace, note.key] = _read(note)
         if len(notes) < _PAGE:

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perdure.errors import VersionConflict
-from perdure.memory.drivers import Steps
+from perdure.memory.effects import Effects
+from perdure.memory.extraction_report import ExtractionReport
 from perdure.memory.forming.planning import planned
-from perdure.memory.forming.proposals import Batch, Proposal, Proposer, Surroundings
-from perdure.memory.forming.reports import FormationReport
-from perdure.memory.forming.said import Said, Spoken
 from perdure.memory.forming.waiting import Waiting, place_of, waiting_of
-from perdure.memory.forming.watermarks import Watermark, watermark
 from perdure.memory.gate.gate import Gate
-from perdure.memory.longterm.backing import removal_of
+from perdure.memory.proposals import Batch, Proposal, Proposer, Scope
+from perdure.memory.store_adapter import removal_of
+from perdure.memory.thread_messages import ThreadMessage, ThreadMessages
+from perdure.memory.watermarks import Watermark, watermark
 from perdure.stores.base import Namespace, PutItem
 
 _BEFORE: Final = 4  # messages that a batch is shown of what came before it
@@ -42,13 +42,13 @@ class Work:
     former: Proposer
     gate: Gate
     most: int
-    around: Surroundings
-    said: Said
+    around: Scope
+    said: ThreadMessages
     mark: Watermark
     note: Waiting | None
-    report: FormationReport
+    report: ExtractionReport
 
-    def through(self, new: Sequence[Spoken]) -> Steps[bool]:
+    def through(self, new: Sequence[ThreadMessage]) -> Effects[bool]:
         """Form memories of messages. Returns whether another was quicker, so they are read anew."""
         if not new:
             yield from self._put_down()
@@ -60,7 +60,7 @@ class Work:
                 return True
         return False
 
-    def _batch(self, messages: Sequence[Spoken]) -> Batch:
+    def _batch(self, messages: Sequence[ThreadMessage]) -> Batch:
         said = self.said
         first = next(i for i, each in enumerate(said.messages) if each.id == messages[0].id)
         return Batch(
@@ -72,7 +72,7 @@ class Work:
             self.mark.ids & {each.id for each in messages},
         )
 
-    def _kept(self, batch: Batch, proposal: Proposal, last: bool) -> Steps[bool]:
+    def _kept(self, batch: Batch, proposal: Proposal, last: bool) -> Effects[bool]:
         """Write what is proposed. Returns False if another has formed of these messages.
 
         Raises:
@@ -80,7 +80,7 @@ class Work:
         """
         tries = CONFLICTS
         while True:
-            if not self.around.backing.versioned:  # nothing else would tell
+            if not self.around.adapter.versioned:  # nothing else would tell
                 if (yield from self._is_overtaken()):
                     return False
                 yield from self._look_at_note()
@@ -90,7 +90,7 @@ class Work:
             mark = replace(mark, report=report.noted())
             puts = [*plan.puts, mark.put(self.around.namespace, batch.thread_id)]
             try:
-                yield from self.around.backing.written([*puts, *(self._removal() if last else [])])
+                yield from self.around.adapter.written([*puts, *(self._removal() if last else [])])
             except VersionConflict:
                 if (yield from self._is_overtaken()):
                     return False
@@ -102,18 +102,18 @@ class Work:
             self.report = report
             return (yield from self._is_first(mark))
 
-    def _is_first(self, written: Watermark) -> Steps[bool]:
+    def _is_first(self, written: Watermark) -> Effects[bool]:
         """Whether nobody has written since; then it is gone on from there."""
-        self.mark = yield from watermark(self.around.backing, *self._place)
+        self.mark = yield from watermark(self.around.adapter, *self._place)
         return self.mark.same_as(written)
 
-    def _is_overtaken(self) -> Steps[bool]:
-        now = yield from watermark(self.around.backing, *self._place)
+    def _is_overtaken(self) -> Effects[bool]:
+        now = yield from watermark(self.around.adapter, *self._place)
         return now.version != self.mark.version or not now.same_as(self.mark)
 
-    def _look_at_note(self) -> Steps[None]:
+    def _look_at_note(self) -> Effects[None]:
         """Leave the note that the thread waits if it was touched: there is more to be formed."""
-        now = yield from waiting_of(self.around.backing, *self._place)
+        now = yield from waiting_of(self.around.adapter, *self._place)
         if now is None or self.note is None or now.stamp != self.note.stamp:
             self.note = None
 
@@ -123,12 +123,12 @@ class Work:
         place = place_of(self.around.namespace)
         return [removal_of(place, self.said.thread_id, self.note.version)]
 
-    def _put_down(self) -> Steps[None]:
+    def _put_down(self) -> Effects[None]:
         """Remove the note that the thread waits, for there is nothing to wait for."""
-        if not self.around.backing.versioned:
+        if not self.around.adapter.versioned:
             yield from self._look_at_note()
         with suppress(VersionConflict):
-            yield from self.around.backing.written(self._removal())
+            yield from self.around.adapter.written(self._removal())
 
     @property
     def _place(self) -> tuple[Namespace, str]:

@@ -12,10 +12,10 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import Runnable
 
 from perdure.errors import ConfigurationError
-from perdure.memory.asking import Asker, fault_of, text_of
-from perdure.memory.checking import seconds, whole
-from perdure.memory.drivers import Steps
+from perdure.memory.effects import Effects
 from perdure.memory.gate.durability import passing
+from perdure.memory.model_call import ModelCall, fault_of, text_of
+from perdure.memory.options import seconds, whole
 from perdure.memory.quoting import quoted
 
 PROMPT: Final = """\
@@ -61,18 +61,18 @@ def durable_by(
         raise ConfigurationError(f"prompt is {prompt!r:.80}; expected text")
     if timeout_s is not None:
         seconds("timeout_s", timeout_s, above_zero=True)
-    return DurableBy(Asker(model, timeout_s), prompt, whole("at_once", at_once, 1))
+    return DurableBy(ModelCall(model, timeout_s), prompt, whole("at_once", at_once, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class DurableBy:
     """See `durable_by`, which makes it."""
 
-    asker: Asker
+    asker: ModelCall
     prompt: str
     at_once: int
 
-    def judging(self, texts: Sequence[str]) -> Steps[list[str | None]]:
+    def judging(self, texts: Sequence[str]) -> Effects[list[str | None]]:
         """Why each text is not durable; None: it is."""
         size = self.at_once
         parts = [texts[i : i + size] for i in range(0, len(texts), size)]

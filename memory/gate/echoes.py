@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from perdure.memory.longterm.likeness import normal
+from perdure.memory.likeness import normal
 from perdure.stores.text import tokens
 
 _LENGTH: Final = 4  # words of a shingle

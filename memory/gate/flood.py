@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from perdure.memory.drivers import Steps
-from perdure.memory.longterm.backing import Backing
+from perdure.memory.effects import Effects
+from perdure.memory.store_adapter import StoreAdapter
 from perdure.stores.base import Namespace
 
 _MINUTE: Final = 60.0
@@ -63,8 +63,8 @@ class Room:
         self._lock = threading.Lock()
 
     def taking(
-        self, backing: Backing, namespace: Namespace, keys: Sequence[str | None]
-    ) -> Steps[set[int]]:
+        self, adapter: StoreAdapter, namespace: Namespace, keys: Sequence[str | None]
+    ) -> Effects[set[int]]:
         """Take room for memories, given by their keys; None: a new one.
 
         Returns:
@@ -73,10 +73,10 @@ class Room:
         with self._lock:
             left = self._left.get(namespace, 0)
         if left < len(keys):
-            left = yield from self._counted(backing, namespace, len(keys))
+            left = yield from self._counted(adapter, namespace, len(keys))
         refused: set[int] = set()
         if left < len(keys):
-            refused = yield from self._refused(backing, namespace, keys, left)
+            refused = yield from self._refused(adapter, namespace, keys, left)
         with self._lock:
             self._left[namespace] = max(0, left - (len(keys) - len(refused)))
             self._left.move_to_end(namespace)
@@ -84,35 +84,35 @@ class Room:
                 self._left.popitem(last=False)
         return refused
 
-    def _counted(self, backing: Backing, namespace: Namespace, wanted: int) -> Steps[int]:
+    def _counted(self, adapter: StoreAdapter, namespace: Namespace, wanted: int) -> Effects[int]:
         """How many more there may be: `_SLACK` stands for as many or more."""
         slack = min(self.most, max(wanted, _SLACK))
         low, high = self.most - slack, max(0, self.most - wanted)
-        if not (yield from _exceeds(backing, namespace, low)):
+        if not (yield from _exceeds(adapter, namespace, low)):
             return slack
-        if (yield from _exceeds(backing, namespace, high)):
+        if (yield from _exceeds(adapter, namespace, high)):
             low, high = high, self.most
         low += 1
         while low < high:
             middle = (low + high) // 2
-            if (yield from _exceeds(backing, namespace, middle)):
+            if (yield from _exceeds(adapter, namespace, middle)):
                 low = middle + 1
             else:
                 high = middle
         return self.most - high
 
     def _refused(
-        self, backing: Backing, namespace: Namespace, keys: Sequence[str | None], left: int
-    ) -> Steps[set[int]]:
+        self, adapter: StoreAdapter, namespace: Namespace, keys: Sequence[str | None], left: int
+    ) -> Effects[set[int]]:
         """Which would be too many: what is there already takes no more room."""
         new = []
         for place, key in enumerate(keys):
-            if key is None or (yield from backing.got(namespace, key)) is None:
+            if key is None or (yield from adapter.got(namespace, key)) is None:
                 new.append(place)
         return set(new[max(0, left) :])
 
 
-def _exceeds(backing: Backing, namespace: Namespace, count: int) -> Steps[bool]:
+def _exceeds(adapter: StoreAdapter, namespace: Namespace, count: int) -> Effects[bool]:
     """Whether there are more items than so many."""
-    page = yield from backing.found(namespace, limit=1, offset=count)
+    page = yield from adapter.found(namespace, limit=1, offset=count)
     return bool(page)

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from perdure.errors import ConfigurationError
-from perdure.memory.checking import choice, number, whole
-from perdure.memory.drivers import Steps
+from perdure.memory.effects import Effects
 from perdure.memory.gate.detectors import DETECTORS, Detector
 from perdure.memory.gate.echoes import Echoes
 from perdure.memory.gate.flood import Rates, Room
 from perdure.memory.gate.hearing import Check, Hearing, JudgesDurability, Rule
 from perdure.memory.gate.sensitive import WAYS, Sensitive, Way
 from perdure.memory.gate.sight import Sight
-from perdure.memory.longterm.backing import Backing
-from perdure.memory.longterm.memories import Candidate, Verdict
+from perdure.memory.options import choice, number, whole
+from perdure.memory.records import Candidate, Verdict
+from perdure.memory.store_adapter import StoreAdapter
 from perdure.stores.base import Namespace
 
 
@@ -94,16 +94,16 @@ class Gate:
     def judging(
         self,
         candidates: Sequence[Candidate],
-        backing: Backing,
+        adapter: StoreAdapter,
         namespace: Namespace,
         *,
         keys: Sequence[str | None] | None = None,
-    ) -> Steps[list[Verdict]]:
+    ) -> Effects[list[Verdict]]:
         """A verdict on each candidate, in order.
 
         Args:
             candidates: They; many at once cost less.
-            backing: The store they would be kept in.
+            adapter: The store they would be kept in.
             namespace: Where.
             keys: The key that each would be kept under. What another of the same call says already
                 can then be `same_as`, and a memory may be put in other words.
@@ -120,7 +120,7 @@ class Gate:
             )
         echoes = Echoes()
         verdicts = [self._at_sight(each, namespace, echoes) for each in candidates]
-        hearing = Hearing(candidates, verdicts, backing, namespace, keys)
+        hearing = Hearing(candidates, verdicts, adapter, namespace, keys)
         yield from hearing.exhuming()
         if self._novelty:
             yield from hearing.comparing(self._near)

@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
-from perdure.memory.drivers import Steps
+from perdure.memory.effects import Effects
 from perdure.memory.gate.flood import Room
 from perdure.memory.gate.novelty import SAID, Facts
 from perdure.memory.gate.sensitive import Sensitive
 from perdure.memory.gate.user_checks import asking, name_of
-from perdure.memory.longterm.backing import Backing
-from perdure.memory.longterm.likeness import Wording, digest
-from perdure.memory.longterm.memories import FACT, TURN, Candidate, Verdict
-from perdure.memory.longterm.tombstones import buried, sources
+from perdure.memory.likeness import Wording, digest
+from perdure.memory.records import FACT, TURN, Candidate, Verdict
+from perdure.memory.store_adapter import StoreAdapter
+from perdure.memory.tombstones import buried, sources
 from perdure.stores.base import Namespace
 
 Check = Callable[[Candidate], Verdict | Awaitable[Verdict | None] | None]
@@ -31,7 +31,7 @@ Rule = Callable[[str], str | Awaitable[str | None] | None]
 class JudgesDurability(Protocol):
     """What judges the durability of many texts together, like `durable_by`."""
 
-    def judging(self, texts: Sequence[str]) -> Steps[list[str | None]]:
+    def judging(self, texts: Sequence[str]) -> Effects[list[str | None]]:
         """Why each is not durable; None: it is."""
 
 
@@ -41,7 +41,7 @@ class Hearing:
     Args:
         candidates: They.
         verdicts: At sight.
-        backing: The store.
+        adapter: The store.
         namespace: Where they are to be kept.
         keys: The key that each is to be kept under, where that is known.
     """
@@ -50,15 +50,15 @@ class Hearing:
         self,
         candidates: Sequence[Candidate],
         verdicts: list[Verdict],
-        backing: Backing,
+        adapter: StoreAdapter,
         namespace: Namespace,
         keys: Sequence[str | None],
     ) -> None:
         self.candidates, self.verdicts = candidates, verdicts
-        self.backing, self.namespace, self.keys = backing, namespace, keys
+        self.adapter, self.namespace, self.keys = adapter, namespace, keys
         self._wordings: dict[str, Wording] = {}
 
-    def exhuming(self) -> Steps[None]:
+    def exhuming(self) -> Effects[None]:
         """Refuse what was deleted, unless somebody asks for it."""
         marks: dict[int, list[str]] = {}
         for i in self._open():
@@ -66,14 +66,14 @@ class Hearing:
             if not candidate.explicit:
                 marks[i] = [digest(text) for text in {candidate.text, self._text(i)}]
                 marks[i] += sources(candidate.provenance) if candidate.kind == TURN else []
-        gone = yield from buried(self.backing, self.namespace, set().union(*marks.values()))
+        gone = yield from buried(self.adapter, self.namespace, set().union(*marks.values()))
         for i, keys in marks.items() if gone else ():
             if not gone.isdisjoint(keys):
                 self._refuse(i, "buried", "it was deleted or forgotten, and nobody asks for it")
 
-    def comparing(self, near: float) -> Steps[None]:
+    def comparing(self, near: float) -> Effects[None]:
         """Refuse facts that a memory states already, and unasked what it stated before."""
-        facts = Facts(self.backing, self.namespace, near)
+        facts = Facts(self.adapter, self.namespace, near)
         for i in self._open():
             candidate = self.candidates[i]
             if candidate.kind in SAID:
@@ -90,7 +90,7 @@ class Hearing:
                     day = former.until.date().isoformat()
                     self._refuse(i, "novelty", f"it was {former.change} on {day}, and said before")
 
-    def weighing(self, durable: Rule | JudgesDurability) -> Steps[None]:
+    def weighing(self, durable: Rule | JudgesDurability) -> Effects[None]:
         """Refuse facts, formed unasked, that will not last."""
         judged = [
             i
@@ -112,7 +112,7 @@ class Hearing:
             else:
                 self._doubt(i, "durability", f"the rule of durability {_failed(answer)}")
 
-    def examining(self, checks: Iterable[Check], sensitive: Sensitive) -> Steps[None]:
+    def examining(self, checks: Iterable[Check], sensitive: Sensitive) -> Effects[None]:
         """Ask checks of the user's about what would be kept."""
         for check in checks:
             asked = self._open()
@@ -142,13 +142,13 @@ class Hearing:
             else:
                 kept.append((i, wording))
 
-    def making_room(self, room: Room) -> Steps[None]:
+    def making_room(self, room: Room) -> Effects[None]:
         """Refuse what there is no room for."""
         kept = self._open()
         if not kept:
             return
         keys = [self.keys[i] for i in kept]
-        for place in (yield from room.taking(self.backing, self.namespace, keys)):
+        for place in (yield from room.taking(self.adapter, self.namespace, keys)):
             reason = f"the namespace is full: max_items is {room.most:,}"
             self._refuse(kept[place], "flood", reason)
 

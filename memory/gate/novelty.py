@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from perdure.memory.drivers import Steps
-from perdure.memory.longterm.backing import Backing
-from perdure.memory.longterm.likeness import Wording
-from perdure.memory.longterm.memories import EPISODE, TURN, Former, Memory
+from perdure.memory.effects import Effects
+from perdure.memory.likeness import Wording
+from perdure.memory.records import EPISODE, TURN, Memory, Previous
+from perdure.memory.store_adapter import StoreAdapter
 from perdure.stores.base import Namespace
 
 SAID: Final = (TURN, EPISODE)
@@ -26,18 +26,18 @@ class Facts:
     and once for all candidates.
 
     Args:
-        backing: The store.
+        adapter: The store.
         namespace: Of the memories.
         near: From what likeness on two say the same.
     """
 
-    def __init__(self, backing: Backing, namespace: Namespace, near: float) -> None:
-        self._backing, self._namespace, self._near = backing, namespace, near
+    def __init__(self, adapter: StoreAdapter, namespace: Namespace, near: float) -> None:
+        self._adapter, self._namespace, self._near = adapter, namespace, near
         self._ranks: bool | None = None
         self._listed: list[tuple[Memory, Wording]] = []
         self._asked: tuple[str, list[tuple[Memory, Wording]]] | None = None
 
-    def outdone(self, wording: Wording, text: str, at: datetime | None) -> Steps[Former | None]:
+    def outdone(self, wording: Wording, text: str, at: datetime | None) -> Effects[Previous | None]:
         """What a memory said until it was superseded or corrected, if it was that; else None.
 
         Who learns late of what was said before then learns nothing.
@@ -54,7 +54,7 @@ class Facts:
                     return former
         return None
 
-    def like(self, wording: Wording, text: str, key: str | None) -> Steps[Memory | None]:
+    def like(self, wording: Wording, text: str, key: str | None) -> Effects[Memory | None]:
         """The memory most like a text, if one is like it; None: it is new.
 
         Args:
@@ -73,12 +73,12 @@ class Facts:
                 best = likeness, memory
         return best and best[1]
 
-    def _nearest(self, text: str) -> Steps[list[tuple[Memory, Wording]]]:
+    def _nearest(self, text: str) -> Effects[list[tuple[Memory, Wording]]]:
         if self._ranks is False:
             return self._listed
         if self._asked is not None and self._asked[0] == text:
             return self._asked[1]
-        found = yield from self._backing.found(
+        found = yield from self._adapter.found(
             self._namespace, query=text, limit=_NEAREST, context=False
         )
         if self._ranks is None:
@@ -89,8 +89,8 @@ class Facts:
         self._asked = text, self._facts(found)
         return self._asked[1]
 
-    def _all(self) -> Steps[list[tuple[Memory, Wording]]]:
-        return self._facts((yield from self._backing.every(self._namespace, most=_MOST_LISTED)))
+    def _all(self) -> Effects[list[tuple[Memory, Wording]]]:
+        return self._facts((yield from self._adapter.every(self._namespace, most=_MOST_LISTED)))
 
     def _facts(self, memories: list[Memory]) -> list[tuple[Memory, Wording]]:
         return [

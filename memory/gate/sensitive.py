@@ -17,7 +17,7 @@ from perdure.memory.gate.detectors import (
 )
 from perdure.memory.gate.number_detectors import cards, ibans
 from perdure.memory.gate.secret_detectors import known_secrets, secrets
-from perdure.memory.longterm.memories import KEEP, Candidate, Verdict
+from perdure.memory.records import KEEP, Candidate, Verdict
 
 Way = Literal["keep", "redact", "quarantine", "refuse"]
 WAYS: Final = ("keep", "redact", "quarantine", "refuse")

@@ -10,7 +10,7 @@ from perdure.memory.gate.echoes import Echoes
 from perdure.memory.gate.novelty import SAID
 from perdure.memory.gate.poisoning import commands
 from perdure.memory.gate.sensitive import Sensitive, texts_in
-from perdure.memory.longterm.memories import FACT, Candidate, Verdict
+from perdure.memory.records import FACT, Candidate, Verdict
 
 _DEEPEST: Final = 32  # levels of fields
 

@@ -9,18 +9,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from perdure.memory.drivers import Step
+from perdure.memory.effects import Effect
 
 Ask = Callable[[Any], Any]
 
 
-def asking(ask: Ask, things: Sequence[Any]) -> Step:
+def asking(ask: Ask, things: Sequence[Any]) -> Effect:
     """A step: what a function answers for each, or the error that it raised instead.
 
     A function that blocks is called in a thread by who awaits; one that is async runs in an event
     loop of its own for who blocks.
     """
-    return Step(lambda: _answers(ask, things), lambda: _aanswers(ask, things))
+    return Effect(lambda: _answers(ask, things), lambda: _aanswers(ask, things))
 
 
 def name_of(ask: Ask) -> str:

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, Final, Generic
 
 from perdure.errors import ConfigurationError, InvalidPatch, VersionConflict
-from perdure.memory.drivers import Steps
+from perdure.memory.effects import Effects
 from perdure.memory.gate.gate import Gate
 from perdure.memory.profile.documents import (
     Document,
@@ -54,7 +54,7 @@ class Plan(Generic[M]):
     """A change that is worked out and accepted, but not written.
 
     Attributes:
-        puts: What is to be written, all or none, for which `Backing.written` is made; empty:
+        puts: What is to be written, all or none, for which `StoreAdapter.written` is made; empty:
             nothing changes. Another run that has written meanwhile makes it a `VersionConflict`.
         profile: What the profile is then.
         edits: What it does.
@@ -94,7 +94,7 @@ class Changes(Generic[M]):
         self.shape, self.sections, self.max_bytes = shape, sections, max_bytes
         self._screen = Screen(gate)
 
-    def reading(self, place: ProfilePlace, as_of: datetime | None = None) -> Steps[Standing[M]]:
+    def reading(self, place: ProfilePlace, as_of: datetime | None = None) -> Effects[Standing[M]]:
         """Read a profile, or what is instead of one.
 
         Raises:
@@ -111,7 +111,9 @@ class Changes(Generic[M]):
             return Standing(found, found.document, None, str(exc))
         return Standing(found, document, profile)
 
-    def planned(self, place: ProfilePlace, standing: Standing[M], change: Change) -> Steps[Plan[M]]:
+    def planned(
+        self, place: ProfilePlace, standing: Standing[M], change: Change
+    ) -> Effects[Plan[M]]:
         """A change of a profile as it stands.
 
         Raises:
@@ -143,7 +145,7 @@ class Changes(Generic[M]):
         )
         return Plan(puts, profile, edits)
 
-    def changing(self, place: ProfilePlace, change: Change) -> Steps[M]:
+    def changing(self, place: ProfilePlace, change: Change) -> Effects[M]:
         """Make a change. Returns what the profile is then.
 
         Raises:

@@ -20,11 +20,11 @@ from perdure.errors import (
     InvalidPatch,
     VersionConflict,
 )
-from perdure.memory.drivers import Step, Steps, arun, run
-from perdure.memory.longterm.backing import Backing, put_of, removal_of
-from perdure.memory.longterm.memories import Memory
+from perdure.memory.effects import Effect, Effects, arun, run
 from perdure.memory.profile.documents import Document, Edit, same
 from perdure.memory.profile.users_words import UsersWords
+from perdure.memory.records import Memory
+from perdure.memory.store_adapter import StoreAdapter, put_of, removal_of
 from perdure.stores.base import Namespace, Provenance, PutItem
 from perdure.stores.namespaces import check_key
 
@@ -43,14 +43,14 @@ class ProfilePlace:
     """Where the profile of a run is, and who is writing.
 
     Attributes:
-        backing: Of the store.
+        adapter: Of the store.
         namespace: Of the profile, filled in.
         key: Of its item, filled in; its sections are in `(*namespace, key)`.
         provenance: What a change is noted with.
         users: What users said, where a model makes the change of it; None: it is made by hand.
     """
 
-    backing: Backing
+    adapter: StoreAdapter
     namespace: Namespace
     key: str
     provenance: Provenance | None = None
@@ -77,14 +77,14 @@ class Kept:
     document: Document | None
 
 
-def kept(place: ProfilePlace, as_of: datetime | None = None) -> Steps[Kept]:
+def kept(place: ProfilePlace, as_of: datetime | None = None) -> Effects[Kept]:
     """Read a profile.
 
     Raises:
         ConfigurationError: The item is something else, or the store has no past.
     """
     # the head first: if another run writes before the sections are read, its version tells
-    head = yield from place.backing.got(place.namespace, place.key, as_of)
+    head = yield from place.adapter.got(place.namespace, place.key, as_of)
     if head is None:
         return Kept(None, {}, None)
     if not in_sections(head):
@@ -124,11 +124,11 @@ def _check(item: Memory, needed: str) -> None:
         )
 
 
-def _parts(place: ProfilePlace, as_of: datetime | None) -> Steps[dict[str, Memory]]:
+def _parts(place: ProfilePlace, as_of: datetime | None) -> Effects[dict[str, Memory]]:
     parts: dict[str, Memory] = {}
     offset = 0
     while True:
-        page = yield from place.backing.found(place.inner, limit=_PAGE, offset=offset, as_of=as_of)
+        page = yield from place.adapter.found(place.inner, limit=_PAGE, offset=offset, as_of=as_of)
         parts |= {item.key: item for item in page if item.namespace == place.inner}
         offset += _PAGE
         if len(page) < _PAGE:
@@ -154,7 +154,7 @@ def puts_of(
         "edits": [edit.noted() for edit in edits],
         NUMBER: _number(former.head) + 1,
     }
-    version = former.head.version if former.head else 0 if place.backing.versioned else None
+    version = former.head.version if former.head else 0 if place.adapter.versioned else None
     if not sections:
         value = {"text": text_of(document), "kind": KIND, DOCUMENT: document, **note}
         removed = [_removal(place, part) for part in former.parts.values()]
@@ -166,7 +166,7 @@ def puts_of(
     ]
 
 
-def written(place: ProfilePlace, former: Kept, puts: Sequence[PutItem]) -> Steps[None]:
+def written(place: ProfilePlace, former: Kept, puts: Sequence[PutItem]) -> Effects[None]:
     """Write a change of what was kept.
 
     Raises:
@@ -174,23 +174,23 @@ def written(place: ProfilePlace, former: Kept, puts: Sequence[PutItem]) -> Steps
             to be noticed if it was written by a thread of this process, or a task of its loop that
             the store does not keep waiting; then nothing else is there to tell.
     """
-    if place.backing.versioned or not puts:
-        return (yield from place.backing.written(puts))
+    if place.adapter.versioned or not puts:
+        return (yield from place.adapter.written(puts))
 
-    def comparing() -> Steps[None]:
-        head = yield from place.backing.got(place.namespace, place.key)
+    def comparing() -> Effects[None]:
+        head = yield from place.adapter.got(place.namespace, place.key)
         if _number(head) != _number(former.head):
             raise VersionConflict(
                 f"the profile {place.key!r} in {place.namespace!r} was changed meanwhile: apply "
                 "your change to what it is now"
             )
-        yield from place.backing.written(puts)
+        yield from place.adapter.written(puts)
 
     def blocking() -> None:
         with _WRITING:
             run(comparing())
 
-    yield Step(blocking, lambda: arun(comparing()))
+    yield Effect(blocking, lambda: arun(comparing()))
 
 
 def _number(head: Memory | None) -> int:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from perdure.memory.drivers import Step, Steps
-from perdure.memory.longterm.backing import removal_of
-from perdure.memory.longterm.memories import Memory
+from perdure.memory.effects import Effect, Effects
 from perdure.memory.profile.documents import Document, Edit
 from perdure.memory.profile.items import SECTIONS, ProfilePlace, held, in_sections, kept
+from perdure.memory.records import Memory
+from perdure.memory.store_adapter import removal_of
 from perdure.stores.base import Provenance, Receipt
 
 
@@ -39,28 +39,28 @@ class ProfileVersion:
     provenance: Provenance | None
 
 
-def versions(place: ProfilePlace) -> Steps[list[ProfileVersion]]:
+def versions(place: ProfilePlace) -> Effects[list[ProfileVersion]]:
     """All versions of a profile, oldest first."""
-    heads = yield from place.backing.versions(place.namespace, place.key)
+    heads = yield from place.adapter.versions(place.namespace, place.key)
     parts: dict[str, list[Memory]] = {}
     for name in _sections(heads):
-        parts[name] = yield from place.backing.versions(place.inner, name)
+        parts[name] = yield from place.adapter.versions(place.inner, name)
     return [_version(head, parts) for head in heads]
 
 
-def forgetting(place: ProfilePlace) -> Steps[Receipt | None]:
+def forgetting(place: ProfilePlace) -> Effects[Receipt | None]:
     """Erase a profile with its past; of a store without one, delete it."""
-    store = place.backing.store
-    if not place.backing.versioned:
+    store = place.adapter.store
+    if not place.adapter.versioned:
         found = yield from kept(place)
         items = [*found.parts.values(), *([found.head] if found.head else ())]
-        yield from place.backing.written([removal_of(each.namespace, each.key) for each in items])
+        yield from place.adapter.written([removal_of(each.namespace, each.key) for each in items])
         return None
-    heads = yield from place.backing.versions(place.namespace, place.key)
+    heads = yield from place.adapter.versions(place.namespace, place.key)
     within: Receipt | None = None
     if _sections(heads):  # before the head, without which nobody would know of them
-        within = yield Step(lambda: store.forget(place.inner), lambda: store.aforget(place.inner))
-    receipt: Receipt = yield Step(
+        within = yield Effect(lambda: store.forget(place.inner), lambda: store.aforget(place.inner))
+    receipt: Receipt = yield Effect(
         lambda: store.forget(place.namespace, key=place.key),
         lambda: store.aforget(place.namespace, key=place.key),
     )

@@ -10,11 +10,9 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.errors import ConfigurationError, InvalidPatch
-from perdure.memory.checking import whole
-from perdure.memory.drivers import Steps, arun, run
+from perdure.memory.effects import Effects, arun, run
 from perdure.memory.gate.gate import Gate
-from perdure.memory.longterm.backing import Backing, backing_of, namespace_of
-from perdure.memory.places import source
+from perdure.memory.options import whole
 from perdure.memory.profile.changes import Changes, Plan, Standing, profile_of
 from perdure.memory.profile.documents import Document
 from perdure.memory.profile.items import ProfilePlace
@@ -22,6 +20,8 @@ from perdure.memory.profile.past import ProfileVersion, forgetting, versions
 from perdure.memory.profile.patching import Operation, is_as_seen, operations_of
 from perdure.memory.profile.schema import M, Section, Shape
 from perdure.memory.profile.users_words import UsersWords
+from perdure.memory.run_config import source
+from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of
 from perdure.memory.templates import Template
 from perdure.stores.base import Provenance, Receipt
 
@@ -75,7 +75,7 @@ class Profile(Generic[M]):
         if gate is not None and not isinstance(gate, Gate):
             raise ConfigurationError(f"gate is {gate!r:.80}; expected Gate(…), or None")
         self.shape = Shape(schema, default)
-        self.backing = None if store is None else Backing(store)
+        self.adapter = None if store is None else StoreAdapter(store)
         self.namespace, self.key = Template(namespace), Template((key,))
         self.max_operations = whole("max_operations", max_operations, 1)
         whole("max_bytes", max_bytes, 1)
@@ -252,14 +252,14 @@ class Profile(Generic[M]):
         Raises:
             ConfigurationError: There is no store, or no such place.
         """
-        backing = self.backing or backing_of(None)
+        adapter = self.adapter or adapter_of(None)
         namespace, [key] = namespace_of(self.namespace, config), self.key.filled(config)
         thread, checkpoint = source(config)
         if provenance is None:
             provenance = Provenance(thread, checkpoint, actor="user", trust="user")
-        return ProfilePlace(backing, namespace, key, provenance, users)
+        return ProfilePlace(adapter, namespace, key, provenance, users)
 
-    def reading(self, place: ProfilePlace) -> Steps[Standing[M]]:
+    def reading(self, place: ProfilePlace) -> Effects[Standing[M]]:
         """Read the profile as it stands: `document` is what a model is to be shown of it."""
         return self.changes.reading(place)
 
@@ -270,7 +270,7 @@ class Profile(Generic[M]):
         operations: Sequence[Operation],
         *,
         keep_fields: bool = True,
-    ) -> Steps[Plan[M]]:
+    ) -> Effects[Plan[M]]:
         """Work out a patch of the profile as it stands; see `planning`."""
         change = self.changes.patch(operations, keep_fields=keep_fields)
         return self.changes.planned(place, standing, change)
@@ -282,10 +282,10 @@ class Profile(Generic[M]):
         *,
         seen: Mapping[str, Any] | None = None,
         keep_fields: bool = True,
-    ) -> Steps[Plan[M]]:
+    ) -> Effects[Plan[M]]:
         """Work out a patch without writing it, so that it can be written with other things.
 
-        Write `plan.puts`, with whatever else, by `place.backing.written`; after a
+        Write `plan.puts`, with whatever else, by `place.adapter.written`; after a
         `VersionConflict`, plan anew.
 
         Args:
@@ -307,14 +307,14 @@ class Profile(Generic[M]):
             )
         return (yield from self.planned(place, standing, wanted, keep_fields=keep_fields))
 
-    def _current(self, place: ProfilePlace, as_of: datetime | None) -> Steps[M]:
+    def _current(self, place: ProfilePlace, as_of: datetime | None) -> Effects[M]:
         standing = yield from self.changes.reading(place, as_of)
         return profile_of(standing, place)
 
-    def _raw(self, place: ProfilePlace, as_of: datetime | None) -> Steps[Document]:
+    def _raw(self, place: ProfilePlace, as_of: datetime | None) -> Effects[Document]:
         standing = yield from self.changes.reading(place, as_of)
         return standing.kept.document or {}
 
-    def _outline(self, place: ProfilePlace) -> Steps[list[Section]]:
+    def _outline(self, place: ProfilePlace) -> Effects[list[Section]]:
         standing = yield from self.changes.reading(place)
         return self.shape.outline(standing.document)

@@ -10,8 +10,8 @@ from typing import Any, Generic
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from perdure.memory.asking import Asker
-from perdure.memory.drivers import Steps
+from perdure.memory.effects import Effects
+from perdure.memory.model_call import ModelCall
 from perdure.memory.profile.changes import Plan, Standing
 from perdure.memory.profile.items import ProfilePlace
 from perdure.memory.profile.patching import Operation, operations_of
@@ -83,7 +83,7 @@ class Proposer(Generic[M]):
     large_chars: int
     max_chars: int
 
-    def proposed(self, said: Conversation, standing: Standing[M]) -> Steps[Proposal[M]]:
+    def proposed(self, said: Conversation, standing: Standing[M]) -> Effects[Proposal[M]]:
         """A patch of the profile as it stands.
 
         Raises:
@@ -101,7 +101,7 @@ class Proposer(Generic[M]):
         def request(room: int, refused: Refused | None) -> list[BaseMessage]:
             return patch_request(self.prompt, shown, newest(said.units, room), refused)
 
-        def taken(answer: Any) -> Steps[Proposal[M]]:
+        def taken(answer: Any) -> Effects[Proposal[M]]:
             patch = patch_of(answer.operations)
             operations = operations_of(patch, self.profile.max_operations)
             if not operations:
@@ -114,7 +114,7 @@ class Proposer(Generic[M]):
         proposal: Proposal[M] = yield from self._asked(self.patching, said, request, taken)
         return proposal
 
-    def _chosen(self, said: Conversation, standing: Standing[M]) -> Steps[list[str]]:
+    def _chosen(self, said: Conversation, standing: Standing[M]) -> Effects[list[str]]:
         outline = self.profile.shape.outline(standing.document)
 
         def request(room: int, refused: Refused | None) -> list[BaseMessage]:
@@ -132,7 +132,7 @@ class Proposer(Generic[M]):
         said: Conversation,
         request: Requesting,
         taken: Callable[[Any], Any],
-    ) -> Steps[Any]:
-        asker = Asker(model, self.timeout_s, said.config)
+    ) -> Effects[Any]:
+        asker = ModelCall(model, self.timeout_s, said.config)
         room = min(self.max_chars, sum(len(unit) + 1 for unit in said.units))
         return self.insisting.asked(asker, request, taken, room=room, tally=said.tally)

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from perdure.errors import InvalidPatch
-from perdure.memory.drivers import Steps
+from perdure.memory.effects import Effects
 from perdure.memory.gate.detectors import CONTACTS, spans_of
 from perdure.memory.gate.gate import Gate
 from perdure.memory.gate.hearing import Hearing
-from perdure.memory.longterm.memories import Candidate, Verdict
 from perdure.memory.profile.documents import Document, Edit, escaped, plain, tokens_of
 from perdure.memory.profile.items import KIND, ProfilePlace
+from perdure.memory.records import Candidate, Verdict
 from perdure.stores.base import Provenance
 
 Where = tuple[str | int, ...]
@@ -86,7 +86,9 @@ class Screen:
         self.check_names((n for each in edits for n in tokens_of(each.path)), former, place)
         return tuple(self._reasoned(each, place) for each in edits)
 
-    def passed(self, leaves: Sequence[Leaf], new: Document, place: ProfilePlace) -> Steps[Document]:
+    def passed(
+        self, leaves: Sequence[Leaf], new: Document, place: ProfilePlace
+    ) -> Effects[Document]:
         """A document as it may be kept, with parts of what a change sets blotted out.
 
         Args:
@@ -105,7 +107,7 @@ class Screen:
         ]
         if self.gate.checks:
             keys = [None] * len(judged)
-            hearing = Hearing(candidates, verdicts, place.backing, place.namespace, keys)
+            hearing = Hearing(candidates, verdicts, place.adapter, place.namespace, keys)
             yield from hearing.examining(self.gate.checks, self.gate.sensitive)
             verdicts = hearing.verdicts
         instead = {

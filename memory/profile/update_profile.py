@@ -15,12 +15,11 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from perdure.errors import ConfigurationError, InvalidPatch, ModelFailed, VersionConflict
-from perdure.memory.checking import choice, seconds, whole
 from perdure.memory.conversation import Messages
-from perdure.memory.drivers import Steps, arun, run
+from perdure.memory.effects import Effects, arun, run
 from perdure.memory.learner import Learner
 from perdure.memory.nodes import checked
-from perdure.memory.places import source
+from perdure.memory.options import choice, seconds, whole
 from perdure.memory.profile.changes import Plan, Standing
 from perdure.memory.profile.documents import Edit
 from perdure.memory.profile.items import ProfilePlace, written
@@ -30,6 +29,7 @@ from perdure.memory.profile.proposer import Conversation, Proposal, Proposer
 from perdure.memory.profile.proposing import PROMPT, LooseProfilePatch, ProfileFields, ProfilePatch
 from perdure.memory.profile.schema import M
 from perdure.memory.profile.users_words import speakers
+from perdure.memory.run_config import source
 from perdure.memory.structured import Insisting, structured
 from perdure.memory.transcript import units_of
 from perdure.stores.base import Provenance
@@ -177,7 +177,7 @@ class UpdateProfile(Learner, Generic[M]):
 
     def learning(
         self, messages: Messages, state: Any, config: RunnableConfig | None
-    ) -> Steps[ProfileUpdate[M]]:
+    ) -> Effects[ProfileUpdate[M]]:
         """See `learn`."""
         return self._learning(self._conversation(messages, config))
 
@@ -188,7 +188,7 @@ class UpdateProfile(Learner, Generic[M]):
         place = self.profile.place(config, noted, users=who.users)
         return Conversation(place, list(map("\n".join, units)), config)
 
-    def _learning(self, said: Conversation) -> Steps[ProfileUpdate[M]]:
+    def _learning(self, said: Conversation) -> Effects[ProfileUpdate[M]]:
         fault = ""
         try:
             if said.units and (plan := (yield from self._written(said))) is not None:
@@ -201,7 +201,7 @@ class UpdateProfile(Learner, Generic[M]):
         standing = yield from self.profile.reading(said.place)
         return ProfileUpdate(standing.profile, (), said.tally.asks, said.tally.tokens, fault)
 
-    def _written(self, said: Conversation) -> Steps[Plan[M] | None]:
+    def _written(self, said: Conversation) -> Effects[Plan[M] | None]:
         """The change, once it is written; None: there is none to make."""
         tries = self._conflicts
         standing = yield from self.profile.reading(said.place)
@@ -227,7 +227,7 @@ class UpdateProfile(Learner, Generic[M]):
         proposal: Proposal[M],
         seen: Standing[M],
         now: Standing[M],
-    ) -> Steps[Proposal[M] | None]:
+    ) -> Effects[Proposal[M] | None]:
         """The same patch of what holds now; None: the model has to see it first."""
         if not is_as_seen(proposal.operations, seen.document, now.document):
             return None

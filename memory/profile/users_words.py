@@ -14,7 +14,7 @@ from typing import Final
 from langchain_core.messages import BaseMessage, ChatMessage
 
 from perdure.memory.conversation import role
-from perdure.memory.longterm.memories import Role
+from perdure.memory.records import Role
 
 _WORD: Final = re.compile(r"[^\W_]+")
 _NUMBER: Final = re.compile(r"\d(?:[ ./()\u00a0-]{0,3}\d){6,}")

@@ -1,1 +1,1 @@
-"""Recalling what is remembered, and checking that it is recalled."""
+"""UseMemories what is remembered, and checking that it is recalled."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perdure.errors import NotRecalled
-from perdure.memory.checking import number
+from perdure.memory.options import number
 
 _WIDTH: Final = 48  # characters of a question, or of what it is to recall
 

@@ -11,14 +11,14 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.errors import ConfigurationError, InvalidNamespace
-from perdure.memory.checking import whole
-from perdure.memory.drivers import Step, Steps, arun, run
-from perdure.memory.longterm.backing import Backing, backing_of
-from perdure.memory.longterm.memories import Memory
+from perdure.memory.effects import Effect, Effects, arun, run
+from perdure.memory.options import whole
 from perdure.memory.recollection.check_reports import Asked, CheckReport, Missing
 from perdure.memory.recollection.reach import NAMESPACES, filled, templates
 from perdure.memory.recollection.recall import Recall, Waiting
 from perdure.memory.recollection.unformed import Tails
+from perdure.memory.records import Memory
+from perdure.memory.store_adapter import StoreAdapter, adapter_of
 from perdure.stores.base import Namespace
 
 _DEPTH: Final = 200  # memories looked at for what is not among the first
@@ -115,10 +115,10 @@ class _Checker:
 
     def checking(
         self, pairs: Any, store: BaseStore | None, config: RunnableConfig | None
-    ) -> Steps[CheckReport]:
+    ) -> Effects[CheckReport]:
         """The report, as steps."""
         listed = _listed(pairs)
-        backing, prefixes = backing_of(store), filled(self._templates, config)
+        adapter, prefixes = adapter_of(store), filled(self._templates, config)
         asked = []
         for question, expected in listed:
             several = expected.expected if isinstance(expected, AnyOf) else _all(expected)
@@ -126,14 +126,14 @@ class _Checker:
             ranks: list[int | None] = []
             wanted = []
             for each in several:
-                memory = yield from self._meant(backing, prefixes, each)
+                memory = yield from self._meant(adapter, prefixes, each)
                 wanted.append(memory)
                 ranks.append(_rank(found, memory))
             result = Asked(question, tuple(map(_named, several)), tuple(ranks), _is_any(expected))
             if not result.recalled:
                 lacking = [each for each, rank in zip(wanted, ranks, strict=True) if rank is None]
                 missing = yield from self._reasons(
-                    question, lacking, backing, prefixes, store, config
+                    question, lacking, adapter, prefixes, store, config
                 )
                 result = replace(result, missing=missing)
             asked.append(result)
@@ -141,19 +141,19 @@ class _Checker:
 
     def _recalled(
         self, asks: Recall, question: str, store: BaseStore | None, config: RunnableConfig | None
-    ) -> Steps[list[Memory]]:
-        found = yield from asks.recalling(question, store, config, self._as_of, self._now)
+    ) -> Effects[list[Memory]]:
+        found = yield from asks.use_memories(question, store, config, self._as_of, self._now)
         return found.memories
 
     def _meant(
-        self, backing: Backing, prefixes: Sequence[Namespace], expected: Memory | str
-    ) -> Steps[Memory | str]:
+        self, adapter: StoreAdapter, prefixes: Sequence[Namespace], expected: Memory | str
+    ) -> Effects[Memory | str]:
         """The memory whose key is given; else the text."""
         if isinstance(expected, Memory):
             return expected
         try:
             for prefix in prefixes:
-                memory = yield from backing.got(prefix, expected, self._as_of)
+                memory = yield from adapter.got(prefix, expected, self._as_of)
                 if memory is not None:
                     return memory
         except InvalidNamespace:  # it could be no key
@@ -164,11 +164,11 @@ class _Checker:
         self,
         question: str,
         lacking: Sequence[Memory | str],
-        backing: Backing,
+        adapter: StoreAdapter,
         prefixes: Sequence[Namespace],
         store: BaseStore | None,
         config: RunnableConfig | None,
-    ) -> Steps[tuple[Missing, ...]]:
+    ) -> Effects[tuple[Missing, ...]]:
         """Why each was not recalled."""
         deep = yield from self._recalled(self._deeper, question, store, config)
         out = []
@@ -176,7 +176,7 @@ class _Checker:
             rank = _rank(deep, each)
             reason = f"it is recalled at rank {rank}"
             if rank is None and isinstance(each, Memory):
-                reason = yield from self._why_not(backing, prefixes, each, question)
+                reason = yield from self._why_not(adapter, prefixes, each, question)
             elif rank is None:
                 reason = f"no memory among the first {self._deeper_limit} contains it"
             out.append(Missing(_named(each), reason))
@@ -187,21 +187,21 @@ class _Checker:
         return max(_DEPTH, self._limit)
 
     def _why_not(
-        self, backing: Backing, prefixes: Sequence[Namespace], memory: Memory, question: str
-    ) -> Steps[str]:
+        self, adapter: StoreAdapter, prefixes: Sequence[Namespace], memory: Memory, question: str
+    ) -> Effects[str]:
         inside = (each for each in prefixes if memory.namespace[: len(each)] == each)
         prefix = next(inside, None)
         if prefix is None:
             return f"it is in {memory.namespace!r}, where nothing is recalled from"
         if self._kinds is not None and memory.kind not in self._kinds:
             return f"it is a {memory.kind!r}, and only {list(self._kinds)} are recalled"
-        if not backing.versioned:
+        if not adapter.versioned:
             return f"it is not among the first {self._deeper_limit}"
         options = {"query": question, "as_of": self._as_of, "prefix": prefix}
         place = memory.namespace, memory.key
-        why = yield Step(
-            lambda: backing.store.why_not(*place, **options),
-            lambda: backing.store.awhy_not(*place, **options),
+        why = yield Effect(
+            lambda: adapter.store.why_not(*place, **options),
+            lambda: adapter.store.awhy_not(*place, **options),
         )
         return str(why.reason)
 

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import ConfigurationError
-from perdure.memory.longterm.backing import namespace_of
-from perdure.memory.longterm.memories import Memory
+from perdure.memory.records import Memory
+from perdure.memory.store_adapter import namespace_of
 from perdure.memory.templates import Template
 from perdure.stores.base import Namespace
 
@@ -17,7 +17,7 @@ NAMESPACES: Final = (("memories", "{user_id}"),)
 """Where memories are, if nobody says."""
 
 
-class Said(NamedTuple):
+class ThreadMessages(NamedTuple):
     """Messages that the model reads anyway.
 
     Attributes:

@@ -11,22 +11,22 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.errors import ConfigurationError
-from perdure.memory.checking import whole
 from perdure.memory.counting import Countable, token_counter
-from perdure.memory.drivers import Steps, arun, run
+from perdure.memory.effects import Effects, arun, run
 from perdure.memory.fitting import fitting
 from perdure.memory.instructions import TEXT
-from perdure.memory.longterm.backing import Backing, backing_of
-from perdure.memory.longterm.memories import Memory
+from perdure.memory.options import whole
 from perdure.memory.recollection.merging import Hit, Standing, merged
-from perdure.memory.recollection.reach import NAMESPACES, Said, filled, templates
+from perdure.memory.recollection.reach import NAMESPACES, ThreadMessages, filled, templates
 from perdure.memory.recollection.unformed import Tails, ranked_among
 from perdure.memory.recollection.when import named_span
+from perdure.memory.records import Memory
 from perdure.memory.rendering import memory_line, section
+from perdure.memory.store_adapter import StoreAdapter, adapter_of
 from perdure.memory.tokens import TokenCounter
 from perdure.stores.base import Namespace, Span
 
-Waiting = Callable[[Sequence[Namespace], RunnableConfig | None], Steps[list[Memory]]]
+Waiting = Callable[[Sequence[Namespace], RunnableConfig | None], Effects[list[Memory]]]
 """What `Tails.waiting` is."""
 _REPEATS: Final = 5  # memories looked at beyond the limit: some say what others have said
 _OTHERS: Final = 4  # memories looked at for one of the kinds that are wanted
@@ -100,7 +100,7 @@ def recall(
         StorageError: The store refuses.
     """
     asks = Recall(namespaces, budget, limit, kinds, counter, tails, explain, min_score)
-    return run(asks.recalling(query, store, config, as_of, now))
+    return run(asks.use_memories(query, store, config, as_of, now))
 
 
 async def arecall(
@@ -121,7 +121,7 @@ async def arecall(
 ) -> Recollection:
     """See `recall`."""
     asks = Recall(namespaces, budget, limit, kinds, counter, tails, explain, min_score)
-    return await arun(asks.recalling(query, store, config, as_of, now))
+    return await arun(asks.use_memories(query, store, config, as_of, now))
 
 
 class Recall:
@@ -150,15 +150,15 @@ class Recall:
         self._counter: TokenCounter = token_counter(counter)
         self._waiting = _checked_tails(tails)
 
-    def recalling(
+    def use_memories(
         self,
         query: str,
         store: BaseStore | None,
         config: RunnableConfig | None = None,
         as_of: datetime | None = None,
         now: datetime | None = None,
-        said: Said | None = None,
-    ) -> Steps[Recollection]:
+        said: ThreadMessages | None = None,
+    ) -> Effects[Recollection]:
         """What is recalled, as steps; without memories of what is `said` there anyway.
 
         Raises:
@@ -167,10 +167,10 @@ class Recall:
         if not isinstance(query, str):
             raise ConfigurationError(f"query is {query!r:.80}; expected text")
         check_moments(as_of=as_of, now=now)
-        backing = backing_of(store)
-        if self._min_score is not None and not backing.versioned:
+        adapter = adapter_of(store)
+        if self._min_score is not None and not adapter.versioned:
             raise ConfigurationError(
-                f"min_score is {self._min_score!r}, but {type(backing.store).__name__} has no "
+                f"min_score is {self._min_score!r}, but {type(adapter.store).__name__} has no "
                 "scores that can be compared; use a perdure store, or leave it out"
             )
         prefixes = filled(self._templates, config)
@@ -186,7 +186,7 @@ class Recall:
                 "explain": self._explain,
                 "min_score": self._min_score,
             }
-            found = yield from self._found(backing, prefix, options, said)
+            found = yield from self._found(adapter, prefix, options, said)
             rankings.append(
                 [
                     Hit(rank, memory)
@@ -205,24 +205,24 @@ class Recall:
 
     def _found(
         self,
-        backing: Backing,
+        adapter: StoreAdapter,
         prefix: Namespace,
         options: dict[str, Any],
-        said: Said | None,
-    ) -> Steps[list[Memory]]:
+        said: ThreadMessages | None,
+    ) -> Effects[list[Memory]]:
         """What a search of one namespace finds: more than the limit, for some will be left out."""
         wanted = self._limit + max(self._limit // 2, _REPEATS)
         wanted += 0 if said is None else len(said.message_ids)
         if self._kinds is None:
-            return (yield from backing.found(prefix, limit=wanted, **options))
+            return (yield from adapter.found(prefix, limit=wanted, **options))
         reach = wanted * _OTHERS
         while True:
-            found = yield from backing.found(prefix, limit=reach, **options)
+            found = yield from adapter.found(prefix, limit=reach, **options)
             chosen = [memory for memory in found if memory.kind in self._kinds]
             if len(chosen) >= wanted or len(found) < reach:
                 return chosen[:wanted]
             # perdure's filters are exact, but read every value; those of others know no "or"
-            if backing.versioned:
+            if adapter.versioned:
                 options["filter"] = _of_kinds(self._kinds)
             reach *= _OTHERS
 

@@ -1,4 +1,4 @@
-"""Recalling as a part of what the model is shown: memories that answer what was just said.
+"""UseMemories as a part of what the model is shown: memories that answer what was just said.
 
 The query is the newest human message. What is found stands in the system message, quoted, and only
 there: nothing is written to the state, so no memory is taken for something that was said.
@@ -18,18 +18,18 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.errors import EmbeddingFailed, PerdureError, StorageError
-from perdure.memory.checking import choice, whole
+from perdure.memory.clock import Clock, clock_of
 from perdure.memory.conversation import Turn
 from perdure.memory.counting import Countable
-from perdure.memory.drivers import Steps, arun, run
-from perdure.memory.longterm.backing import Backing
-from perdure.memory.moments import Clock, clock_of
+from perdure.memory.effects import Effects, arun, run
 from perdure.memory.nodes import MessagesNode
-from perdure.memory.places import source
-from perdure.memory.recollection.reach import NAMESPACES, Said
+from perdure.memory.options import choice, whole
+from perdure.memory.recollection.reach import NAMESPACES, ThreadMessages
 from perdure.memory.recollection.recall import Recall, Recollection, Waiting
 from perdure.memory.recollection.unformed import Tails
+from perdure.memory.run_config import source
 from perdure.memory.shown import Shown
+from perdure.memory.store_adapter import StoreAdapter
 from perdure.stores.text import STOP_WORDS, query_tokens
 
 _LOG = logging.getLogger("perdure")
@@ -40,7 +40,7 @@ _LONGEST: Final = 2_000  # characters of a query: what is longer is cut in its m
 _FAILURES: Final = ("skip", "raise")
 
 
-def recalling(
+def use_memories(
     store: BaseStore | None = None,
     *,
     namespaces: Sequence[Sequence[str]] = NAMESPACES,
@@ -54,11 +54,11 @@ def recalling(
     counter: Countable | None = None,
     on_failure: Literal["skip", "raise"] = "skip",
     messages_key: str = "messages",
-) -> Recalling:
+) -> UseMemories:
     """A node that shows the model what is remembered: `recall`, before each call.
 
-    `view(recalling(store), trim(tokens=4_000))`: it comes before the part that cuts, whose budget
-    then counts the memories, and after `use_instructions`, which would replace them. It adds a
+    `view(use_memories(store), trim(tokens=4_000))`: it comes before the part that cuts, whose
+    budget then counts the memories, and after `use_instructions`, which would replace them; adds a
     section `<memories>` to the system message; the state stays as it is.
 
     The query is the newest human message, with the one before it where it says little by itself,
@@ -85,9 +85,9 @@ def recalling(
     Raises:
         ConfigurationError: An option is wrong.
     """
-    return Recalling(
+    return UseMemories(
         Recall(namespaces, budget, limit, kinds, counter, tails),
-        None if store is None else Backing(store).store,
+        None if store is None else StoreAdapter(store).store,
         recent=whole("recent", recent, 0),
         skips=choice("on_failure", on_failure, _FAILURES) == "skip",
         now=clock_of("now", now),
@@ -96,7 +96,7 @@ def recalling(
     )
 
 
-class Recalling(MessagesNode):
+class UseMemories(MessagesNode):
     """See `recalling`, which makes it."""
 
     def __init__(
@@ -127,7 +127,7 @@ class Recalling(MessagesNode):
         text = await arun(self._text(turns, config))
         return _with_section(replace(shown, turns=chain(turns, shown.turns)), text)
 
-    def _text(self, turns: Sequence[Turn], config: RunnableConfig | None) -> Steps[str]:
+    def _text(self, turns: Sequence[Turn], config: RunnableConfig | None) -> Effects[str]:
         """The section; "" for none."""
         query = query_of(turns)
         if not query:
@@ -144,11 +144,11 @@ class Recalling(MessagesNode):
 
     def _found(
         self, query: str, turns: Sequence[Turn], config: RunnableConfig | None
-    ) -> Steps[Recollection]:
+    ) -> Effects[Recollection]:
         ids = {message.id for turn in turns[: self._recent] for message in turn.said}
-        said = Said(source(config)[0], frozenset(id for id in ids if id is not None))
+        said = ThreadMessages(source(config)[0], frozenset(id for id in ids if id is not None))
         as_of, now = self._as_of(config), self._now(config)
-        return self._asks.recalling(query, self._store, config, as_of, now, said)
+        return self._asks.use_memories(query, self._store, config, as_of, now, said)
 
     def _failed(self, exc: Exception) -> str:
         if not self._skips:

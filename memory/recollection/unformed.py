@@ -1,4 +1,4 @@
-"""Recalling what is not yet formed: the ends of threads, ranked among what the store found.
+"""UseMemories what is not yet formed: the ends of threads, ranked among what the store found.
 
 These texts are in no index. They are ranked by words, neighbours, speaker and date as the store
 ranks, together with the best that it found, so that a weak answer which has just been said does not
@@ -17,9 +17,9 @@ import numpy as np
 from langchain_core.runnables import RunnableConfig
 from numpy.typing import NDArray
 
-from perdure.memory.drivers import Steps
-from perdure.memory.longterm.memories import Memory
+from perdure.memory.effects import Effects
 from perdure.memory.recollection.merging import Hit, said_at
+from perdure.memory.records import Memory
 from perdure.stores.base import Namespace, Span
 from perdure.stores.bm25 import Term
 from perdure.stores.context import Arrangement, arrange
@@ -38,7 +38,7 @@ class Tails(Protocol):
 
     def waiting(
         self, namespaces: Sequence[Namespace], config: RunnableConfig | None
-    ) -> Steps[list[Memory]]:
+    ) -> Effects[list[Memory]]:
         """What will be memories of these namespaces; with the thread and position of each."""
 
 

@@ -20,7 +20,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.memory.background.background import Background
-from perdure.memory.forming.formation import Formation
+from perdure.memory.extraction import Extraction
 from perdure.stores import SQLiteStore
 from tests.durability.processes import PATIENCE_S, warm
 
@@ -54,7 +54,7 @@ def config_of(number: int) -> Any:
 
 def background(saver: Any, store: Any, database: str | None, **options: Any) -> Background:
     given: dict[str, Any] = {"delay_s": 0.1, "backoff_s": 0.2, "workers": 4, **options}
-    return Background(Formation(saver, store), database=database, **given)
+    return Background(Extraction(saver, store), database=database, **given)
 
 
 def fill(path: Path) -> None:
@@ -103,7 +103,7 @@ def test_workers_that_are_killed_lose_nothing(database: str | None, tmp_path: Pa
                 processes[kill % WORKERS].join()
                 processes[kill % WORKERS] = started(path, database)
             end = time.monotonic() + PATIENCE_S
-            while scheduler.formation.pending() and time.monotonic() < end:
+            while scheduler.extraction.pending() and time.monotonic() < end:
                 time.sleep(0.05)
             dead = scheduler.jobs("dead")
             for process in processes:

@@ -1,4 +1,4 @@
-"""Threads, memories, and a formation that fails when it is told to, to form in the background."""
+"""Threads, memories, and a extraction that fails when it is told to, to form in the background."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from langgraph.graph import START, MessagesState, StateGraph
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.memory.background.background import Background
 from perdure.memory.background.jobs import Job
-from perdure.memory.drivers import Steps
-from perdure.memory.forming.formation import Formation
-from perdure.memory.forming.proposals import Batch, Proposal, Surroundings
-from perdure.memory.forming.turns import TurnFormer
+from perdure.memory.effects import Effects
+from perdure.memory.extraction import Extraction
+from perdure.memory.proposals import Batch, Proposal, Scope
+from perdure.memory.turns import TurnExtractor
 from perdure.stores import SQLiteStore
 
 PATIENCE_S = 20.0
 
 
-class Stubborn(TurnFormer):
+class Stubborn(TurnExtractor):
     """Forms turns, but for threads of which it was told to fail, so many times."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Stubborn(TurnFormer):
         self.began, self.hold = threading.Event(), threading.Event()
         self.hold.set()
 
-    def proposing(self, batch: Batch, around: Surroundings) -> Steps[Proposal]:
+    def proposing(self, batch: Batch, around: Scope) -> Effects[Proposal]:
         self.began.set()
         self.hold.wait(PATIENCE_S)
         if self.failures.get(batch.thread_id):
@@ -51,7 +51,7 @@ class House:
         builder.add_edge(START, "reply")
         self.graph = builder.compile(checkpointer=self.saver)
         self.former = Stubborn()
-        self.formation = Formation(self.saver, self.store, self.former)
+        self.extraction = Extraction(self.saver, self.store, self.former)
         self.told: list[Job] = []
 
     def say(self, thread_id: str, text: str = "My sister lives in Ghent.") -> None:
@@ -59,7 +59,7 @@ class House:
 
     def background(self, **options: Any) -> Background:
         given: dict[str, Any] = {"delay_s": 0.05, "backoff_s": 0.1, "told": self.told.append}
-        return Background(self.formation, **{**given, **options})
+        return Background(self.extraction, **{**given, **options})
 
     def memories(self, thread_id: str) -> list[str]:
         found = self.store.search(("memories", "ann"), provenance={"thread_id": thread_id})

@@ -8,9 +8,9 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.memory.drivers import Step, Steps
-from perdure.memory.longterm.backing import put_of
-from perdure.memory.longterm.memories import FACT, TURN, Memory
+from perdure.memory.effects import Effect, Effects
+from perdure.memory.records import FACT, TURN, Memory
+from perdure.memory.store_adapter import put_of
 from perdure.stores import Provenance, PutItem, SQLiteStore
 
 ANN = ("memories", "ann")
@@ -54,11 +54,11 @@ class Ends:
             if put.value is not None
         ]  # fmt: skip
 
-    def waiting(self, namespaces: Any, config: Any) -> Steps[list[Memory]]:
+    def waiting(self, namespaces: Any, config: Any) -> Effects[list[Memory]]:
         self.asked.append((list(namespaces), config))
 
         async def awaited() -> list[Memory]:
             return self._memories
 
-        found: list[Memory] = yield Step(lambda: self._memories, awaited)
+        found: list[Memory] = yield Effect(lambda: self._memories, awaited)
         return found

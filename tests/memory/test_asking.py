@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage
 
-from perdure.memory.asking import fault_of
+from perdure.memory.model_call import fault_of
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Background formation: what is scheduled is formed later, once, and nothing fails in silence."""
+"""Background extraction: what is scheduled is formed later, once, and nothing fails in silence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownThread
 from perdure.memory.background.background import Background
-from perdure.memory.forming.formation import Formation
+from perdure.memory.extraction import Extraction
 from tests.memory.houses import PATIENCE_S, House, config_of, state_of, until
 
 
@@ -57,7 +57,7 @@ def test_scheduling_twice_forms_once(house: House, background: Background) -> No
     until(lambda: state_of(background, "b") == "done")
 
     assert len(house.memories("b")) == 6
-    assert house.formation.pending() == []
+    assert house.extraction.pending() == []
 
 
 def test_a_failure_is_tried_again(house: House, background: Background) -> None:
@@ -121,7 +121,7 @@ def test_a_thread_that_is_not_there_is_given_up(
     assert ends == [("retrying", 1), ("dead", 2)]
     assert "UnknownThread: there is no thread 'nowhere'" in told
     assert "waits no longer" in told
-    assert background.formation.pending() == []
+    assert background.extraction.pending() == []
     assert background.jobs("dead") == []
 
 
@@ -161,15 +161,15 @@ def test_what_is_said_while_a_thread_is_formed_is_formed_too(
 
 
 def test_another_formations_threads_are_left_alone(house: House, background: Background) -> None:
-    """Threads that wait for a formation with other namespaces are not this one's."""
-    other = Formation(house.saver, house.store, namespace=("notes", "{user_id}"))
+    """Threads that wait for a extraction with other namespaces are not this one's."""
+    other = Extraction(house.saver, house.store, namespace=("notes", "{user_id}"))
     house.say("g")
     other.note("g", config_of("g"))
     background.flush()
 
     assert None is state_of(background, "g")
     assert [note.thread_id for note in other.pending(("notes",))] == ["g"]
-    other.form("g", config_of("g"))
+    other.extract("g", config_of("g"))
 
 
 def test_a_second_one_is_refused(house: House, background: Background) -> None:
@@ -203,4 +203,4 @@ def test_a_config_that_does_not_fill_the_namespace(background: Background) -> No
     with pytest.raises(InvalidConfig, match="user_id"):
         background.form_now("x")
 
-    assert background.formation.pending() == []
+    assert background.extraction.pending() == []

@@ -1,4 +1,4 @@
-"""Background formation: how it begins and ends, what it asks for, and what it refuses."""
+"""Background extraction: how it begins and ends, what it asks for, and what it refuses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perdure.errors import ConfigurationError, MissingDependency, StorageUnavail
 from perdure.memory.background.background import Background
 from perdure.memory.background.jobs import Job
 from perdure.memory.background.worker import work
-from perdure.memory.forming.formation import Formation
+from perdure.memory.extraction import Extraction
 from tests.memory.houses import PATIENCE_S, House, config_of, state_of, until
 
 NEVER_S = 3600.0
@@ -120,7 +120,7 @@ def test_other_stores() -> None:
     builder.add_edge(START, "reply")
     graph = builder.compile(checkpointer=saver)
     graph.invoke({"messages": [HumanMessage("My cat is called Tom.")]}, config_of("a"))
-    with Background(Formation(saver, store), delay_s=None) as background:
+    with Background(Extraction(saver, store), delay_s=None) as background:
         background.schedule("a", config_of("a"))
         left = background.flush()
 
@@ -175,10 +175,10 @@ def test_wrong_options(alone: House, options: dict[str, Any], message: str) -> N
 
 
 def test_no_store(alone: House) -> None:
-    """A formation without a store of its own has nowhere to note what waits."""
+    """A extraction without a store of its own has nowhere to note what waits."""
     with pytest.raises(ConfigurationError, match="with a store"):
-        Background(Formation(alone.saver))
-    with pytest.raises(ConfigurationError, match="expected Formation"):
+        Background(Extraction(alone.saver))
+    with pytest.raises(ConfigurationError, match="expected Extraction"):
         Background(alone.saver)  # type: ignore[arg-type]
 
 

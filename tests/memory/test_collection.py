@@ -22,11 +22,11 @@ from perdure.errors import (
     UnknownMemory,
 )
 from perdure.memory.collection.collection import Collection
-from perdure.memory.drivers import run
+from perdure.memory.effects import run
 from perdure.memory.gate.gate import Gate
-from perdure.memory.longterm.backing import Backing
-from perdure.memory.longterm.memories import Candidate, Verdict
+from perdure.memory.records import Candidate, Verdict
 from perdure.memory.reducers import ChatState
+from perdure.memory.store_adapter import StoreAdapter
 from perdure.stores import Provenance, SQLiteStore
 from tests.stores.erasing import raw
 
@@ -683,6 +683,6 @@ def test_nothing_that_a_deleted_memory_ever_said_comes_back() -> None:
         facts.delete(key)
         texts = ["Ann lives in Ghent", "Ann lives in town 0", "Ann lives in town 14"]
         asked = [Candidate(text) for text in texts]
-        verdicts = run(gate.judging(asked, Backing(store), ("memories",)))
+        verdicts = run(gate.judging(asked, StoreAdapter(store), ("memories",)))
 
     assert [verdict.check for verdict in verdicts] == ["buried"] * 3

@@ -15,13 +15,13 @@ from langchain_core.messages import ToolMessage
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import UnknownMemory
+from perdure.memory.admission import keeping
 from perdure.memory.collection.collection import Collection
-from perdure.memory.collection.keeping import keeping
 from perdure.memory.collection.tools import manage_memory
-from perdure.memory.drivers import run
+from perdure.memory.effects import run
 from perdure.memory.gate.gate import Gate
-from perdure.memory.longterm.backing import Backing
-from perdure.memory.longterm.memories import Candidate
+from perdure.memory.records import Candidate
+from perdure.memory.store_adapter import StoreAdapter
 from perdure.stores import SQLiteStore
 
 Space = tuple[str, ...]
@@ -180,12 +180,12 @@ class Changes(RuleBasedStateMachine):
         del self.known[place][key]
 
     @rule(place=places, text=texts)
-    def form(self, place: int, text: str) -> None:
+    def extract(self, place: int, text: str) -> None:
         """What is formed unasked brings nothing back that was deleted or forgotten."""
         key = f"formed{len(self.keys)}"
-        backing, space = Backing(self.store), self.space(place)
-        kept = run(keeping(self.gate, backing, space, [Candidate(text)], [key]))
-        run(backing.written(kept.puts))
+        adapter, space = StoreAdapter(self.store), self.space(place)
+        kept = run(keeping(self.gate, adapter, space, [Candidate(text)], [key]))
+        run(adapter.written(kept.puts))
         [outcome] = kept.outcomes
         if text in self.buried[place]:
             assert outcome.change == "refused"

@@ -15,8 +15,8 @@ from perdure.errors import InvalidConfig
 from perdure.graphs import chat_graph
 from perdure.memory.collection.collection import Collection
 from perdure.memory.collection.quarantine import Quarantine
-from perdure.memory.forming.formation import Formation
-from perdure.memory.longterm.backing import NOTES
+from perdure.memory.extraction import Extraction
+from perdure.memory.store_adapter import NOTES
 from perdure.stores import Receipt, SQLiteStore
 from tests.stores.erasing import raw
 
@@ -33,11 +33,11 @@ def filled(store: Any, saver: SQLiteCheckpointer, config: Any, name: str) -> Non
     gone = collection.insert(f"{name} sings", config=config).key or ""
     collection.delete(gone, config=config)
     collection.insert(f"{SECRET} of {name}", config=config)
-    formation = Formation(saver, store)
+    extraction = Extraction(saver, store)
     thread = config["configurable"]["thread_id"]
     chat_graph(checkpointer=saver).invoke({"messages": [("human", f"{name} rows a canoe")]}, config)
-    formation.form(thread, config)
-    formation.note(thread, config)
+    extraction.extract(thread, config)
+    extraction.note(thread, config)
 
 
 def left(store: Any) -> set[tuple[str, ...]]:
@@ -61,7 +61,7 @@ def test_everything_of_a_user(tmp_path: Path, colour: str) -> None:
             rest = left(store)
         found = raw(tmp_path)
         with SQLiteStore.open(tmp_path / "m.db", index=None) as store:
-            formed = Formation(saver, store).form("t1", ANN)
+            formed = Extraction(saver, store).extract("t1", ANN)
 
     assert {place[1] for place in places if place[0] == "perdure"} == set(NOTES)
     assert {place[-1] for place in rest} == {"bo"}

@@ -1,4 +1,4 @@
-"""Formation: each message is formed from exactly once in effect, whatever happens in between."""
+"""Extraction: each message is formed from exactly once in effect, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from perdure.errors import (
     UnknownThread,
 )
 from perdure.memory.collection.collection import Collection
-from perdure.memory.drivers import Steps, run
-from perdure.memory.forming.formation import Formation
-from perdure.memory.forming.proposals import Batch, Proposal, Surroundings
-from perdure.memory.forming.reports import FormationReport
+from perdure.memory.effects import Effects, run
+from perdure.memory.extraction import Extraction
+from perdure.memory.extraction_report import ExtractionReport
 from perdure.memory.forming.tails import Tails
-from perdure.memory.forming.turns import TurnFormer, turn_key
 from perdure.memory.gate.gate import Gate
+from perdure.memory.proposals import Batch, Proposal, Scope
+from perdure.memory.turns import TurnExtractor, turn_key
 from perdure.stores import SQLiteStore
 from tests.memory.threads import ANN, FailingStore, graph_of, kept, on, say, texts, user
 
@@ -45,8 +45,8 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
         yield opened
 
 
-def formation_of(saver: Any, store: Any, **options: Any) -> Formation:
-    return Formation(saver, store, **options)
+def formation_of(saver: Any, store: Any, **options: Any) -> Extraction:
+    return Extraction(saver, store, **options)
 
 
 # -- forming
@@ -54,12 +54,12 @@ def formation_of(saver: Any, store: Any, **options: Any) -> Formation:
 
 def test_what_was_said_is_formed_once(file_saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
     """Forming again forms what is new, and nothing twice."""
-    graph, formation = graph_of(file_saver), formation_of(file_saver, store)
+    graph, extraction = graph_of(file_saver), formation_of(file_saver, store)
     say(graph, "t", "I like tea.")
-    first = formation.form("t", user())
-    again = formation.form("t", user())
+    first = extraction.extract("t", user())
+    again = extraction.extract("t", user())
     say(graph, "t", "And Bruges.")
-    second = formation.form("t", user())
+    second = extraction.extract("t", user())
 
     assert (first.messages, first.added) == (2, 2)
     assert (again.messages, again.added) == (0, 0)
@@ -78,7 +78,7 @@ def test_memories_say_where_they_come_from(
 ) -> None:
     """A memory names its thread, the checkpoint it was read at, its message, place and speaker."""
     say(graph_of(file_saver, answers=False), "t", HumanMessage("I like tea.", id="a", name="Ann"))
-    formation_of(file_saver, store).form("t", user())
+    formation_of(file_saver, store).extract("t", user())
     [memory] = kept(store)
     head = file_saver.get_tuple(on("t"))
     assert head is not None
@@ -96,17 +96,17 @@ def test_memories_say_where_they_come_from(
 def test_the_async_form_does_the_same(tmp_path: Path) -> None:
     """Awaited, forming keeps what blocking forming keeps."""
 
-    async def formed() -> FormationReport:
+    async def formed() -> ExtractionReport:
         async with (
             SQLiteStore.open(tmp_path / "a.db") as store,
             SQLiteCheckpointer.open(tmp_path / "a.db") as saver,
         ):
-            graph, formation = graph_of(saver), formation_of(saver, store)
+            graph, extraction = graph_of(saver), formation_of(saver, store)
             await graph.ainvoke({"messages": [HumanMessage("I like tea.", id="a")]}, on("t"))
-            await formation.anote("t", user())
-            assert [each.thread_id for each in await formation.apending()] == ["t"]
-            report = await formation.aform("t", user())
-            assert await formation.apending() == []
+            await extraction.anote("t", user())
+            assert [each.thread_id for each in await extraction.apending()] == ["t"]
+            report = await extraction.aextract("t", user())
+            assert await extraction.apending() == []
             assert report.added == len(texts(store))
             return report
 
@@ -117,7 +117,7 @@ def test_a_thread_is_formed_in_batches(file_saver: SQLiteCheckpointer, store: SQ
     """A long thread is formed in several transactions, each with the messages before it at hand."""
     say(graph_of(file_saver, answers=False), "t", *NAMES)
     former = Noting()
-    report = formation_of(file_saver, store, former=former, batch=5).form("t", user())
+    report = formation_of(file_saver, store, former=former, batch=5).extract("t", user())
 
     assert (report.messages, report.added, report.batches) == (12, 12, 3)
     assert [(len(each.before), len(each.messages)) for each in former.batches] == [
@@ -128,7 +128,7 @@ def test_a_thread_is_formed_in_batches(file_saver: SQLiteCheckpointer, store: SQ
     assert sorted(FORMED) == sorted(texts(store))
 
 
-class Noting(TurnFormer):
+class Noting(TurnExtractor):
     """Notes the batches it was given, and may do something before it answers."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class Noting(TurnFormer):
         self.batches: list[Batch] = []
         self.meanwhile: Any = None
 
-    def proposing(self, batch: Batch, around: Surroundings) -> Steps[Proposal]:
+    def proposing(self, batch: Batch, around: Scope) -> Effects[Proposal]:
         self.batches.append(batch)
         if self.meanwhile is not None:
             call, self.meanwhile = self.meanwhile, None
@@ -147,9 +147,9 @@ class Noting(TurnFormer):
 def test_each_user_has_their_own(file_saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
     """The same thread formed for two users makes memories for each, and none in the other's."""
     say(graph_of(file_saver, answers=False), "t", "I like tea.")
-    formation = formation_of(file_saver, store)
-    formation.form("t", user("ann"))
-    formation.form("t", user("bo"))
+    extraction = formation_of(file_saver, store)
+    extraction.extract("t", user("ann"))
+    extraction.extract("t", user("bo"))
 
     assert texts(store, ("memories", "ann")) == texts(store, ("memories", "bo"))
     assert texts(store, ("memories", "eve")) == []
@@ -161,9 +161,9 @@ def test_nobody_s_memories_are_formed_for_nobody(
 ) -> None:
     """A config that does not name the user in text is refused before anything is written."""
     say(graph_of(file_saver), "t", "I like tea.")
-    formation = formation_of(file_saver, store)
+    extraction = formation_of(file_saver, store)
 
-    for call in (formation.form, formation.note):
+    for call in (extraction.extract, extraction.note):
         with pytest.raises(InvalidConfig, match="user_id"):
             call("t", config)
     assert store.search((), limit=10) == []
@@ -173,10 +173,10 @@ def test_a_user_called_like_perdure_s_own_place_is_refused(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
     """No user id reaches the place where perdure keeps its notes."""
-    formation = formation_of(file_saver, store, namespace=("{user_id}",))
+    extraction = formation_of(file_saver, store, namespace=("{user_id}",))
 
     with pytest.raises(InvalidNamespace, match="perdure"):
-        formation.form("t", user("perdure"))
+        extraction.extract("t", user("perdure"))
 
 
 def test_a_thread_that_is_not_there_is_named(
@@ -184,13 +184,13 @@ def test_a_thread_that_is_not_there_is_named(
 ) -> None:
     """Forming a thread that nobody began says so."""
     with pytest.raises(UnknownThread, match="'nobody'"):
-        formation_of(file_saver, store).form("nobody", user())
+        formation_of(file_saver, store).extract("nobody", user())
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"former": "turns"}, "TurnFormer"),
+        ({"former": "turns"}, "TurnExtractor"),
         ({"gate": "open"}, "Gate"),
         ({"batch": 0}, "batch"),
         ({"removed": "keep"}, "removed"),
@@ -200,9 +200,9 @@ def test_a_thread_that_is_not_there_is_named(
     ],
 )
 def test_arguments_that_are_wrong_are_named(options: Any, told: str) -> None:
-    """A formation with an argument of another kind is not made."""
+    """A extraction with an argument of another kind is not made."""
     with pytest.raises(ConfigurationError, match=told):
-        Formation(**{"saver": InMemorySaver(), **options})
+        Extraction(**{"saver": InMemorySaver(), **options})
 
 
 # -- edits, forks, what was trimmed
@@ -213,7 +213,7 @@ def test_what_was_trimmed_before_it_was_formed_is_formed(
 ) -> None:
     """perdure's checkpointer has what left the state, so it is remembered all the same."""
     say(graph_of(file_saver, answers=False), "t", "one", RemoveMessage(id="one"), "two")
-    formation_of(file_saver, store).form("t", user())
+    formation_of(file_saver, store).extract("t", user())
 
     assert {"user: one", "user: two"} == set(texts(store))
 
@@ -221,10 +221,10 @@ def test_what_was_trimmed_before_it_was_formed_is_formed(
 def test_a_state_that_is_trimmed_is_formed_from_once() -> None:
     """With other parts, what is left of the state is formed from, and positions go on growing."""
     saver, store = InMemorySaver(), InMemoryStore()
-    graph, formation = graph_of(saver, answers=False), formation_of(saver, store)
+    graph, extraction = graph_of(saver, answers=False), formation_of(saver, store)
     for name in NAMES:
         say(graph, "t", name)
-        formation.form("t", user())
+        extraction.extract("t", user())
         say(graph, "t", RemoveMessage(id=name))
     memories = kept(store)
 
@@ -236,11 +236,11 @@ def test_an_edited_message_changes_its_memory(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
     """A message that was edited after it was formed from is one memory, with its past."""
-    graph, formation = graph_of(file_saver, answers=False), formation_of(file_saver, store)
+    graph, extraction = graph_of(file_saver, answers=False), formation_of(file_saver, store)
     say(graph, "t", HumanMessage("I live in Ghent.", id="a"), "two")
-    formation.form("t", user())
+    extraction.extract("t", user())
     say(graph, "t", HumanMessage("I live in Bruges.", id="a"))
-    report = formation.form("t", user())
+    report = extraction.extract("t", user())
 
     assert report.messages == 1
     assert {"user: I live in Bruges.", "user: two"} == set(texts(store))
@@ -252,11 +252,11 @@ def test_an_edited_message_changes_its_memory(
 def test_what_an_edit_leaves_over_goes(file_saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
     """A message that was made shorter, or empty, has no memories of what it says no more."""
     graph = graph_of(file_saver, answers=False)
-    formation = formation_of(file_saver, store, former=TurnFormer(max_chars=12))
+    extraction = formation_of(file_saver, store, former=TurnExtractor(max_chars=12))
     long = HumanMessage("I like tea. I have cats. I live here.", id="a")
     for message in (long, HumanMessage("I like tea.", id="a"), long, HumanMessage("", id="a")):
         say(graph, "t", message)
-        formation.form("t", user())
+        extraction.extract("t", user())
         if message is long:
             assert len(texts(store)) == 3
 
@@ -267,13 +267,13 @@ def test_a_fork_is_formed_from_where_it_began(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
     """After going back to an old checkpoint, only what was said from there on is formed."""
-    graph, formation = graph_of(file_saver, answers=False), formation_of(file_saver, store)
+    graph, extraction = graph_of(file_saver, answers=False), formation_of(file_saver, store)
     say(graph, "t", "one")
     old = graph.get_state(on("t")).config
     say(graph, "t", "two")
-    formation.form("t", user())
+    extraction.extract("t", user())
     graph.invoke({"messages": [HumanMessage("three", id="three")]}, old)
-    report = formation.form("t", user())
+    report = extraction.extract("t", user())
 
     assert report.messages == 1
     assert {"user: one", "user: two", "user: three"} == set(texts(store))
@@ -283,13 +283,13 @@ def test_a_thread_that_was_forked_far_back_is_told_by_its_memories(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
     """Where the watermark names no message that is left, those that have memories are not new."""
-    graph, formation = graph_of(file_saver, answers=False), formation_of(file_saver, store)
+    graph, extraction = graph_of(file_saver, answers=False), formation_of(file_saver, store)
     say(graph, "t", "one")
     old = graph.get_state(on("t")).config
     say(graph, "t", *(HumanMessage(f"m{i}", id=f"m{i}") for i in range(60)))
-    formation.form("t", user())
+    extraction.extract("t", user())
     graph.invoke({"messages": [HumanMessage("three", id="three")]}, old)
-    report = formation.form("t", user())
+    report = extraction.extract("t", user())
 
     assert (report.messages, report.added) == (1, 1)
     assert len(texts(store)) == 62
@@ -299,15 +299,15 @@ def test_what_was_forgotten_does_not_come_back(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
     """A memory that was deleted or forgotten is not formed from its message again."""
-    graph, formation = graph_of(file_saver, answers=False), formation_of(file_saver, store)
+    graph, extraction = graph_of(file_saver, answers=False), formation_of(file_saver, store)
     say(graph, "t", "I like tea.", "I have a cat.")
-    formation.form("t", user())
+    extraction.extract("t", user())
     memories = Collection(store)
     first, second = kept(store)
     memories.delete(first.key, config=user())
     memories.forget(second.key, config=user())
     store.delete(("perdure", "formed", *ANN), "t")  # so that all is read again
-    report = formation.form("t", user())
+    report = extraction.extract("t", user())
 
     assert (report.messages, report.added) == (2, 0)
     assert texts(store) == []
@@ -326,15 +326,15 @@ def test_the_async_form_computes_beside_the_loop(
         threads.append(threading.current_thread())
         return []
 
-    formation = formation_of(file_saver, store, former=former, gate=Gate(detectors=[seen]))
-    asyncio.run(formation.aform("t", user()))
+    extraction = formation_of(file_saver, store, former=former, gate=Gate(detectors=[seen]))
+    asyncio.run(extraction.aextract("t", user()))
 
     assert threading.main_thread() not in threads
     assert len(threads) >= 2
     former.meanwhile = lambda: [][0]
     say(graph_of(file_saver, answers=False), "t", "I like Ghent.")
     with pytest.raises(IndexError):
-        asyncio.run(formation.aform("t", user()))
+        asyncio.run(extraction.aextract("t", user()))
 
 
 # -- room
@@ -347,20 +347,20 @@ def test_what_there_is_no_room_for_is_formed_once_there_is(
     for number in range(3):
         store.put(ANN, f"k{number}", {"kind": "fact", "about": "room"})
     say(graph_of(file_saver, answers=False), "t", "I like tea.", "I like Ghent.")
-    formation = formation_of(file_saver, store, gate=Gate(max_items=4))
-    formation.note("t", user())
+    extraction = formation_of(file_saver, store, gate=Gate(max_items=4))
+    extraction.note("t", user())
     for _ in range(2):
         with pytest.raises(
             LimitExceeded, match=r"no room in \('memories', 'ann'\).*max_items is 4"
         ):
-            formation.form("t", user())
+            extraction.extract("t", user())
         assert texts(store) == []
-    assert [each.thread_id for each in formation.pending()] == ["t"]
+    assert [each.thread_id for each in extraction.pending()] == ["t"]
     store.delete(ANN, "k0")
-    report = formation.form("t", user())
+    report = extraction.extract("t", user())
 
     assert (report.messages, report.added, dict(report.refused)) == (2, 2, {})
-    assert formation.pending() == []
+    assert extraction.pending() == []
 
 
 # -- formed anew
@@ -373,14 +373,14 @@ def test_a_thread_that_is_formed_anew_makes_no_memory_twice(
     """All of it is read again, and what is there stays; what was forgotten stays away."""
     saver: Any = file_saver if kind == "perdure" else InMemorySaver()
     other: Any = store if kind == "perdure" else InMemoryStore()
-    graph, formation = graph_of(saver, answers=False), formation_of(saver, other, batch=5)
+    graph, extraction = graph_of(saver, answers=False), formation_of(saver, other, batch=5)
     say(graph, "t", *NAMES)
-    formation.form("t", user())
+    extraction.extract("t", user())
     before = said_where(store)
     Collection(other).delete(turn_key("t", "message 3", 0), config=user())
-    again = formation.form("t", user(), anew=True)
+    again = extraction.extract("t", user(), anew=True)
     say(graph, "t", "one more")
-    last = formation.form("t", user())
+    last = extraction.extract("t", user())
 
     assert (again.messages, again.added, again.unchanged) == (12, 0, 11)
     assert (last.messages, last.added) == (1, 1)
@@ -401,9 +401,9 @@ def test_forming_anew_goes_on_where_it_was_cut_off(
 ) -> None:
     """What was formed anew before an error is not once more, and the thread waits meanwhile."""
     say(graph_of(file_saver, answers=False), "t", *NAMES)
-    formation_of(file_saver, store).form("t", user())
+    formation_of(file_saver, store).extract("t", user())
     former = Noting()
-    formation = formation_of(file_saver, store, former=former, batch=4)
+    extraction = formation_of(file_saver, store, former=former, batch=4)
 
     def fail() -> None:
         if len(former.batches) < failing:
@@ -413,15 +413,15 @@ def test_forming_anew_goes_on_where_it_was_cut_off(
 
     former.meanwhile = fail
     with pytest.raises(RuntimeError, match="tired"):
-        formation.form("t", user(), anew=True)
-    assert [each.thread_id for each in formation.pending()] == ["t"]
-    formation.form("t", user())
+        extraction.extract("t", user(), anew=True)
+    assert [each.thread_id for each in extraction.pending()] == ["t"]
+    extraction.extract("t", user())
     seen = [message.id for batch in former.batches for message in batch.messages]
 
     assert sorted(NAMES) == sorted(set(seen))
     assert len(seen) == 16, "one batch was read twice"
     assert sorted(FORMED) == sorted(texts(store))
-    assert formation.pending() == []
+    assert extraction.pending() == []
 
 
 def test_a_note_may_ask_for_all_of_a_thread(
@@ -429,15 +429,15 @@ def test_a_note_may_ask_for_all_of_a_thread(
 ) -> None:
     """Whoever forms it then reads it from its beginning; a thread that is not there is refused."""
     say(graph_of(file_saver, answers=False), "t", "one", "two")
-    formation = formation_of(file_saver, store)
-    formation.form("t", user())
-    formation.note("t", user(), anew=True)
+    extraction = formation_of(file_saver, store)
+    extraction.extract("t", user())
+    extraction.note("t", user(), anew=True)
 
-    assert formation.form("t", user()).messages == 2
-    assert formation.form("t", user()).messages == 0
+    assert extraction.extract("t", user()).messages == 2
+    assert extraction.extract("t", user()).messages == 0
     with pytest.raises(UnknownThread):
-        formation.note("nobody", user(), anew=True)
-    assert formation.pending() == []
+        extraction.note("nobody", user(), anew=True)
+    assert extraction.pending() == []
 
 
 # -- what was removed
@@ -449,15 +449,15 @@ def test_what_was_removed_is_formed_or_skipped(
 ) -> None:
     """A message that was removed before it was formed becomes a memory, unless such are skipped."""
     graph, former = graph_of(file_saver, answers=False), Noting()
-    formation = formation_of(file_saver, store, former=former, removed=removed)
+    extraction = formation_of(file_saver, store, former=former, removed=removed)
     say(graph, "t", "I like tea.", "My salary is 90000", "I like Ghent.")
     graph.invoke({"messages": [RemoveMessage("My salary is 90000")]}, on("t"))
-    waiting = formation.note("t", user())
-    tails = [memory.text for memory in run(Tails(formation).waiting([waiting.namespace]))]
-    formation.form("t", user())
+    waiting = extraction.note("t", user())
+    tails = [memory.text for memory in run(Tails(extraction).waiting([waiting.namespace]))]
+    extraction.extract("t", user())
     graph.invoke({"messages": [RemoveMessage("I like tea."), HumanMessage("one", id="1")]}, on("t"))
-    formation.form("t", user())
-    again = formation.form("t", user())
+    extraction.extract("t", user())
+    again = extraction.extract("t", user())
     seen = [each.text for batch in former.batches for each in (*batch.before, *batch.messages)]
     expected = {"user: I like tea.", "user: I like Ghent.", "user: one"}
     expected |= {"user: My salary is 90000"} if removed == "form" else set()
@@ -474,7 +474,7 @@ def test_without_a_history_what_was_removed_is_gone(store: SQLiteStore) -> None:
     graph = graph_of(saver, answers=False)
     say(graph, "t", "I like tea.", "My salary is 90000")
     graph.invoke({"messages": [RemoveMessage("My salary is 90000")]}, on("t"))
-    formation_of(saver, store).form("t", user())
+    formation_of(saver, store).extract("t", user())
 
     assert texts(store) == ["user: I like tea."]
 
@@ -491,20 +491,20 @@ def test_a_fault_anywhere_loses_and_doubles_nothing(
     path = tmp_path_factory.mktemp("fault") / "a.db"
     with SQLiteCheckpointer.open(path) as saver, FailingStore.open(path) as store:
         say(graph_of(saver, answers=False), "t", *NAMES)
-        formation = formation_of(saver, store, batch=4)
-        formation.note("t", user())
+        extraction = formation_of(saver, store, batch=4)
+        extraction.note("t", user())
         store.fails, store.writes = fails, 0
         for _ in range(len(fails) + 1):
             try:
-                formation.form("t", user())
+                extraction.extract("t", user())
             except OSError:
                 continue
             break
-        formation.form("t", user())
+        extraction.extract("t", user())
 
         assert sorted(FORMED) == sorted(texts(store))
         assert [item.version for item in kept(store)] == [1] * 12
-        assert formation.pending() == []
+        assert extraction.pending() == []
 
 
 @pytest.mark.parametrize("door", ["blocking", "awaiting"])
@@ -514,16 +514,16 @@ def test_two_that_form_one_thread_form_it_once(
     """However many form a thread at the same time, each message becomes one memory, once."""
     say(graph_of(file_saver, answers=False), "t", *NAMES)
     formations = [formation_of(file_saver, store, batch=2) for _ in range(4)]
-    reports: list[FormationReport] = []
+    reports: list[ExtractionReport] = []
     if door == "awaiting":
 
         async def all_at_once() -> None:
-            reports.extend(await asyncio.gather(*(f.aform("t", user()) for f in formations)))
+            reports.extend(await asyncio.gather(*(f.aextract("t", user()) for f in formations)))
 
         asyncio.run(all_at_once())
     else:
         threads = [
-            threading.Thread(target=lambda f=f: reports.append(f.form("t", user())))
+            threading.Thread(target=lambda f=f: reports.append(f.extract("t", user())))
             for f in formations
         ]
         for thread in threads:
@@ -546,11 +546,11 @@ def test_the_slower_one_is_refused_and_goes_on(
     quick = formation_of(file_saver, store)
 
     def meanwhile() -> None:
-        quick.form("t", user())
+        quick.extract("t", user())
         say(graph, "t", "three")
 
     slow.meanwhile = meanwhile
-    report = formation_of(file_saver, store, former=slow).form("t", user())
+    report = formation_of(file_saver, store, former=slow).extract("t", user())
 
     assert [[m.id for m in b.messages] for b in slow.batches] == [["one", "two"], ["three"]]
     assert (report.messages, report.added) == (1, 1)
@@ -562,13 +562,13 @@ def test_other_parts_are_formed_from_too(kind: str, store: SQLiteStore) -> None:
     """langgraph's own saver and store do, alone or with one of perdure's."""
     saver, other = InMemorySaver(), InMemoryStore() if kind == "langgraph" else store
     say(graph_of(saver), "t", "I like tea.")
-    formation = formation_of(saver, other)
-    formation.note("t", user())
-    formation.form("t", user())
-    formation.form("t", user())
+    extraction = formation_of(saver, other)
+    extraction.note("t", user())
+    extraction.extract("t", user())
+    extraction.extract("t", user())
 
     assert sorted(texts(other)) == ["assistant: You said I like tea.", "user: I like tea."]
-    assert formation.pending() == []
+    assert extraction.pending() == []
 
 
 # -- threads that wait
@@ -579,20 +579,20 @@ def test_a_thread_waits_until_it_is_formed(
 ) -> None:
     """A note keeps since when a thread waits and whose it is, until memories are formed of it."""
     say(graph_of(file_saver), "t", "I like tea.")
-    formation = formation_of(file_saver, store)
-    first = formation.note("t", user("ann", other="x"))
-    again = formation.note("t", user("ann"))
-    formation.note("u", user("bo"))
-    waiting = formation.pending()
+    extraction = formation_of(file_saver, store)
+    first = extraction.note("t", user("ann", other="x"))
+    again = extraction.note("t", user("ann"))
+    extraction.note("u", user("bo"))
+    waiting = extraction.pending()
 
     assert [(w.thread_id, w.namespace) for w in waiting] == [("t", ANN), ("u", ("memories", "bo"))]
     assert waiting[0].configurable == {"user_id": "ann"}
     assert (first.since, again.at) == (waiting[0].since, waiting[0].at)
-    assert [w.thread_id for w in formation.pending(ANN)] == ["t"]
+    assert [w.thread_id for w in extraction.pending(ANN)] == ["t"]
 
-    formation.form("t", {"configurable": dict(waiting[0].configurable)})
+    extraction.extract("t", {"configurable": dict(waiting[0].configurable)})
 
-    assert [w.thread_id for w in formation.pending()] == ["u"]
+    assert [w.thread_id for w in extraction.pending()] == ["u"]
 
 
 def test_a_thread_with_nothing_new_waits_no_longer(
@@ -600,12 +600,12 @@ def test_a_thread_with_nothing_new_waits_no_longer(
 ) -> None:
     """Forming takes the note away, though there is nothing to form."""
     say(graph_of(file_saver), "t", "I like tea.")
-    formation = formation_of(file_saver, store)
-    formation.form("t", user())
-    formation.note("t", user())
-    formation.form("t", user())
+    extraction = formation_of(file_saver, store)
+    extraction.extract("t", user())
+    extraction.note("t", user())
+    extraction.extract("t", user())
 
-    assert formation.pending() == []
+    assert extraction.pending() == []
 
 
 @pytest.mark.parametrize("kind", ["perdure", "langgraph"])
@@ -615,13 +615,13 @@ def test_a_thread_that_is_touched_while_it_is_formed_waits_on(
     """What is said while memories are formed is not taken for formed."""
     say(graph_of(file_saver, answers=False), "t", "one")
     former, other = Noting(), InMemoryStore() if kind == "langgraph" else store
-    formation = formation_of(file_saver, other, former=former)
-    formation.note("t", user())
-    former.meanwhile = lambda: formation.note("t", user())
-    formation.form("t", user())
+    extraction = formation_of(file_saver, other, former=former)
+    extraction.note("t", user())
+    former.meanwhile = lambda: extraction.note("t", user())
+    extraction.extract("t", user())
 
     assert texts(other) == ["user: one"]
-    assert [each.thread_id for each in formation.pending()] == ["t"]
+    assert [each.thread_id for each in extraction.pending()] == ["t"]
 
 
 @pytest.mark.parametrize("kind", ["perdure", "langgraph"])
@@ -630,12 +630,12 @@ def test_the_note_on_a_thread_that_is_gone_can_be_dropped(
 ) -> None:
     """It goes if there is no such thread; if there is, it waits on."""
     say(graph_of(file_saver, answers=False), "t", "one")
-    formation = formation_of(file_saver, InMemoryStore() if kind == "langgraph" else store)
+    extraction = formation_of(file_saver, InMemoryStore() if kind == "langgraph" else store)
     for thread_id in "tu":
-        formation.note(thread_id, user())
+        extraction.note(thread_id, user())
 
-    assert [formation.drop(thread_id, user()) for thread_id in "tuv"] == [False, True, True]
-    assert [each.thread_id for each in formation.pending()] == ["t"]
+    assert [extraction.drop(thread_id, user()) for thread_id in "tuv"] == [False, True, True]
+    assert [each.thread_id for each in extraction.pending()] == ["t"]
 
 
 # -- reports
@@ -648,7 +648,7 @@ def test_a_report_is_one_line_and_is_kept(
     secret = "sk-proj-" + "a1B2c3D4" * 6
     said = HumanMessage(f"My key is {secret}", id="b")
     say(graph_of(file_saver, answers=False), "t", "I like tea.", said)
-    report = formation_of(file_saver, store).form("t", user())
+    report = formation_of(file_saver, store).extract("t", user())
     note: Any = store.get(("perdure", "formed", *ANN), "t")
 
     assert note.value["report"]["messages"] == 2
@@ -663,7 +663,7 @@ def test_messages_that_no_store_can_hold_are_formed_all_the_same(store: SQLiteSt
     """Half a character in a message does not keep its thread from being formed."""
     saver = InMemorySaver()
     say(graph_of(saver, answers=False), "t", AIMessage("half \ud83d a smile", id="a"), "two")
-    formation_of(saver, store).form("t", user())
+    formation_of(saver, store).extract("t", user())
 
     assert {"assistant: half ? a smile", "user: two"} == set(texts(store))
 
@@ -671,14 +671,14 @@ def test_messages_that_no_store_can_hold_are_formed_all_the_same(store: SQLiteSt
 def test_notes_have_no_past_once_they_are_tidied(tmp_path: Path) -> None:
     """What perdure's own notes said before is dropped; memories keep theirs."""
     with SQLiteStore.open(tmp_path / "a.db") as store, SQLiteCheckpointer.open(":memory:") as saver:
-        formation = Formation(saver, store, namespace=("memories",))
+        extraction = Extraction(saver, store, namespace=("memories",))
         store.put(("memories",), "1", {"text": "Ann lives in Ghent"})
         store.put(("memories",), "1", {"text": "Ann lives in Bruges"})
         for _ in range(3):
-            formation.note("t")
+            extraction.note("t")
 
-        assert formation.tidy() == 2
+        assert extraction.tidy() == 2
         assert len(store.history(("perdure", "waiting", "memories"), "t")) == 1
         assert len(store.history(("memories",), "1")) == 2
-        assert [waiting.thread_id for waiting in formation.pending()] == ["t"]
-    assert Formation(InMemorySaver(), InMemoryStore()).tidy() == 0
+        assert [waiting.thread_id for waiting in extraction.pending()] == ["t"]
+    assert Extraction(InMemorySaver(), InMemoryStore()).tidy() == 0

@@ -27,29 +27,29 @@ from langgraph.graph import START, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, UnknownThread
-from perdure.memory.drivers import arun, run
+from perdure.memory.effects import arun, run
 from perdure.memory.forming.pieces import pieces
-from perdure.memory.forming.proposals import Batch
-from perdure.memory.forming.reading import check_saver, reading
-from perdure.memory.forming.said import Said, Spoken, time_of
-from perdure.memory.forming.turns import TurnFormer, turn_key
-from perdure.memory.forming.watermarks import Watermark
+from perdure.memory.proposals import Batch
 from perdure.memory.shortening import SHORTENED
+from perdure.memory.thread_messages import ThreadMessage, ThreadMessages, time_of
+from perdure.memory.thread_reader import check_saver, reading
+from perdure.memory.turns import TurnExtractor, turn_key
+from perdure.memory.watermarks import Watermark
 from tests.memory.threads import graph_of, on, say
 
 MAY = datetime(2024, 5, 1, 10, tzinfo=UTC)
 
 
-def spoken(*messages: BaseMessage) -> list[Spoken]:
-    return [Spoken(each, each.id or "", place, MAY) for place, each in enumerate(messages)]
+def spoken(*messages: BaseMessage) -> list[ThreadMessage]:
+    return [ThreadMessage(each, each.id or "", place, MAY) for place, each in enumerate(messages)]
 
 
 def formed(*messages: BaseMessage, **options: Any) -> list[str]:
     batch = Batch("t", "c", spoken(*messages))
-    return [each.candidate.text for each in TurnFormer(**options).formed(batch).additions]
+    return [each.candidate.text for each in TurnExtractor(**options).formed(batch).additions]
 
 
-def words(said: Said) -> list[tuple[str, int | None]]:
+def words(said: ThreadMessages) -> list[tuple[str, int | None]]:
     return [(each.text, each.position) for each in said.messages]
 
 
@@ -181,7 +181,7 @@ def test_a_turn_says_who_says_what() -> None:
 def test_a_turn_has_its_provenance() -> None:
     """A memory says where it comes from, and whose words it rests on."""
     batch = Batch("t", "c", spoken(AIMessage("Hello.", id="a", name="Bo")), shown=("Be kind.",))
-    [addition] = TurnFormer().formed(batch).additions
+    [addition] = TurnExtractor().formed(batch).additions
     source = addition.candidate.provenance
     assert source is not None
 
@@ -211,7 +211,7 @@ def test_what_tools_answer_is_remembered_if_it_is_asked_for() -> None:
 def test_a_long_message_is_kept_in_pieces() -> None:
     """A message that is too long makes a memory for each piece; what is left out is told."""
     said = HumanMessage("One thing. Another thing. A third thing.", id="a")
-    proposal = TurnFormer(max_chars=16, max_pieces=2).formed(Batch("t", "c", spoken(said)))
+    proposal = TurnExtractor(max_chars=16, max_pieces=2).formed(Batch("t", "c", spoken(said)))
 
     assert [each.candidate.text for each in proposal.additions] == [
         "user: One thing.",
@@ -234,7 +234,7 @@ def test_keys_are_the_same_each_time_and_for_no_other() -> None:
 def test_numbers_that_cannot_be_are_refused(options: Any) -> None:
     """A former with a number that makes no sense is not made."""
     with pytest.raises(ConfigurationError, match="expected a whole number"):
-        TurnFormer(**options)
+        TurnExtractor(**options)
 
 
 @given(st.text(alphabet="ab .\n\N{IDEOGRAPHIC FULL STOP}é", max_size=300), st.integers(1, 40))
@@ -261,7 +261,7 @@ def test_the_first_pieces_are_the_same_however_many(text: str, limit: int, most:
 def test_a_role_that_nobody_knows_is_no_user_s() -> None:
     """Words of a role of one's own are trusted as an assistant's, and no more."""
     roles = [
-        Spoken(ChatMessage(content="hi", role=role), "a").role
+        ThreadMessage(ChatMessage(content="hi", role=role), "a").role
         for role in ("critic", "user", "human")
     ]
 
@@ -275,13 +275,15 @@ def test_a_role_that_nobody_knows_is_no_user_s() -> None:
 def test_each_message_is_new_once(data: st.DataObject) -> None:
     """However a thread grows, is trimmed and is read, each message is formed from exactly once."""
     mark, count = Watermark(), 0
-    formed: list[Spoken] = []
+    formed: list[ThreadMessage] = []
     for _ in range(data.draw(st.integers(1, 6))):
         count += data.draw(st.integers(0, 70))
         kept = data.draw(st.integers(0, count))  # as many as are not yet read are always left
         kept = min(kept, len(formed))
-        messages = [Spoken(HumanMessage(str(i), id=str(i)), str(i)) for i in range(kept, count)]
-        new = mark.beyond(Said("t", None, messages))
+        messages = [
+            ThreadMessage(HumanMessage(str(i), id=str(i)), str(i)) for i in range(kept, count)
+        ]
+        new = mark.beyond(ThreadMessages("t", None, messages))
         if new is None:  # none of those that are known is there
             new = mark.placed([each for each in messages if int(each.id) >= len(formed)])
         mark = mark.advanced(new, None, [])
@@ -292,7 +294,7 @@ def test_each_message_is_new_once(data: st.DataObject) -> None:
     assert count == mark.count
 
 
-def advanced(messages: Sequence[Spoken]) -> Watermark:
+def advanced(messages: Sequence[ThreadMessage]) -> Watermark:
     return Watermark().advanced(Watermark().placed(messages), None, [])
 
 
@@ -302,7 +304,9 @@ def test_an_edited_message_is_new_again_at_its_place() -> None:
     cut = HumanMessage("", id="c", additional_kwargs={SHORTENED: "cleared"})
     now = [HumanMessage("a", id="a"), HumanMessage("B", id="b"), cut, HumanMessage("d", id="d")]
 
-    new = mark.beyond(Said("t", None, [Spoken(each, each.id or "") for each in now]))
+    new = mark.beyond(
+        ThreadMessages("t", None, [ThreadMessage(each, each.id or "") for each in now])
+    )
 
     assert new is not None
     assert [(each.text, each.position) for each in new] == [("B", 1), ("d", 3)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.memory.longterm.likeness import alike, digest, same
+from perdure.memory.likeness import alike, digest, same
 
 WORDS = st.sampled_from(
     [

@@ -11,10 +11,10 @@ import pytest
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, NotRecalled, PerdureError
-from perdure.memory.drivers import run
-from perdure.memory.longterm.backing import Backing, put_of
+from perdure.memory.effects import run
 from perdure.memory.recollection.check_reports import CheckReport
 from perdure.memory.recollection.checks import acheck, any_of, check
+from perdure.memory.store_adapter import StoreAdapter, put_of
 from perdure.stores import SQLiteStore
 from tests.memory.remembered import ANN, AS_ANN, Ends, fact, filled, turns
 
@@ -47,7 +47,7 @@ def checks(request: pytest.FixtureRequest) -> Any:
 
 def test_keys_texts_and_memories_may_be_expected(store: SQLiteStore, checks: Any) -> None:
     """A key where one is that of a memory; else a text, whatever its capitals and spaces."""
-    cats = run(Backing(store).got(ANN, "cats"))
+    cats = run(StoreAdapter(store).got(ANN, "cats"))
     report = checks(
         [
             ("Where does Ann live?", "home"),
@@ -91,7 +91,7 @@ def test_what_is_missed_is_told_with_a_reason(store: SQLiteStore, checks: Any) -
     store.put(ANN, "unsearched", {"text": "Bo's cats"}, index=False)
     others = put_of(("memories", "bo"), "bo", {"text": "Bo has a cat", "kind": "fact"})
     store.batch([others])
-    memory = run(Backing(store).got(("memories", "bo"), "bo"))
+    memory = run(StoreAdapter(store).got(("memories", "bo"), "bo"))
     report = checks(
         [
             ("Who went for a walk?", "walk0"),

@@ -23,12 +23,12 @@ from perdure.errors import (
     InvalidPatch,
     VersionConflict,
 )
-from perdure.memory.drivers import run
+from perdure.memory.effects import run
 from perdure.memory.gate.gate import Gate
-from perdure.memory.longterm.backing import Backing, put_of
-from perdure.memory.longterm.memories import Candidate, Verdict
 from perdure.memory.profile.profile import Profile
+from perdure.memory.records import Candidate, Verdict
 from perdure.memory.reducers import ChatState
+from perdure.memory.store_adapter import StoreAdapter, put_of
 from perdure.stores import SQLiteStore
 from perdure.stores.base import Provenance
 from tests.memory.patch_oracle import NotApplicable, oracle
@@ -191,7 +191,7 @@ def test_it_is_a_readable_document_found_by_what_it_says(store: SQLiteStore) -> 
     reason = "said so"
     profile.patch([op("replace", "/home/city", value="Ghent", reason=reason)], ANN)
     profile.merge({"likes": ["green tea", "figs"], "pets": [{"name": "Tom"}]}, ANN)
-    [memory] = run(Backing(store).found(("profiles",), query="Who drinks tea?", limit=5))
+    [memory] = run(StoreAdapter(store).found(("profiles",), query="Who drinks tea?", limit=5))
 
     assert memory.kind == "profile"
     assert memory.text == "home city: Ghent\npets name: Tom\npets kind: cat\nlikes: green tea, figs"
@@ -443,10 +443,10 @@ def test_two_changes_are_accepted_together_or_not(store: SQLiteStore, sections: 
     place = profile.place(ANN)
     one = run(profile.planning(place, [op("replace", "/low", value=9)]))
     other = run(profile.planning(place, [op("replace", "/high", value=1)]))
-    run(place.backing.written(one.puts))
+    run(place.adapter.written(one.puts))
 
     with pytest.raises(VersionConflict):
-        run(place.backing.written(other.puts))
+        run(place.adapter.written(other.puts))
     with pytest.raises(InvalidPatch, match="low is above high"):
         profile.patch([op("replace", "/high", value=1)], ANN)
     assert profile.current(ANN) == Range(low=9, high=10)
@@ -464,9 +464,9 @@ def test_a_planned_change_is_written_with_other_things_or_not_at_all(store: SQLi
     assert profile.raw(ANN) == {}
     note = put_of(("facts", "ann"), "1", {"text": "Ann"}, if_version=3)
     with pytest.raises(VersionConflict):
-        run(place.backing.written([*plan.puts, note]))
+        run(place.adapter.written([*plan.puts, note]))
     assert profile.raw(ANN) == {}
-    run(place.backing.written(plan.puts))
+    run(place.adapter.written(plan.puts))
 
     assert profile.current(ANN) == plan.profile == Person(name="Ann")
     assert profile.history(ANN)[0].provenance == source

@@ -13,13 +13,13 @@ from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownMemory
-from perdure.memory.collection.keeping import keeping
+from perdure.memory.admission import keeping
 from perdure.memory.collection.quarantine import Quarantine
-from perdure.memory.drivers import run
+from perdure.memory.effects import run
 from perdure.memory.gate.gate import Gate
-from perdure.memory.longterm.backing import Backing, put_of
-from perdure.memory.longterm.memories import Candidate
+from perdure.memory.records import Candidate
 from perdure.memory.reducers import ChatState
+from perdure.memory.store_adapter import StoreAdapter, put_of
 from perdure.stores import Provenance, SQLiteStore
 
 ANN: Any = {"configurable": {"user_id": "ann"}}
@@ -41,9 +41,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BaseStore]
 def held(store: BaseStore, *candidates: Candidate, user: str = "ann") -> list[str]:
     """Their keys in quarantine."""
     keys = [f"k{number}" for number in range(len(candidates))]
-    steps = keeping(Gate(), Backing(store), ("memories", user), candidates, keys)
+    steps = keeping(Gate(), StoreAdapter(store), ("memories", user), candidates, keys)
     kept = run(steps)
-    run(Backing(store).written(kept.puts))
+    run(StoreAdapter(store).written(kept.puts))
     assert {"quarantined"} == {each.change for each in kept.outcomes}
     return [str(each.key) for each in kept.outcomes]
 
@@ -70,7 +70,7 @@ def test_what_is_released_becomes_a_memory_as_it_was_said(store: BaseStore) -> N
     """With its fields and its source; it waits no longer."""
     [key] = held(store, Candidate(SECRET, "note", {"n": 1}, Provenance(thread_id="t")))
     outcome = Quarantine(store).release(key, ANN)
-    memory = run(Backing(store).got(NAMESPACE, "k0"))
+    memory = run(StoreAdapter(store).got(NAMESPACE, "k0"))
 
     assert str(outcome) == "added k0"
     assert memory is not None
@@ -82,9 +82,13 @@ def test_what_is_released_becomes_a_memory_as_it_was_said(store: BaseStore) -> N
 def test_what_is_released_onto_a_memory_keeps_its_past(store: BaseStore) -> None:
     """That memory is updated, and notes what it said."""
     [key] = held(store, Candidate(SECRET))
-    run(Backing(store).written([put_of(NAMESPACE, "k0", {"text": "Ann sings", "kind": "fact"})]))
+    run(
+        StoreAdapter(store).written(
+            [put_of(NAMESPACE, "k0", {"text": "Ann sings", "kind": "fact"})]
+        )
+    )
     outcome = Quarantine(store).release(key, ANN)
-    memory = run(Backing(store).got(NAMESPACE, "k0"))
+    memory = run(StoreAdapter(store).got(NAMESPACE, "k0"))
 
     assert str(outcome) == "updated k0"
     assert memory is not None
@@ -95,7 +99,7 @@ def test_what_is_discarded_is_gone_and_is_not_formed_again(store: BaseStore) -> 
     """Unasked it is refused from then on; who says it again by hand is told of the secret again."""
     order, secret = held(store, Candidate(ORDER, role="tool"), Candidate(SECRET))
     outcome = Quarantine(store).discard(order, ANN)
-    steps = Gate().judging([Candidate(ORDER, role="user")], Backing(store), NAMESPACE)
+    steps = Gate().judging([Candidate(ORDER, role="user")], StoreAdapter(store), NAMESPACE)
 
     assert outcome.change == "deleted"
     assert [secret] == [each.key for each in Quarantine(store).list(ANN)]
@@ -151,10 +155,14 @@ def test_namespaces_further_down_have_a_quarantine_of_their_own(store: BaseStore
     [key] = held(store, Candidate(SECRET))
     below = Quarantine(store, ("memories", "ann", "work"))
     run(
-        Backing(store).written(
+        StoreAdapter(store).written(
             run(
                 keeping(
-                    Gate(), Backing(store), ("memories", "ann", "work"), [Candidate(SECRET)], ["k"]
+                    Gate(),
+                    StoreAdapter(store),
+                    ("memories", "ann", "work"),
+                    [Candidate(SECRET)],
+                    ["k"],
                 )
             ).puts
         )

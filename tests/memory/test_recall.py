@@ -16,10 +16,10 @@ from langgraph.store.memory import InMemoryStore
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory import Instructions, token_counter
 from perdure.memory.collection.collection import Collection
-from perdure.memory.longterm.backing import put_of
-from perdure.memory.longterm.memories import Memory
 from perdure.memory.recollection.merging import Hit, merged
 from perdure.memory.recollection.recall import Recollection, arecall, recall
+from perdure.memory.records import Memory
+from perdure.memory.store_adapter import put_of
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.remembered import ANN, AS_ANN, Ends, fact, filled, keys, turns
 

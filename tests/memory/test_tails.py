@@ -19,9 +19,9 @@ from langgraph.graph import START, StateGraph
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.memory.collection.collection import Collection
-from perdure.memory.drivers import arun, run
+from perdure.memory.effects import arun, run
+from perdure.memory.extraction import Extraction
 from perdure.memory.forming import tails as tails_module
-from perdure.memory.forming.formation import Formation
 from perdure.memory.forming.tails import Tails
 from perdure.memory.gate.gate import Gate
 from perdure.stores import Provenance, SQLiteStore
@@ -31,19 +31,19 @@ BO = ("memories", "bo")
 
 
 class Talk:
-    """A graph, its formation, and what is not yet formed of it."""
+    """A graph, its extraction, and what is not yet formed of it."""
 
     def __init__(self, saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
         self.saver, self.store = saver, store
         self.graph: Graph = graph_of(saver, answers=False)
-        self.formation = Formation(saver, store)
+        self.extraction = Extraction(saver, store)
 
     def say(self, thread_id: str, *texts: str, name: str = "ann") -> None:
         say(self.graph, thread_id, *texts)
-        self.formation.note(thread_id, user(name))
+        self.extraction.note(thread_id, user(name))
 
     def tail(self, *namespaces: tuple[str, ...], config: Any = None, **options: Any) -> list[str]:
-        tails = Tails(self.formation, **options)
+        tails = Tails(self.extraction, **options)
         return said_by(run(tails.waiting(namespaces or [ANN], config)))
 
 
@@ -63,10 +63,10 @@ def placed(memory: Any) -> Provenance:
 def test_what_waits_is_there_and_in_no_store(talk: Talk) -> None:
     """What was said and is not formed yet comes as the memories it will be, oldest first."""
     talk.say("t", "I like tea.", "I like Ghent.")
-    tails = run(Tails(talk.formation).waiting([ANN]))
+    tails = run(Tails(talk.extraction).waiting([ANN]))
     before = [(each.key, each.value, placed(each)) for each in tails]
     assert kept(talk.store) == []
-    talk.formation.form("t", user())
+    talk.extraction.extract("t", user())
     after = [(each.key, each.value, placed(each)) for each in kept(talk.store)]
 
     assert sorted(before, key=lambda each: each[0]) == after
@@ -77,7 +77,7 @@ def test_what_waits_is_there_and_in_no_store(talk: Talk) -> None:
 def test_only_what_is_not_formed_waits(talk: Talk) -> None:
     """What is formed is found in the store, so it is not among what waits."""
     talk.say("t", "I like tea.")
-    talk.formation.form("t", user())
+    talk.extraction.extract("t", user())
     talk.say("t", "I like Ghent.")
 
     assert talk.tail() == ["user: I like Ghent."]
@@ -145,7 +145,7 @@ def test_the_async_form_does_the_same(talk: Talk) -> None:
     """Awaited, what waits is the same."""
     talk.say("t", "I like tea.")
 
-    assert said_by(asyncio.run(arun(Tails(talk.formation).waiting([ANN])))) == talk.tail()
+    assert said_by(asyncio.run(arun(Tails(talk.extraction).waiting([ANN])))) == talk.tail()
 
 
 def broken(talk: Talk, thread_id: str, name: str = "ann") -> None:
@@ -157,7 +157,7 @@ def broken(talk: Talk, thread_id: str, name: str = "ann") -> None:
         "channel_versions": {"messages": 1},
     }
     talk.saver.put(config, checkpoint, {}, {"messages": 1})
-    talk.formation.note(thread_id, user(name))
+    talk.extraction.note(thread_id, user(name))
 
 
 def test_a_thread_that_cannot_be_read_keeps_no_other_from_being_shown(
@@ -167,7 +167,7 @@ def test_a_thread_that_cannot_be_read_keeps_no_other_from_being_shown(
     talk.say("t", "I like tea.")
     broken(talk, "b")
     broken(talk, "c")
-    tails = Tails(talk.formation)
+    tails = Tails(talk.extraction)
     with caplog.at_level(logging.WARNING, "perdure"):
         shown = [said_by(run(tails.waiting([ANN]))) for _ in range(3)]
 
@@ -191,15 +191,15 @@ def test_what_a_developer_did_wrong_is_raised(talk: Talk) -> None:
             raise ConfigurationError("no such model")
 
     with pytest.raises(ConfigurationError, match="no such model"):
-        run(Tails(Formation(talk.saver, talk.store, gate=Wrong())).waiting([ANN]))
+        run(Tails(Extraction(talk.saver, talk.store, gate=Wrong())).waiting([ANN]))
 
 
 def test_what_is_made_is_not_made_again_until_the_thread_changes(talk: Talk) -> None:
     """The gate is asked of each turn once, however often it is shown, and whatever comes after."""
     asked: list[str] = []
     gate = Gate([lambda candidate: asked.append(candidate.text)])
-    formation = Formation(talk.saver, talk.store, gate=gate)
-    tails = Tails(formation)
+    extraction = Extraction(talk.saver, talk.store, gate=gate)
+    tails = Tails(extraction)
 
     def shown() -> list[str]:
         return said_by(run(tails.waiting([ANN])))
@@ -213,7 +213,7 @@ def test_what_is_made_is_not_made_again_until_the_thread_changes(talk: Talk) -> 
     assert shown() == ["user: I like tea.", "user: I like Ghent."]
     talk.saver.erase("t", ["I like Ghent."])
     assert shown() == ["user: I like tea."], "nobody is shown what was erased"
-    formation.form("t", user())
+    extraction.extract("t", user())
     assert shown() == []
 
 
@@ -224,7 +224,7 @@ def test_no_memory_is_dropped_however_little_is_remembered(
     monkeypatch.setattr(tails_module, "_REMEMBERED", 3)
     for thread in range(4):
         talk.say(f"t{thread}", *(f"Number {thread}{turn} is a fine one." for turn in range(5)))
-    tails = Tails(talk.formation)
+    tails = Tails(talk.extraction)
     counts: list[int] = []
 
     def look() -> None:
@@ -245,9 +245,9 @@ def test_of_a_long_thread_only_the_end_is_read(talk: Talk, monkeypatch: pytest.M
         HumanMessage(f"Number {number} is a fine one.", id=f"m{number}") for number in range(60)
     ]
     talk.graph.invoke({"messages": said[:40]}, on("t"))
-    talk.formation.form("t", user())
+    talk.extraction.extract("t", user())
     talk.graph.invoke({"messages": said[40:]}, on("t"))
-    talk.formation.note("t", user())
+    talk.extraction.note("t", user())
     read: list[int] = []
     history = talk.saver.history
 
@@ -273,7 +273,7 @@ def test_what_repeats_the_system_prompt_of_a_long_thread_is_not_shown(talk: Talk
     ]
     echo = AIMessage("The opening hours of the museum: from nine to five, and on Sundays never.")
     talk.graph.invoke({"messages": [*said, echo, HumanMessage("I like tea.", id="t")]}, on("t"))
-    talk.formation.note("t", user())
+    talk.extraction.note("t", user())
 
     assert talk.tail(messages=2) == ["user: I like tea."]
 
@@ -283,9 +283,9 @@ def test_a_thread_that_was_forked_far_back_is_read_whole(talk: Talk) -> None:
     talk.say("t", "I like tea.", "I like Ghent.")
     old = talk.graph.get_state(on("t")).config
     talk.say("t", *(f"Number {number} is a fine one." for number in range(60)))
-    talk.formation.form("t", user())
+    talk.extraction.extract("t", user())
     talk.graph.invoke({"messages": [HumanMessage("I like boats.", id="b")]}, old)
-    talk.formation.note("t", user())
+    talk.extraction.note("t", user())
 
     assert talk.tail(messages=1) == ["user: I like boats."]
     assert talk.tail() == ["user: I like boats."]
@@ -304,9 +304,9 @@ def test_messages_without_ids_are_told_apart(talk: Talk) -> None:
     for number, text in enumerate(("I like tea.", "I like Ghent.", "I like tea.", "I like tea.")):
         said = HumanMessage(text, additional_kwargs={"number": number})
         graph.invoke({"messages": [said]}, on("t"))
-    talk.formation.note("t", user())
-    shown = [memory.key for memory in run(Tails(talk.formation, messages=1).waiting([ANN]))]
-    talk.formation.form("t", user())
+    talk.extraction.note("t", user())
+    shown = [memory.key for memory in run(Tails(talk.extraction, messages=1).waiting([ANN]))]
+    talk.extraction.extract("t", user())
 
     assert [each.key for each in kept(talk.store) if each.provenance.position == 3] == shown
 
@@ -326,7 +326,7 @@ def test_what_there_is_no_room_for_is_shown_once_there_is(talk: Talk) -> None:
     """A full namespace is no verdict on what was said."""
     for number in range(2):
         talk.store.put(ANN, f"k{number}", {"text": f"old {number}", "kind": "fact"})
-    tails = Tails(Formation(talk.saver, talk.store, gate=Gate(max_items=2)))
+    tails = Tails(Extraction(talk.saver, talk.store, gate=Gate(max_items=2)))
     talk.say("t", "I like tea.")
     before = run(tails.waiting([ANN]))
     talk.store.delete(ANN, "k0")
@@ -339,15 +339,15 @@ def test_what_there_is_no_room_for_is_shown_once_there_is(talk: Talk) -> None:
 def test_numbers_that_cannot_be_are_refused(talk: Talk, options: Any) -> None:
     """Tails with a number that makes no sense are not made."""
     with pytest.raises(ConfigurationError, match="expected a whole number"):
-        Tails(talk.formation, **options)
+        Tails(talk.extraction, **options)
 
 
 def test_messages_say_when_they_were_said(talk: Talk) -> None:
     """A memory that waits holds from when it was said, so time cues find it."""
     at = {"create_time": "2024-05-01T10:00:00+00:00"}
     say(talk.graph, "t", HumanMessage("I like tea.", id="a", response_metadata=at))
-    talk.formation.note("t", user())
-    [memory] = run(Tails(talk.formation).waiting([ANN]))
+    talk.extraction.note("t", user())
+    [memory] = run(Tails(talk.extraction).waiting([ANN]))
 
     assert memory.valid_from is not None
     assert memory.valid_from.isoformat() == at["create_time"]
@@ -357,8 +357,8 @@ def test_what_is_deleted_meanwhile_does_not_come_back(talk: Talk) -> None:
     """A thread that was looked at before says no more what was deleted since."""
     talk.say("a", "I own a canoe called Nutshell", "I like figs")
     talk.say("b", "I own a canoe called Nutshell")
-    talk.formation.form("b", user())
-    tails = Tails(talk.formation)
+    talk.extraction.extract("b", user())
+    tails = Tails(talk.extraction)
     before = said_by(run(tails.waiting([ANN])))
     facts = Collection(talk.store)
     [same] = [each for each in facts.list(config=user()) if "Nutshell" in each.text]

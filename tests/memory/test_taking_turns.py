@@ -13,11 +13,12 @@ import pytest
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import VersionConflict
+from perdure.memory import conflicts as taking_turns
+from perdure.memory import queueing
 from perdure.memory.collection.collection import Collection
 from perdure.memory.collection.examples import Examples
 from perdure.memory.gate.gate import Gate
-from perdure.memory.longterm import queueing, taking_turns
-from perdure.memory.longterm.memories import Candidate
+from perdure.memory.records import Candidate
 from perdure.stores import SQLiteStore
 
 ANN: Any = {"configurable": {"user_id": "ann"}}

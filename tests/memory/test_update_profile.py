@@ -35,9 +35,9 @@ from perdure.errors import (
     VersionConflict,
 )
 from perdure.memory.gate.gate import Gate
-from perdure.memory.longterm.memories import Candidate, Verdict
 from perdure.memory.profile.profile import Profile
 from perdure.memory.profile.update_profile import ProfileUpdate, update_profile
+from perdure.memory.records import Candidate, Verdict
 from perdure.memory.reducers import ChatState
 from perdure.stores import SQLiteStore
 from tests.memory.scripted import CALLS, CUT_OFF, EMPTY, TOO_LONG, client

@@ -19,7 +19,7 @@ from perdure.cli.titles import about_thread
 from perdure.errors import ConfigurationError, ModelFailed, PerdureError, UnknownThread
 
 if TYPE_CHECKING:
-    from perdure.memory.forming.formation import Formation
+    from perdure.memory.extraction import Extraction
 
 _SHOWN = 4  # messages repeated when a thread is resumed
 
@@ -64,7 +64,7 @@ def chat(
             window=_window(keep_last),
             recall=None if mind is None else _recalling(mind),
         )
-        talk = _Talk(graph, config, None if mind is None else mind.formation())
+        talk = _Talk(graph, config, None if mind is None else mind.extraction())
         _resume(talk, saver, thread)
         config["metadata"] = _carried(saver, thread)
         for said in [message] if message is not None else _typed():
@@ -75,9 +75,9 @@ def chat(
 def _recalling(mind: Mind) -> Any:
     """What shows the model memories, those too that are not formed yet."""
     from perdure.memory.forming.tails import Tails
-    from perdure.memory.recollection.recalling import recalling
+    from perdure.memory.recollection.recalling import use_memories
 
-    return recalling(store=mind.store, namespaces=[MEMORIES], tails=Tails(mind.formation()))
+    return use_memories(store=mind.store, namespaces=[MEMORIES], tails=Tails(mind.extraction()))
 
 
 @contextmanager
@@ -168,12 +168,12 @@ class _Talk:
     Attributes:
         graph: Answers.
         config: Of its runs.
-        formation: Notes that memories are to be formed of it; None: they are not.
+        extraction: Notes that memories are to be formed of it; None: they are not.
     """
 
     graph: Any
     config: Any
-    formation: Formation | None
+    extraction: Extraction | None
 
     def turn(self, given: Any, otherwise: str) -> None:
         """Run a turn and print the answer; `otherwise`: how things stand if none comes."""
@@ -196,5 +196,5 @@ class _Talk:
                 print(chunk.text, end="", flush=True)
 
     def _note(self) -> None:
-        if self.formation is not None:
-            self.formation.note(self.config["configurable"]["thread_id"], self.config)
+        if self.extraction is not None:
+            self.extraction.note(self.config["configurable"]["thread_id"], self.config)

@@ -59,7 +59,7 @@ def check(
             config=mind.config,
             limit=limit,
             as_of=when,
-            tails=Tails(mind.formation()),
+            tails=Tails(mind.extraction()),
         )
     passed = report.passed(minimum)
     if json:

@@ -68,7 +68,7 @@ def forget(
 
 def _all(db: str | None, user: str | None, yes: bool, json: bool) -> None:
     from perdure.memory.collection.collection import Collection
-    from perdure.memory.longterm.backing import RESERVED
+    from perdure.memory.store_adapter import RESERVED
 
     with opened_mind(db, user) as mind:
         confirm(f"Forget all that is known of {mind.user!r} for good?", yes)
@@ -103,10 +103,10 @@ def _place(mind: Mind, key: str) -> Place:
 
 def _by_key(mind: Mind, found: Sequence[Place]) -> Receipt:
     from perdure.memory.collection.collection import Collection
-    from perdure.memory.drivers import run
-    from perdure.memory.longterm.backing import backing_of
+    from perdure.memory.effects import run
     from perdure.memory.profile.items import ProfilePlace
     from perdure.memory.profile.past import forgetting
+    from perdure.memory.store_adapter import adapter_of
 
     kept = {
         "memories": Collection(mind.store, MEMORIES),
@@ -117,7 +117,7 @@ def _by_key(mind: Mind, found: Sequence[Place]) -> Receipt:
         if place[0] in kept:
             receipts.append(kept[place[0]].forget(key, config=mind.config))
         else:
-            profile = run(forgetting(ProfilePlace(backing_of(mind.store), place, key)))
+            profile = run(forgetting(ProfilePlace(adapter_of(mind.store), place, key)))
             receipts += [profile] if profile else []
     return reduce(add, receipts)
 
@@ -131,8 +131,8 @@ def _many(mind: Mind, what: dict[str, Any], *, dry_run: bool = False) -> Receipt
 
 def _show(mind: Mind, found: Sequence[Place]) -> None:
     """Show what is to go: the last of what each said."""
-    from perdure.memory.longterm.backing import RESERVED
-    from perdure.memory.longterm.items import memory_of
+    from perdure.memory.store_adapter import RESERVED
+    from perdure.memory.store_items import memory_of
 
     for place, key in found[:_SHOWN]:
         *_, last = map(memory_of, mind.store.history(place, key))

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
 
     from perdure.checkpointers import SQLiteCheckpointer
-    from perdure.memory.forming.formation import Formation
-    from perdure.memory.forming.reports import FormationReport
+    from perdure.memory.extraction import Extraction
+    from perdure.memory.extraction_report import ExtractionReport
     from perdure.memory.forming.waiting import Waiting
 
 Later = Annotated[
@@ -33,14 +33,14 @@ def form_waiting(mind: Mind) -> int:
 
 def waiting(mind: Mind) -> list[Waiting]:
     """The user's threads that wait, the longest wait first."""
-    found = mind.formation().pending(mind.namespace)
+    found = mind.extraction().pending(mind.namespace)
     return [note for note in found if note.namespace == mind.namespace]
 
 
-def _formed(mind: Mind, note: Waiting) -> FormationReport | None:
+def _formed(mind: Mind, note: Waiting) -> ExtractionReport | None:
     """Form memories of a thread that waits; None: there is nothing to form them of."""
     try:
-        return mind.formation().form(note.thread_id, mind.config)
+        return mind.extraction().extract(note.thread_id, mind.config)
     except UnknownThread:  # it was deleted while it waited
         put_down(mind, note)
     except InvalidMessages:  # a program's own; a worker tells of it
@@ -51,13 +51,13 @@ def _formed(mind: Mind, note: Waiting) -> FormationReport | None:
 def put_down(mind: Mind, note: Waiting) -> None:
     """Take back the note on a thread of which there is nothing to form."""
     from perdure.errors import VersionConflict
-    from perdure.memory.drivers import run
+    from perdure.memory.effects import run
     from perdure.memory.forming.waiting import place_of
-    from perdure.memory.longterm.backing import backing_of, removal_of
+    from perdure.memory.store_adapter import adapter_of, removal_of
 
     removal = removal_of(place_of(note.namespace), note.thread_id, note.version)
     try:
-        run(backing_of(mind.store).written([removal]))
+        run(adapter_of(mind.store).written([removal]))
     except VersionConflict:  # it was begun again
         return
 
@@ -78,7 +78,7 @@ class Import:
 
     def __init__(self, db: str | None, user: str | None, *, wanted: bool, later: bool) -> None:
         self._db, self._user, self._wanted, self._later = db, user, wanted, later
-        self._forms: tuple[Formation, RunnableConfig] | None = None
+        self._forms: tuple[Extraction, RunnableConfig] | None = None
         self.memories = self.quarantined = 0
 
     @contextmanager
@@ -89,19 +89,19 @@ class Import:
                 yield saver
             return
         with opened_mind(self._db, self._user, create=True) as mind:
-            self._forms = mind.formation(), mind.config
+            self._forms = mind.extraction(), mind.config
             yield mind.saver
 
     def remember(self, thread_id: str) -> None:
         """Form memories of a thread that is there now; what was formed before is not again."""
         if self._forms is None:
             return
-        formation, config = self._forms
+        extraction, config = self._forms
         if self._later:
-            formation.note(thread_id, config)
+            extraction.note(thread_id, config)
             return
         try:
-            report = formation.form(thread_id, config)
+            report = extraction.extract(thread_id, config)
         except InvalidMessages as exc:  # a program's own, with something else in that channel
             notes.print(f"no memories of thread {thread_id!r}: {exc}", markup=False)
             return

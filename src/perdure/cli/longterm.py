@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
 
     from perdure.checkpointers import SQLiteCheckpointer
-    from perdure.memory.forming.formation import Formation
-    from perdure.memory.forming.proposals import Proposer
-    from perdure.memory.longterm.memories import Memory
+    from perdure.memory.extraction import Extraction
+    from perdure.memory.proposals import Proposer
+    from perdure.memory.records import Memory
     from perdure.stores import SQLiteStore
 
 User = Annotated[
@@ -59,11 +59,11 @@ class Mind:
         """Where the profile and the examples are."""
         return (("profiles", self.user), ("examples", self.user))
 
-    def formation(self, former: Proposer | None = None) -> Formation:
+    def extraction(self, former: Proposer | None = None) -> Extraction:
         """What forms memories of the threads; without a former, one of each message."""
-        from perdure.memory.forming.formation import Formation
+        from perdure.memory.extraction import Extraction
 
-        return Formation(self.saver, self.store, former, namespace=MEMORIES)
+        return Extraction(self.saver, self.store, former, namespace=MEMORIES)
 
 
 @contextmanager

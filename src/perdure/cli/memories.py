@@ -25,7 +25,7 @@ from perdure.cli.store import AsOf, as_moment, moment
 from perdure.errors import ConfigurationError, UnknownMemory
 
 if TYPE_CHECKING:
-    from perdure.memory.longterm.memories import Memory
+    from perdure.memory.records import Memory
 
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 _OTHERS: Final = "instructions"  # a kind that no value names: those of the agent, for all users
@@ -68,14 +68,14 @@ def memories(
 
 def _listed(mind: Mind, kind: str | None, limit: int, when: datetime | None) -> list[Memory]:
     """Memories of all places, those that changed last first."""
-    from perdure.memory.drivers import run
-    from perdure.memory.longterm.backing import backing_of
+    from perdure.memory.effects import run
+    from perdure.memory.store_adapter import adapter_of
 
-    backing = backing_of(mind.store)
+    adapter = adapter_of(mind.store)
     found: list[Memory] = []
     for place in _places(mind, kind, when):
         asked = None if kind in (None, _OTHERS) else {"kind": kind}
-        every = run(backing.every(place, filter=asked, as_of=when))
+        every = run(adapter.every(place, filter=asked, as_of=when))
         found += [memory for memory in every if memory.namespace == place]
     found.sort(key=lambda memory: memory.valid_from or _EARLIEST)  # of one moment: as created
     return found[: -limit - 1 : -1]
@@ -96,13 +96,13 @@ def _versions(mind: Mind, key: str) -> list[Memory]:
     Raises:
         UnknownMemory: There never was one, or it is forgotten.
     """
-    from perdure.memory.drivers import run
-    from perdure.memory.longterm.backing import backing_of
+    from perdure.memory.effects import run
+    from perdure.memory.store_adapter import adapter_of
     from perdure.stores.namespaces import check_key
 
-    backing, wanted = backing_of(mind.store), check_key(key)
+    adapter, wanted = adapter_of(mind.store), check_key(key)
     for place in (mind.namespace, *mind.others, INSTRUCTIONS):
-        if found := run(backing.versions(place, wanted)):
+        if found := run(adapter.versions(place, wanted)):
             return found
     raise UnknownMemory(
         f"{mind.user!r} never had a memory {key!r}, or it is forgotten; 'perdure memories' lists "

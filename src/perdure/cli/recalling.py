@@ -59,7 +59,7 @@ def recall(
             as_of=when,
             config=mind.config,
             explain=explain,
-            tails=Tails(mind.formation()),
+            tails=Tails(mind.extraction()),
         )
         whose = mind.user
     if json:

@@ -16,7 +16,7 @@ from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from perdure.memory.collection.collection import Collection
-    from perdure.memory.longterm.memories import Outcome
+    from perdure.memory.records import Outcome
 
 _HELD: Final = ("refused", "quarantined")
 

@@ -21,7 +21,7 @@ from perdure.errors import ConfigurationError, UnknownThread
 if TYPE_CHECKING:
     from perdure.memory.background.background import Background
     from perdure.memory.background.jobs import Job
-    from perdure.memory.forming.proposals import Proposer
+    from perdure.memory.proposals import Proposer
 
 _DELAY_S: Final = 30.0
 _LONGEST_S: Final = 1e9  # --once ends when all is formed
@@ -61,7 +61,7 @@ def worker(
         raise ConfigurationError("--timezone is that of --cron, which is not given")
     with opened_mind(db, None) as mind, _logged():
         background = Background(
-            mind.formation(former),
+            mind.extraction(former),
             database=database,
             delay_s=_DELAY_S if delay is None and cron in (None, _OFF) else delay,
             cron=None if cron == _OFF else cron,
@@ -88,12 +88,12 @@ def _former(db: str | None) -> Proposer:
         ConfigurationError: None is.
     """
     from perdure.graphs.configured import configured_model
-    from perdure.memory.forming.facts import ModelFormer
+    from perdure.memory.model_extractor import ModelExtractor
 
     model = configured_model(settings_for(db))
     if model is None:
         raise ConfigurationError("--facts needs a model; set PERDURE_MODEL, or leave it out")
-    return ModelFormer(model)
+    return ModelExtractor(model)
 
 
 @contextmanager
@@ -168,7 +168,7 @@ def _background(mind: Mind, database: str | None) -> Iterator[Background | None]
         return
     from perdure.memory.background.background import Background
 
-    background = Background(mind.formation(), database=database, work=False)
+    background = Background(mind.extraction(), database=database, work=False)
     try:
         yield background
     finally:
@@ -182,7 +182,7 @@ def _noted(mind: Mind) -> list[Job]:
     from perdure.memory.background.jobs import Pace, job_of, standing
 
     pace, now = Pace(None, _LONGEST_S, 0, 0), datetime.now(UTC)
-    return [job_of(note, standing(note, [], pace), now) for note in mind.formation().pending()]
+    return [job_of(note, standing(note, [], pace), now) for note in mind.extraction().pending()]
 
 
 def _wanted(dead: list[Job], ids: list[str]) -> list[Job]:

@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 
 from langgraph.store.base import GetOp, Item
 
-from perdure.memory.drivers import Step, Steps
-from perdure.memory.forming.said import Said, Spoken
-from perdure.memory.longterm.backing import FORMED, Backing, note_of, notes_of
-from perdure.memory.longterm.memories import Outcome
+from perdure.memory.effects import Effect, Effects
+from perdure.memory.records import Outcome
+from perdure.memory.store_adapter import FORMED, StoreAdapter, note_of, notes_of
+from perdure.memory.thread_messages import ThreadMessage, ThreadMessages
 from perdure.stores.base import Namespace, PutItem
 
 _KNOWN: Final = 50  # messages it names
@@ -57,7 +57,7 @@ class Watermark:
         """The ids of the known messages."""
         return frozenset(each.id for each in self.known)
 
-    def beyond(self, said: Said) -> list[Spoken] | None:
+    def beyond(self, said: ThreadMessages) -> list[ThreadMessage] | None:
         """The messages that memories are to be formed of, with their positions.
 
         They are those after the oldest known one that are not known, and those that were edited
@@ -69,7 +69,7 @@ class Watermark:
             return None if self.count else self.placed(said.messages)
         return self.placed([s for s in said.messages[first:] if _is_new(s, known.get(s.id))])
 
-    def placed(self, messages: Sequence[Spoken]) -> list[Spoken]:
+    def placed(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
         """Messages with positions: the checkpointer's, or those known, or the next ones."""
         known = {each.id: each.position for each in self.known}
         placed, position = [], self.next
@@ -81,7 +81,10 @@ class Watermark:
         return placed
 
     def advanced(
-        self, messages: Sequence[Spoken], checkpoint_id: str | None, outcomes: Sequence[Outcome]
+        self,
+        messages: Sequence[ThreadMessage],
+        checkpoint_id: str | None,
+        outcomes: Sequence[Outcome],
     ) -> Watermark:
         """The watermark once memories are formed of these messages, placed as they are."""
         former = {each.id: each for each in self.known}
@@ -123,18 +126,20 @@ class Watermark:
         return note_of(place, thread_id, value, if_version=self.version)
 
 
-def watermark(backing: Backing, namespace: Namespace, thread_id: str) -> Steps[Watermark]:
+def watermark(adapter: StoreAdapter, namespace: Namespace, thread_id: str) -> Effects[Watermark]:
     """Read the watermark of a thread; an empty one if nothing was formed of it yet."""
-    [mark] = yield from watermarks(backing, [(namespace, thread_id)])
+    [mark] = yield from watermarks(adapter, [(namespace, thread_id)])
     return mark
 
 
-def watermarks(backing: Backing, places: Sequence[tuple[Namespace, str]]) -> Steps[list[Watermark]]:
+def watermarks(
+    adapter: StoreAdapter, places: Sequence[tuple[Namespace, str]]
+) -> Effects[list[Watermark]]:
     """Read the watermarks of threads, given with the namespaces of their memories."""
     ops = [GetOp(notes_of(FORMED, namespace), thread_id) for namespace, thread_id in places]
-    store = backing.store
-    notes = (yield Step(lambda: store.batch(ops), lambda: store.abatch(ops))) if ops else []
-    nothing = Watermark(version=0 if backing.versioned else None)
+    store = adapter.store
+    notes = (yield Effect(lambda: store.batch(ops), lambda: store.abatch(ops))) if ops else []
+    nothing = Watermark(version=0 if adapter.versioned else None)
     return [nothing if note is None else _read(note) for note in notes]
 
 
@@ -157,6 +162,6 @@ def noted_of(outcome: Outcome) -> dict[str, str]:
     return {name: text for name, text in noted.items() if text}
 
 
-def _is_new(spoken: Spoken, known: Known | None) -> bool:
+def _is_new(spoken: ThreadMessage, known: Known | None) -> bool:
     # what a node shortened to save room says nothing new
     return known is None or (known.digest != spoken.digest and not spoken.shortened)

@@ -10,26 +10,26 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable
 
 from perdure.errors import ConfigurationError
-from perdure.memory.asking import Asker
-from perdure.memory.checking import is_number, seconds, whole
-from perdure.memory.drivers import Steps
+from perdure.memory.effects import Effects
 from perdure.memory.forming.answers import Answer, answer_of, form
 from perdure.memory.forming.learning import check_same_store, learned
 from perdure.memory.forming.prompting import PROMPT, Shown, ShownProfile, named, request, size
-from perdure.memory.forming.proposals import Batch, Proposal, Surroundings, Usage
-from perdure.memory.forming.said import Spoken
 from perdure.memory.forming.sorting import sorted_out
-from perdure.memory.forming.turns import TurnFormer
 from perdure.memory.instructions import Instructions, check_instructions
-from perdure.memory.longterm.memories import FACT, Memory
+from perdure.memory.model_call import ModelCall
+from perdure.memory.options import is_number, seconds, whole
 from perdure.memory.profile.profile import Profile
+from perdure.memory.proposals import Batch, Proposal, Scope, Usage
+from perdure.memory.records import FACT, Memory
 from perdure.memory.structured import Insisting, Refused, Tally, structured
+from perdure.memory.thread_messages import ThreadMessage
+from perdure.memory.turns import TurnExtractor
 
 _QUERIES: Final = 6  # of the newest messages of users, by which near memories are found
 _QUERY_CHARS: Final = 500
 
 
-class ModelFormer:
+class ModelExtractor:
     """Has a model propose what to keep.
 
     It sees the messages as quoted data, with the memories that are near to them, and can name only
@@ -61,7 +61,7 @@ class ModelFormer:
         profile: Profile[Any] | None = None,
         episodes: bool = True,
         learn: Instructions | None = None,
-        turns: TurnFormer | bool = True,
+        turns: TurnExtractor | bool = True,
         near: int = 20,
         max_chars: int = 24_000,
         retries: int = 2,
@@ -75,22 +75,22 @@ class ModelFormer:
             raise ConfigurationError(
                 f"timeout_s is {timeout_s!r}; expected seconds above 0, or None"
             )
-        if not isinstance(turns, bool | TurnFormer):
-            raise ConfigurationError(f"turns is {turns!r:.80}; expected TurnFormer(…) or a bool")
+        if not isinstance(turns, bool | TurnExtractor):
+            raise ConfigurationError(f"turns is {turns!r:.80}; expected TurnExtractor(…) or a bool")
         prompt = PROMPT if instructions is None else instructions
         if not isinstance(prompt, str) or not prompt.strip():
             raise ConfigurationError(f"instructions is {prompt!r:.80}; expected text")
         self.prompt, self.episodes, self.profile = prompt, bool(episodes), profile
         self.learn = None if learn is None else check_instructions(learn)
-        self.turns = TurnFormer() if turns is True else turns or None
+        self.turns = TurnExtractor() if turns is True else turns or None
         self.near, self.max_chars = whole("near", near, 0), whole("max_chars", max_chars, 1)
         self._insisting = Insisting(whole("retries", retries, 0), seconds("backoff_s", backoff_s))
         answers = form(
             profile=profile is not None, episodes=self.episodes, instructions=learn is not None
         )
-        self._asker = Asker(structured(model, answers, method=method, strict=False), timeout_s)
+        self._asker = ModelCall(structured(model, answers, method=method, strict=False), timeout_s)
 
-    def taking(self, messages: Sequence[Spoken]) -> int:
+    def taking(self, messages: Sequence[ThreadMessage]) -> int:
         """As many as fit into one call, and one at least."""
         room = self.max_chars
         for count, spoken in enumerate(messages):
@@ -99,11 +99,11 @@ class ModelFormer:
                 return max(1, count)
         return len(messages)
 
-    def key(self, thread_id: str, spoken: Spoken) -> str | None:
+    def key(self, thread_id: str, spoken: ThreadMessage) -> str | None:
         """The key of the message's turn, if turns are kept."""
         return self.turns.key(thread_id, spoken) if self.turns is not None else None
 
-    def proposing(self, batch: Batch, around: Surroundings) -> Steps[Proposal]:
+    def proposing(self, batch: Batch, around: Scope) -> Effects[Proposal]:
         """Ask the model, once if its answer is usable.
 
         Raises:
@@ -131,34 +131,32 @@ class ModelFormer:
 
     # -- what it is shown
 
-    def _shown(self, batch: Batch, around: Surroundings) -> Steps[Shown]:
+    def _shown(self, batch: Batch, around: Scope) -> Effects[Shown]:
         near = yield from self._near(batch, around)
         profile = instructions = None
         if self.profile is not None:
             place = self.profile.place(around.config)
-            check_same_store(place.backing.store, around.backing, "the profile")
+            check_same_store(place.adapter.store, around.adapter, "the profile")
             standing = yield from self.profile.reading(place)
             profile = ShownProfile(self.profile.shape, standing.document, standing.fault)
         if self.learn is not None:
             learnt = self.learn.place(around.config)
-            check_same_store(learnt.store, around.backing, "the instructions")
+            check_same_store(learnt.store, around.adapter, "the instructions")
             instructions = (yield from self.learn.reading(learnt)).text
         return Shown(named(near), profile, instructions)
 
-    def _near(self, batch: Batch, around: Surroundings) -> Steps[list[Memory]]:
+    def _near(self, batch: Batch, around: Scope) -> Effects[list[Memory]]:
         """Facts that are near to what users said, each query's best first."""
         said = [each.text[:_QUERY_CHARS] for each in batch.messages if each.role == "user"]
         ranked: list[list[Memory]] = []
         for query in dict.fromkeys(filter(None, said[: -_QUERIES - 1 : -1])) if self.near else ():
-            found = yield from around.backing.found(
+            found = yield from around.adapter.found(
                 around.namespace, query=query, filter={"kind": FACT}, limit=self.near
             )
             ranked.append([each for each in found if each.namespace == around.namespace])
         return list(_in_turn(ranked))[: self.near]
 
-    def _asked(
-        self, batch: Batch, shown: Shown, around: Surroundings, tally: Tally
-    ) -> Steps[Answer]:
+    def _asked(self, batch: Batch, shown: Shown, around: Scope, tally: Tally) -> Effects[Answer]:
         def requested(room: int, refused: Refused | None) -> list[BaseMessage]:
             return request(self.prompt, batch, shown, self.episodes, room, refused)
 

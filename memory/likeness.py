@@ -13,9 +13,9 @@ from collections import Counter
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from perdure.memory.longterm.normal_form import NUMBER, PUNCTUATION, unified
-from perdure.memory.longterm.normal_form import normal as normal
-from perdure.memory.longterm.word_reading import LIGHT, reading
+from perdure.memory.normal_form import NUMBER, PUNCTUATION, unified
+from perdure.memory.normal_form import normal as normal
+from perdure.memory.word_reading import LIGHT, reading
 from perdure.stores.text import STOP_WORDS, asks, tokens
 
 _PARTS: Final = re.compile(

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from perdure.memory.forming.proposals import Usage
-from perdure.memory.longterm.memories import Outcome
+from perdure.memory.proposals import Usage
+from perdure.memory.records import Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class FormationReport:
+class ExtractionReport:
     """What came of forming memories of a thread.
 
     Attributes:
@@ -65,7 +65,9 @@ class FormationReport:
             "quarantined": self.quarantined,
         }
 
-    def counting(self, messages: int, outcomes: Sequence[Outcome], usage: Usage) -> FormationReport:
+    def counting(
+        self, messages: int, outcomes: Sequence[Outcome], usage: Usage
+    ) -> ExtractionReport:
         """The report with another batch."""
         counts = Counter(each.change for each in outcomes)
         refusals = Counter(

@@ -1,4 +1,4 @@
-"""Formation: memories made of what was said on a thread, exactly once in effect.
+"""Extraction: memories made of what was said on a thread, exactly once in effect.
 
 Each batch is one transaction: the memories, and the thread's watermark, which is swapped by its
 version. Whatever is cut off before it never happened, whatever comes after finds it done; of two
@@ -17,25 +17,25 @@ from langgraph.store.base import BaseStore
 
 from perdure.checkpointers.address import check_thread_id
 from perdure.errors import ConfigurationError, UnknownThread, VersionConflict
-from perdure.memory.checking import choice, whole
-from perdure.memory.drivers import Steps, arun, aside, run
-from perdure.memory.forming import reading
-from perdure.memory.forming.proposals import Proposer, Surroundings
-from perdure.memory.forming.reports import FormationReport
-from perdure.memory.forming.said import Said, Spoken
-from perdure.memory.forming.turns import TurnFormer
+from perdure.memory import thread_reader as reading
+from perdure.memory.effects import Effects, arun, in_thread, run
+from perdure.memory.extraction_report import ExtractionReport
 from perdure.memory.forming.waiting import Waiting, noting, place_of, waiting_of, waiting_under
-from perdure.memory.forming.watermarks import Watermark, watermark
 from perdure.memory.forming.work import CONFLICTS, Work
 from perdure.memory.gate.gate import Gate
-from perdure.memory.longterm.backing import (
+from perdure.memory.options import choice, whole
+from perdure.memory.proposals import Proposer, Scope
+from perdure.memory.store_adapter import (
     RESERVED,
-    Backing,
-    backing_of,
+    StoreAdapter,
+    adapter_of,
     namespace_of,
     removal_of,
 )
 from perdure.memory.templates import Template
+from perdure.memory.thread_messages import ThreadMessage, ThreadMessages
+from perdure.memory.turns import TurnExtractor
+from perdure.memory.watermarks import Watermark, watermark
 from perdure.stores.base import Namespace, PutItem, VersionRetention
 
 _REMOVED: Final = ("form", "skip")
@@ -49,7 +49,7 @@ class Retains(Protocol):
         """Drop closed versions that a rule does not keep."""
 
 
-class Formation:
+class Extraction:
     """Forms long-term memories of threads.
 
     Methods that begin with `a` are the async forms. `config` is that of a run; what fills in the
@@ -59,7 +59,7 @@ class Formation:
         saver: The checkpointer that has the threads. perdure's remember what was trimmed as well.
         store: Where memories are kept; on perdure's, each batch is one transaction. None: within a
             graph, the store it was compiled with.
-        former: Proposes what to keep; None: `TurnFormer()`, which needs no model.
+        former: Proposes what to keep; None: `TurnExtractor()`, which needs no model.
         namespace: Labels; see `Template`.
         gate: What decides on what is kept; None: `Gate()`.
         messages_key: The channel of the messages.
@@ -88,24 +88,24 @@ class Formation:
     ) -> None:
         if former is not None and not isinstance(former, Proposer):
             raise ConfigurationError(
-                f"former is {former!r:.80}; expected TurnFormer(…) or ModelFormer(model, …)"
+                f"former is {former!r:.80}; expected TurnExtractor(…) or ModelExtractor(model, …)"
             )
         if gate is not None and not isinstance(gate, Gate):
             raise ConfigurationError(f"gate is {gate!r:.80}; expected a Gate")
         if not isinstance(messages_key, str) or not messages_key:
             raise ConfigurationError(f"messages_key is {messages_key!r}; expected a channel's name")
         self.saver, self.store = reading.check_saver(saver), store
-        self._backing = None if store is None else Backing(store)
-        self.former: Proposer = TurnFormer() if former is None else former
+        self._adapter = None if store is None else StoreAdapter(store)
+        self.former: Proposer = TurnExtractor() if former is None else former
         self.namespace, self.gate = Template(namespace), gate or Gate()
         self.messages_key, self.batch = messages_key, whole("batch", batch, 1)
         self._skips = choice("removed", removed, _REMOVED) == "skip"
 
     # -- forming
 
-    def form(
+    def extract(
         self, thread_id: str, config: RunnableConfig | None = None, *, anew: bool = False
-    ) -> FormationReport:
+    ) -> ExtractionReport:
         """Form memories of what was said on a thread since that was done last.
 
         Args:
@@ -127,11 +127,11 @@ class Formation:
         """
         return run(self.forming(thread_id, config, anew=anew))
 
-    async def aform(
+    async def aextract(
         self, thread_id: str, config: RunnableConfig | None = None, *, anew: bool = False
-    ) -> FormationReport:
+    ) -> ExtractionReport:
         """See `form`; what there is to compute is computed in a thread."""
-        return await arun(aside(self.forming(thread_id, config, anew=anew)))
+        return await arun(in_thread(self.forming(thread_id, config, anew=anew)))
 
     # -- threads that wait
 
@@ -172,35 +172,35 @@ class Formation:
 
     def pending(self, prefix: Namespace = ()) -> list[Waiting]:
         """The threads that wait whose memories belong under a prefix, the longest wait first."""
-        return run(waiting_under(self.backing(), tuple(prefix)))
+        return run(waiting_under(self.adapter(), tuple(prefix)))
 
     async def apending(self, prefix: Namespace = ()) -> list[Waiting]:
         """See `pending`."""
-        return await arun(waiting_under(self.backing(), tuple(prefix)))
+        return await arun(waiting_under(self.adapter(), tuple(prefix)))
 
     def tidy(self) -> int:
         """Drop what perdure's own notes said before, which nobody asks for; returns how much.
 
         A store that keeps no versions, or is a part of one, is left as it is.
         """
-        store = self.backing().store
+        store = self.adapter().store
         if not isinstance(store, Retains):
             return 0
         return store.retain(VersionRetention(last=0), prefix=(RESERVED,))
 
     # -- steps, which other parts take too
 
-    def backing(self) -> Backing:
+    def adapter(self) -> StoreAdapter:
         """The store.
 
         Raises:
             ConfigurationError: There is none.
         """
-        return self._backing or backing_of(None)
+        return self._adapter or adapter_of(None)
 
     def noting(
         self, thread_id: str, config: RunnableConfig | None, *, anew: bool = False
-    ) -> Steps[Waiting]:
+    ) -> Effects[Waiting]:
         """See `note`."""
         around = self._around(config)
         configurable = ensure_config(config)["configurable"]
@@ -210,40 +210,40 @@ class Formation:
             beside = (yield from self._setting_back(thread_id, around)) if anew else []
             try:
                 return (
-                    yield from noting(around.backing, around.namespace, thread_id, given, beside)
+                    yield from noting(around.adapter, around.namespace, thread_id, given, beside)
                 )
             except VersionConflict:  # it was formed meanwhile
                 if tries == 0:
                     raise
                 tries -= 1
 
-    def dropping(self, thread_id: str, config: RunnableConfig | None) -> Steps[bool]:
+    def dropping(self, thread_id: str, config: RunnableConfig | None) -> Effects[bool]:
         """See `drop`."""
         around, thread_id = self._around(config), check_thread_id(thread_id)
         # as in `forming`: if the thread begins now, its note is another then
-        note = yield from waiting_of(around.backing, around.namespace, thread_id)
+        note = yield from waiting_of(around.adapter, around.namespace, thread_id)
         try:
             yield from reading.glancing(self.saver, thread_id, self.messages_key, 1)
         except UnknownThread:
             if note is not None:
                 removal = removal_of(place_of(note.namespace), thread_id, note.version)
                 with suppress(VersionConflict):
-                    yield from around.backing.written([removal])
+                    yield from around.adapter.written([removal])
             return True
         return False
 
     def forming(
         self, thread_id: str, config: RunnableConfig | None, *, anew: bool = False
-    ) -> Steps[FormationReport]:
+    ) -> Effects[ExtractionReport]:
         """See `form`."""
         around, thread_id = self._around(config), check_thread_id(thread_id)
         if anew:
             yield from self.noting(thread_id, config, anew=True)
-        report = FormationReport(thread_id)
+        report = ExtractionReport(thread_id)
         while True:
             # the note is read before the thread: what is said after that touches it again
-            note = yield from waiting_of(around.backing, around.namespace, thread_id)
-            mark = yield from watermark(around.backing, around.namespace, thread_id)
+            note = yield from waiting_of(around.adapter, around.namespace, thread_id)
+            mark = yield from watermark(around.adapter, around.namespace, thread_id)
             said = yield from reading.reading(self.saver, thread_id, self.messages_key, mark.ids)
             new = yield from self.unformed(mark, said, around)
             said = said.present() if self._skips else said
@@ -253,12 +253,12 @@ class Formation:
             if not overtaken:
                 return report
 
-    def _around(self, config: RunnableConfig | None) -> Surroundings:
-        return Surroundings(self.backing(), namespace_of(self.namespace, config), config)
+    def _around(self, config: RunnableConfig | None) -> Scope:
+        return Scope(self.adapter(), namespace_of(self.namespace, config), config)
 
-    def _setting_back(self, thread_id: str, around: Surroundings) -> Steps[list[PutItem]]:
+    def _setting_back(self, thread_id: str, around: Scope) -> Effects[list[PutItem]]:
         """What makes a thread one of which nothing was formed yet."""
-        mark = yield from watermark(around.backing, around.namespace, thread_id)
+        mark = yield from watermark(around.adapter, around.namespace, thread_id)
         said = yield from reading.reading(self.saver, thread_id, self.messages_key, None)
         if not mark.count:
             return []
@@ -266,13 +266,15 @@ class Formation:
         left = mark.set_back(len(said.messages) - len(new or ()))
         return [left.put(around.namespace, thread_id)]
 
-    def unformed(self, mark: Watermark, said: Said, around: Surroundings) -> Steps[list[Spoken]]:
+    def unformed(
+        self, mark: Watermark, said: ThreadMessages, around: Scope
+    ) -> Effects[list[ThreadMessage]]:
         """The messages of a thread that memories are to be formed of, and were not yet."""
         new = mark.beyond(said)
         if new is None:  # the thread was forked far back: the memories themselves tell
             new = []
             for spoken in mark.placed(said.messages):
                 key = self.former.key(said.thread_id, spoken)
-                found = key and (yield from around.backing.got(around.namespace, key))
+                found = key and (yield from around.adapter.got(around.namespace, key))
                 new += [] if found else [spoken]
         return [each for each in new if not (self._skips and each.removed)]

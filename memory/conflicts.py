@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Final
 
 from perdure.errors import VersionConflict
-from perdure.memory.drivers import Step, Steps, T
-from perdure.memory.longterm.backing import CHANGED, Backing, note_of, notes_of
-from perdure.memory.longterm.queueing import in_turn
+from perdure.memory.effects import Effect, Effects, T
+from perdure.memory.queueing import in_turn
+from perdure.memory.store_adapter import CHANGED, StoreAdapter, note_of, notes_of
 from perdure.stores.base import Namespace, PutItem
 
 _KEY: Final = "memories"
@@ -25,27 +25,27 @@ _TRIES: Final = 50  # each that fails is one in which somebody else succeeded
 _SHORTEST, _LONGEST = 0.002, 0.2  # seconds until it is tried again
 
 
-def taking_turns(backing: Backing, namespace: Namespace) -> Steps[list[PutItem]]:
+def taking_turns(adapter: StoreAdapter, namespace: Namespace) -> Effects[list[PutItem]]:
     """What is to be written with a change that is judged after this.
 
     It makes the write a `VersionConflict` if another change came between: judge again then.
     """
-    if not backing.versioned:
+    if not adapter.versioned:
         return []
     place = notes_of(CHANGED, namespace)
-    note = yield from backing.got(place, _KEY)
+    note = yield from adapter.got(place, _KEY)
     number = 0 if note is None else note.value["number"]
     version = 0 if note is None else note.version
     return [note_of(place, _KEY, {"number": number + 1}, if_version=version)]
 
 
 def persevering(
-    backing: Backing, namespace: Namespace, attempt: Callable[[], Steps[T]]
-) -> Steps[T]:
+    adapter: StoreAdapter, namespace: Namespace, attempt: Callable[[], Effects[T]]
+) -> Effects[T]:
     """Attempt a change in its turn, until no other comes between its reading and its writing.
 
     Args:
-        backing: The store.
+        adapter: The store.
         namespace: Of the memories that are changed.
         attempt: Reads, judges and writes.
 
@@ -53,11 +53,11 @@ def persevering(
         VersionConflict: Others came between, again and again.
     """
     # stores of one file have one database, and what they do to it is done to one thing
-    thing = id(getattr(backing.store, "database", backing.store)), namespace
+    thing = id(getattr(adapter.store, "database", adapter.store)), namespace
     return in_turn(thing, lambda: _attempted(attempt))
 
 
-def _attempted(attempt: Callable[[], Steps[T]]) -> Steps[T]:
+def _attempted(attempt: Callable[[], Effects[T]]) -> Effects[T]:
     for number in range(_TRIES):
         try:
             return (yield from attempt())
@@ -67,5 +67,5 @@ def _attempted(attempt: Callable[[], Steps[T]]) -> Steps[T]:
     return (yield from attempt())
 
 
-def _pause(seconds: float) -> Step:
-    return Step(lambda: time.sleep(seconds), lambda: asyncio.sleep(seconds))
+def _pause(seconds: float) -> Effect:
+    return Effect(lambda: time.sleep(seconds), lambda: asyncio.sleep(seconds))

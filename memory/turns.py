@@ -7,17 +7,17 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Final
 
-from perdure.memory.checking import whole
-from perdure.memory.drivers import Steps
+from perdure.memory.effects import Effects
 from perdure.memory.forming.pieces import pieces
-from perdure.memory.forming.proposals import Addition, Batch, Proposal, Revision, Surroundings
-from perdure.memory.forming.said import Spoken
-from perdure.memory.longterm.memories import TURN, Outcome
+from perdure.memory.options import whole
+from perdure.memory.proposals import Addition, Batch, Proposal, Revision, Scope
+from perdure.memory.records import TURN, Outcome
+from perdure.memory.thread_messages import ThreadMessage
 
 _SPOKEN: Final = ("user", "assistant")
 
 
-class TurnFormer:
+class TurnExtractor:
     """Makes episodic memories of turns: what each message says, with its speaker, time and place.
 
     A memory's text is `speaker: what was said`, the speaker a message's name or else its role.
@@ -40,11 +40,11 @@ class TurnFormer:
         self.max_pieces = whole("max_pieces", max_pieces, 1)
         self.tools = bool(tools)
 
-    def taking(self, messages: Sequence[Spoken]) -> int:
+    def taking(self, messages: Sequence[ThreadMessage]) -> int:
         """All of them."""
         return len(messages)
 
-    def proposing(self, batch: Batch, around: Surroundings) -> Steps[Proposal]:
+    def proposing(self, batch: Batch, around: Scope) -> Effects[Proposal]:
         """A memory for each message, or piece of one; and what an edit left over goes."""
         proposal = self.formed(batch)
         given = {addition.key for addition in proposal.additions}
@@ -52,7 +52,7 @@ class TurnFormer:
         for spoken in (each for each in batch.messages if each.id in batch.edited):
             gone = batch.candidate([spoken], "", TURN)
             for key in self._keys(batch.thread_id, spoken.id):
-                if (yield from around.backing.got(around.namespace, key)) is None:
+                if (yield from around.adapter.got(around.namespace, key)) is None:
                     break
                 revisions += [] if key in given else [Revision(key, "deleted", gone)]
         return replace(proposal, revisions=revisions)
@@ -70,11 +70,11 @@ class TurnFormer:
             additions += self._additions(batch, spoken, found)
         return Proposal(additions, outcomes=outcomes)
 
-    def key(self, thread_id: str, spoken: Spoken) -> str | None:
+    def key(self, thread_id: str, spoken: ThreadMessage) -> str | None:
         """The key of the message's memory; None: it becomes none."""
         return turn_key(thread_id, spoken.id, 0) if self._counts(spoken) else None
 
-    def _counts(self, spoken: Spoken) -> bool:
+    def _counts(self, spoken: ThreadMessage) -> bool:
         return bool(spoken.text) and (
             spoken.role in _SPOKEN or (self.tools and spoken.role == "tool")
         )
@@ -82,7 +82,9 @@ class TurnFormer:
     def _keys(self, thread_id: str, message_id: str) -> Iterator[str]:
         return (turn_key(thread_id, message_id, piece) for piece in range(self.max_pieces))
 
-    def _additions(self, batch: Batch, spoken: Spoken, found: list[str]) -> Iterator[Addition]:
+    def _additions(
+        self, batch: Batch, spoken: ThreadMessage, found: list[str]
+    ) -> Iterator[Addition]:
         for number, piece in enumerate(found):
             candidate = batch.candidate([spoken], f"{spoken.actor}: {piece}", TURN)
             yield Addition(turn_key(batch.thread_id, spoken.id, number), candidate)

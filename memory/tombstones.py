@@ -13,17 +13,17 @@ from typing import Any, Final, Literal
 
 from langgraph.store.base import GetOp
 
-from perdure.memory.drivers import Step, Steps
-from perdure.memory.longterm.backing import BURIED, Backing, note_of, notes_of
-from perdure.memory.longterm.likeness import digest
-from perdure.memory.longterm.memories import TURN, Memory
+from perdure.memory.effects import Effect, Effects
+from perdure.memory.likeness import digest
+from perdure.memory.records import TURN, Memory
+from perdure.memory.store_adapter import BURIED, StoreAdapter, note_of, notes_of
 from perdure.stores.base import Namespace, Provenance, PutItem
 
 How = Literal["deleted", "forgotten"]
 _PAGE: Final = 1_000  # notes read at once; who has fewer is read whole
 
 
-def burials(memory: Memory, how: How, *, at: datetime | None = None) -> list[PutItem]:
+def tombstones_of(memory: Memory, how: How, *, at: datetime | None = None) -> list[PutItem]:
     """Notes that a memory is gone: of what it says, what it said before and, of a turn, its source.
 
     Args:
@@ -56,15 +56,17 @@ def sources(provenance: Provenance | None) -> list[str]:
     return [_source(provenance.thread_id, each) for each in provenance.message_ids]
 
 
-def newest_grave(backing: Backing, namespace: Namespace) -> Steps[Any]:
+def newest_grave(adapter: StoreAdapter, namespace: Namespace) -> Effects[Any]:
     """What changes whenever something is buried; it equals nothing where nobody can tell."""
-    if not backing.versioned:
+    if not adapter.versioned:
         return object()
-    page = yield from backing.found(notes_of(BURIED, namespace), limit=_PAGE)
+    page = yield from adapter.found(notes_of(BURIED, namespace), limit=_PAGE)
     return [(note.key, note.valid_from) for note in page] if len(page) < _PAGE else object()
 
 
-def buried(backing: Backing, namespace: Namespace, digests: Collection[str]) -> Steps[set[str]]:
+def buried(
+    adapter: StoreAdapter, namespace: Namespace, digests: Collection[str]
+) -> Effects[set[str]]:
     """Which of these texts and sources are buried, each given by the key of its note.
 
     However many are asked for, the store is read once or twice.
@@ -73,13 +75,13 @@ def buried(backing: Backing, namespace: Namespace, digests: Collection[str]) -> 
     wanted = list(dict.fromkeys(digests))
     if not wanted:
         return set()
-    page = yield from backing.found(place, limit=_PAGE)
+    page = yield from adapter.found(place, limit=_PAGE)
     if len(page) < _PAGE:
         there = {note.key for note in page if note.namespace == place}
         return there.intersection(wanted)
     ops = [GetOp(place, key) for key in wanted]
-    store: Any = backing.store
-    notes: Sequence[Any] = yield Step(lambda: store.batch(ops), lambda: store.abatch(ops))
+    store: Any = adapter.store
+    notes: Sequence[Any] = yield Effect(lambda: store.batch(ops), lambda: store.abatch(ops))
     return {note.key for note in notes if note is not None}
 
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
-from perdure.memory.checking import whole
-from perdure.memory.drivers import Steps, arun, run
-from perdure.memory.longterm.backing import Backing, backing_of, namespace_of
-from perdure.memory.longterm.memories import Memory
+from perdure.memory.effects import Effects, arun, run
+from perdure.memory.options import whole
+from perdure.memory.records import Memory
+from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of
 from perdure.memory.templates import Template
 from perdure.stores.base import Namespace
 from perdure.stores.namespaces import check_key
@@ -33,7 +33,7 @@ class Readable:
     """
 
     def __init__(self, store: BaseStore | None, namespace: tuple[str, ...]) -> None:
-        self.store: BaseStore | None = None if store is None else Backing(store).store
+        self.store: BaseStore | None = None if store is None else StoreAdapter(store).store
         self.namespace = Template(namespace)
 
     def get(
@@ -45,15 +45,15 @@ class Readable:
             ConfigurationError: There is no store, it keeps no past, or the config does not fill the
                 namespace.
         """
-        backing, namespace = self._place(config)
-        return run(backing.got(namespace, check_key(key), as_of))
+        adapter, namespace = self._place(config)
+        return run(adapter.got(namespace, check_key(key), as_of))
 
     async def aget(
         self, key: str, *, config: RunnableConfig | None = None, as_of: datetime | None = None
     ) -> Memory | None:
         """See `get`."""
-        backing, namespace = self._place(config)
-        return await arun(backing.got(namespace, check_key(key), as_of))
+        adapter, namespace = self._place(config)
+        return await arun(adapter.got(namespace, check_key(key), as_of))
 
     def search(
         self,
@@ -101,13 +101,13 @@ class Readable:
 
         A store without versions has the present one; what that said before is in its `formerly`.
         """
-        backing, namespace = self._place(config)
-        return run(backing.versions(namespace, check_key(key)))
+        adapter, namespace = self._place(config)
+        return run(adapter.versions(namespace, check_key(key)))
 
     async def ahistory(self, key: str, *, config: RunnableConfig | None = None) -> Memories:
         """See `history`."""
-        backing, namespace = self._place(config)
-        return await arun(backing.versions(namespace, check_key(key)))
+        adapter, namespace = self._place(config)
+        return await arun(adapter.versions(namespace, check_key(key)))
 
     def list(
         self,
@@ -145,33 +145,33 @@ class Readable:
 
     def searching(
         self, query: str, *, limit: int, config: RunnableConfig | None, **asked: Any
-    ) -> Steps[Memories]:
+    ) -> Effects[Memories]:
         """See `search`."""
         return self._listing(config, limit, 0, {"query": query, **asked})
 
-    def _place(self, config: RunnableConfig | None) -> tuple[Backing, Namespace]:
-        return backing_of(self.store), namespace_of(self.namespace, config)
+    def _place(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace]:
+        return adapter_of(self.store), namespace_of(self.namespace, config)
 
     def _listing(
         self, config: RunnableConfig | None, limit: int, offset: int, asked: Mapping[str, Any]
-    ) -> Steps[Memories]:
+    ) -> Effects[Memories]:
         whole("limit", limit, 1)
         whole("offset", offset, 0)
-        backing, namespace = self._place(config)
-        return listing(backing, namespace, limit, offset, asked)
+        adapter, namespace = self._place(config)
+        return listing(adapter, namespace, limit, offset, asked)
 
 
 def listing(
-    backing: Backing, namespace: Namespace, limit: int, offset: int, asked: Mapping[str, Any]
-) -> Steps[Memories]:
+    adapter: StoreAdapter, namespace: Namespace, limit: int, offset: int, asked: Mapping[str, Any]
+) -> Effects[Memories]:
     """Memories of a namespace itself, where a store's search takes those under it as well."""
-    if backing.versioned and asked.get("query") is None:  # by namespace, the outermost first
-        page = yield from backing.found(namespace, limit=limit, offset=offset, **asked)
+    if adapter.versioned and asked.get("query") is None:  # by namespace, the outermost first
+        page = yield from adapter.found(namespace, limit=limit, offset=offset, **asked)
         return [memory for memory in page if memory.namespace == namespace]
     found: Memories = []
     seen, size = 0, max(offset + limit, _PAGE)
     while len(found) < offset + limit:
-        page = yield from backing.found(namespace, limit=size, offset=seen, **asked)
+        page = yield from adapter.found(namespace, limit=size, offset=seen, **asked)
         found += [memory for memory in page if memory.namespace == namespace]
         if len(page) < size:
             break

@@ -12,8 +12,8 @@ from typing import Any, Final
 from langgraph.store.base import Item, PutOp
 
 from perdure.memory.instructions import TEXT
-from perdure.memory.longterm.memories import Former, Memory
 from perdure.memory.quoting import quoted
+from perdure.memory.records import Memory, Previous
 from perdure.stores.base import Provenance, PutItem
 
 SOURCE: Final = "provenance"
@@ -70,8 +70,8 @@ def _provenance(fields: Any) -> Provenance | None:
     return Provenance(**known)
 
 
-def _former(entries: Any) -> list[Former]:
+def _former(entries: Any) -> list[Previous]:
     return [
-        Former(each["text"], datetime.fromisoformat(each["until"]), each["change"])
+        Previous(each["text"], datetime.fromisoformat(each["until"]), each["change"])
         for each in entries or ()
     ]

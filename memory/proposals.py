@@ -8,11 +8,11 @@ from typing import Literal, Protocol, runtime_checkable
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.memory.drivers import Steps
-from perdure.memory.forming.said import Spoken
+from perdure.memory.effects import Effects
 from perdure.memory.gate.gate import Gate
-from perdure.memory.longterm.backing import Backing
-from perdure.memory.longterm.memories import Candidate, Outcome
+from perdure.memory.records import Candidate, Outcome
+from perdure.memory.store_adapter import StoreAdapter
+from perdure.memory.thread_messages import ThreadMessage
 from perdure.stores.base import Namespace, Provenance, PutItem
 
 Alteration = Literal["updated", "superseded", "deleted"]
@@ -55,12 +55,12 @@ class Batch:
 
     thread_id: str
     checkpoint_id: str | None
-    messages: Sequence[Spoken]
-    before: Sequence[Spoken] = ()
+    messages: Sequence[ThreadMessage]
+    before: Sequence[ThreadMessage] = ()
     shown: tuple[str, ...] = ()
     edited: frozenset[str] = frozenset()
 
-    def source(self, spoken: Sequence[Spoken]) -> Provenance:
+    def source(self, spoken: Sequence[ThreadMessage]) -> Provenance:
         """Where something comes from that rests on some of these messages; at least one."""
         last = spoken[-1]
         return Provenance(
@@ -73,7 +73,9 @@ class Batch:
             at=last.at,
         )
 
-    def candidate(self, spoken: Sequence[Spoken], text: str, kind: str, **fields: str) -> Candidate:
+    def candidate(
+        self, spoken: Sequence[ThreadMessage], text: str, kind: str, **fields: str
+    ) -> Candidate:
         """What would be kept of some of these messages; a user's words make it a user's."""
         role = _role(spoken)
         # a user is not shown the system messages, so who says the same has thought of it
@@ -112,7 +114,7 @@ class Planned:
     outcomes: Sequence[Outcome] = ()
 
 
-Plan = Callable[[Gate], Steps[Planned]]
+Plan = Callable[[Gate], Effects[Planned]]
 """Plans against what is stored now; planned anew if that has changed before it was written."""
 
 
@@ -136,10 +138,10 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Scope:
     """Where memories are formed."""
 
-    backing: Backing
+    adapter: StoreAdapter
     namespace: Namespace
     config: RunnableConfig | None = None
 
@@ -148,17 +150,17 @@ class Surroundings:
 class Proposer(Protocol):
     """Forms memories from messages: proposes what to keep of them, and writes nothing."""
 
-    def taking(self, messages: Sequence[Spoken]) -> int:
+    def taking(self, messages: Sequence[ThreadMessage]) -> int:
         """How many of these messages, from the first on, make one batch; 1 or more."""
 
-    def proposing(self, batch: Batch, around: Surroundings) -> Steps[Proposal]:
+    def proposing(self, batch: Batch, around: Scope) -> Effects[Proposal]:
         """What to keep of a batch."""
 
-    def key(self, thread_id: str, spoken: Spoken) -> str | None:
+    def key(self, thread_id: str, spoken: ThreadMessage) -> str | None:
         """The key that something of a message has for certain once it is formed, if any has."""
 
 
-def _role(spoken: Sequence[Spoken]) -> Literal["user", "assistant", "tool", "system"]:
+def _role(spoken: Sequence[ThreadMessage]) -> Literal["user", "assistant", "tool", "system"]:
     """Whose words something rests on: a user's if any are, else the least trustworthy."""
     roles = {each.role for each in spoken}
     for role in ("user", "tool", "assistant"):

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from perdure.memory.drivers import Step, Steps, T
+from perdure.memory.effects import Effect, Effects, T
 
 PATIENCE: Final = 10.0
 """Seconds after which who has a turn loses it: it waits for a model, or its loop has stopped."""
@@ -115,7 +115,7 @@ class _Turn:
         self._queue.leave(self)
 
 
-def in_turn(thing: Hashable, work: Callable[[], Steps[T]]) -> Steps[T]:
+def in_turn(thing: Hashable, work: Callable[[], Effects[T]]) -> Effects[T]:
     """Do a work when it is its turn: those on one thing go one after another, in this process.
 
     It is politeness and no lock. Who has not ended after ten seconds is overtaken, and who would
@@ -127,7 +127,7 @@ def in_turn(thing: Hashable, work: Callable[[], Steps[T]]) -> Steps[T]:
         work: Makes the steps.
     """
     turn = _Turn(thing)
-    yield Step(turn.wait, turn.await_)
+    yield Effect(turn.wait, turn.await_)
     try:
         return (yield from work())
     finally:

@@ -10,51 +10,51 @@ from typing import Any, NamedTuple, TypeVar
 T = TypeVar("T")
 
 
-class Step(NamedTuple):
+class Effect(NamedTuple):
     """Something to wait for, in both colours."""
 
     blocking: Callable[[], Any]
     awaiting: Callable[[], Awaitable[Any]]
 
 
-Steps = Generator[Step, Any, T]
+Effects = Generator[Effect, Any, T]
 
 
-def run(steps: Steps[T]) -> T:
+def run(steps: Effects[T]) -> T:
     """Take all steps in the calling thread; whatever ends that, what they hold is let go."""
     try:
-        step = next(steps)
+        effect = next(steps)
         while True:
             try:
-                answer = step.blocking()
+                answer = effect.blocking()
             except Exception as exc:
-                step = steps.throw(exc)
+                effect = steps.throw(exc)
             else:
-                step = steps.send(answer)
+                effect = steps.send(answer)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     finally:
         steps.close()
 
 
-async def arun(steps: Steps[T]) -> T:
+async def arun(steps: Effects[T]) -> T:
     """Take all steps from a coroutine; whatever ends that, what they hold is let go."""
     try:
-        step = next(steps)
+        effect = next(steps)
         while True:
             try:
-                answer = await step.awaiting()
+                answer = await effect.awaiting()
             except Exception as exc:
-                step = steps.throw(exc)
+                effect = steps.throw(exc)
             else:
-                step = steps.send(answer)
+                effect = steps.send(answer)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     finally:
         steps.close()
 
 
-def aside(steps: Steps[T]) -> Steps[T]:
+def in_thread(steps: Effects[T]) -> Effects[T]:
     """The same steps; who awaits them has what is computed between them computed in a thread.
 
     So that steps with much to compute, which would hold up an event loop, do not. What is waited
@@ -62,24 +62,24 @@ def aside(steps: Steps[T]) -> Steps[T]:
     """
     advance: Callable[[], Any] = partial(steps.send, None)
     while True:
-        step, result = yield _advancing(advance)
-        if step is None:
+        effect, result = yield _advancing(advance)
+        if effect is None:
             return result  # type: ignore[no-any-return]
         try:
-            answer = yield step
+            answer = yield effect
         except Exception as exc:
             advance = partial(steps.throw, exc)
         else:
             advance = partial(steps.send, answer)
 
 
-def _advancing(advance: Callable[[], Any]) -> Step:
-    """The step that goes on to the next one, and gives it; at the end None, and the result."""
+def _advancing(advance: Callable[[], Any]) -> Effect:
+    """The effect that goes on to the next one, and gives it; at the end None, and the result."""
 
-    def advanced() -> tuple[Step | None, Any]:
+    def advanced() -> tuple[Effect | None, Any]:
         try:
             return advance(), None
         except StopIteration as stop:  # which no future takes
             return None, stop.value
 
-    return Step(advanced, lambda: asyncio.to_thread(advanced))
+    return Effect(advanced, lambda: asyncio.to_thread(advanced))

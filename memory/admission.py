@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final
 
-from perdure.memory.drivers import Steps
+from perdure.memory.effects import Effects
 from perdure.memory.gate.gate import Gate
-from perdure.memory.longterm.backing import Backing, put_of, quarantine_of
-from perdure.memory.longterm.memories import Candidate, Change, Outcome, Verdict
+from perdure.memory.records import Candidate, Change, Outcome, Verdict
+from perdure.memory.store_adapter import StoreAdapter, put_of, quarantine_of
 from perdure.stores.base import Namespace, Provenance, PutItem
 
 REDACTED: Final = "redacted"
@@ -36,16 +36,16 @@ class Judged:
 
 def keeping(
     gate: Gate,
-    backing: Backing,
+    adapter: StoreAdapter,
     namespace: Namespace,
     candidates: Sequence[Candidate],
     keys: Sequence[str],
-) -> Steps[Judged]:
+) -> Effects[Judged]:
     """Judge candidates, and plan what is to be written of them.
 
     Args:
         gate: Judges them.
-        backing: Their store.
+        adapter: Their store.
         namespace: Where they are to be kept.
         candidates: They.
         keys: The key of each. One that is a memory's already gives that a new version.
@@ -54,7 +54,7 @@ def keeping(
         ConfigurationError: There is not a key for each.
         StorageError: The store cannot be read.
     """
-    verdicts = yield from gate.judging(candidates, backing, namespace, keys=keys)
+    verdicts = yield from gate.judging(candidates, adapter, namespace, keys=keys)
     judged = Judged([], [])
     for candidate, key, verdict in zip(candidates, keys, verdicts, strict=True):
         if verdict.action == "refuse":

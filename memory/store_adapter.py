@@ -14,10 +14,10 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore, InvalidNamespaceError
 
 from perdure.errors import ConfigurationError, InvalidNamespace
-from perdure.memory.drivers import Step, Steps
-from perdure.memory.longterm.items import FORMERLY, memory_of, plain
-from perdure.memory.longterm.memories import Memory
-from perdure.memory.places import Versioned, store_of_graph
+from perdure.memory.effects import Effect, Effects
+from perdure.memory.records import Memory
+from perdure.memory.run_config import Versioned, store_of_graph
+from perdure.memory.store_items import FORMERLY, memory_of, plain
 from perdure.memory.templates import Template
 from perdure.stores.base import Namespace, Provenance, PutItem
 
@@ -37,7 +37,7 @@ SEARCHED: Final = ["text"]
 _PAGE: Final = 1_000  # memories read at once
 
 
-class Backing:
+class StoreAdapter:
     """A store, for memories.
 
     Its methods are steps, which `drivers.run` and `drivers.arun` take.
@@ -62,7 +62,7 @@ class Backing:
 
     def got(
         self, namespace: Namespace, key: str, as_of: datetime | None = None
-    ) -> Steps[Memory | None]:
+    ) -> Effects[Memory | None]:
         """A memory; None if there is none.
 
         Raises:
@@ -85,7 +85,7 @@ class Backing:
         offset: int = 0,
         as_of: datetime | None = None,
         **options: Any,
-    ) -> Steps[list[Memory]]:
+    ) -> Effects[list[Memory]]:
         """Memories under a prefix; those that answer a query, best first.
 
         Args:
@@ -116,7 +116,7 @@ class Backing:
 
     def every(
         self, prefix: Namespace, *, most: int | None = None, **asked: Any
-    ) -> Steps[list[Memory]]:
+    ) -> Effects[list[Memory]]:
         """All memories under a prefix, read page by page.
 
         Args:
@@ -133,12 +133,12 @@ class Backing:
                 break
         return memories
 
-    def versions(self, namespace: Namespace, key: str) -> Steps[list[Memory]]:
+    def versions(self, namespace: Namespace, key: str) -> Effects[list[Memory]]:
         """All versions of a memory, oldest first; of a store without any, the present one."""
         if not self.versioned:
             present = yield from self.got(namespace, key)
             return [] if present is None else [present]
-        items = yield Step(
+        items = yield Effect(
             lambda: self.store.history(namespace, key),
             lambda: self.store.ahistory(namespace, key),
         )
@@ -146,7 +146,7 @@ class Backing:
 
     # -- writing
 
-    def written(self, puts: Sequence[PutItem]) -> Steps[None]:
+    def written(self, puts: Sequence[PutItem]) -> Effects[None]:
         """Write as one: all of it or, in a store with versions, nothing.
 
         Raises:
@@ -169,13 +169,13 @@ class Backing:
         return {"as_of": as_of}
 
 
-def backing_of(store: BaseStore | None) -> Backing:
-    """The backing of a store; None: within a graph, of the one it was compiled with.
+def adapter_of(store: BaseStore | None) -> StoreAdapter:
+    """The adapter of a store; None: within a graph, of the one it was compiled with.
 
     Raises:
         ConfigurationError: There is none.
     """
-    return Backing(store_of_graph("the memories") if store is None else store)
+    return StoreAdapter(store_of_graph("the memories") if store is None else store)
 
 
 def namespace_of(template: Template, config: RunnableConfig | None) -> Namespace:
@@ -253,7 +253,7 @@ def succeeding(
     Args:
         former: The memory as it is.
         value: The next one's text, kind and fields.
-        change: `"superseded"` or `"updated"`; see `Former`.
+        change: `"superseded"` or `"updated"`; see `Previous`.
         until: Until when the former one held; None: until now.
     """
     past = list(former.value.get(FORMERLY, ()))
@@ -264,9 +264,9 @@ def succeeding(
     return {**value, FORMERLY: past} if past else dict(value)
 
 
-def _asked(blocking: Callable[[], Any], awaiting: Callable[[], Awaitable[Any]]) -> Steps[Any]:
+def _asked(blocking: Callable[[], Any], awaiting: Callable[[], Awaitable[Any]]) -> Effects[Any]:
     try:
-        return (yield Step(blocking, awaiting))
+        return (yield Effect(blocking, awaiting))
     except InvalidNamespaceError as exc:  # langgraph's own stores take no dots, say
         raise InvalidNamespace(
             f"the store refuses the namespace ({exc}); use perdure.stores.SQLiteStore, which takes "

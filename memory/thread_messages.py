@@ -12,8 +12,8 @@ from typing import Any, Final
 from langchain_core.messages import BaseMessage, ChatMessage, SystemMessage
 
 from perdure.memory import conversation
-from perdure.memory.checking import is_number
-from perdure.memory.longterm.memories import Role
+from perdure.memory.options import is_number
+from perdure.memory.records import Role
 from perdure.memory.shortening import SHORTENED
 
 _ROLES: Final[Mapping[str, Role]] = {
@@ -26,7 +26,7 @@ REMEMBER: Final = "remember"
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class ThreadMessage:
     """A message of a thread.
 
     Attributes:
@@ -77,7 +77,7 @@ class Spoken:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ThreadMessages:
     """What was said on a thread, in order.
 
     Attributes:
@@ -88,9 +88,9 @@ class Said:
 
     thread_id: str
     checkpoint_id: str | None
-    messages: Sequence[Spoken]
+    messages: Sequence[ThreadMessage]
 
-    def present(self) -> Said:
+    def present(self) -> ThreadMessages:
         """The same without what the state has no more."""
         return replace(self, messages=[each for each in self.messages if not each.removed])
 
@@ -101,14 +101,14 @@ class Said:
         return tuple(dict.fromkeys(each.text for each in systems))
 
 
-def latest(wordings: Iterable[tuple[Spoken, bool]]) -> list[Spoken]:
+def latest(wordings: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessage]:
     """Each message once, where it was first said, as it is worded now.
 
     Args:
         wordings: All of them in order, each with whether it is the one that the state has. Of a
             message whose wording there is a shortened one, or that is gone, it is the last.
     """
-    found: dict[str, Spoken] = {}
+    found: dict[str, ThreadMessage] = {}
     settled: set[str] = set()
     present: set[str] = set()
     for each, seen in wordings:

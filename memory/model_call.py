@@ -18,7 +18,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.constants import TAG_NOSTREAM
 
-from perdure.memory.drivers import Step
+from perdure.memory.effects import Effect
 
 Request = Sequence[BaseMessage]
 AT_ONCE: Final = 4
@@ -34,7 +34,7 @@ _REFUSED: Final = {400, 401, 403, 404, 405, 422}  # HTTP: asking again gets the 
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class ModelCall:
     """Asks a model.
 
     Args:
@@ -48,9 +48,9 @@ class Asker:
     timeout_s: float | None
     config: RunnableConfig | None = None
 
-    def asking(self, requests: Sequence[Request]) -> Step:
+    def asking(self, requests: Sequence[Request]) -> Effect:
         """A step: the answer to each request, or the error instead of it."""
-        return Step(
+        return Effect(
             lambda: [self._answer(request) for request in requests],
             lambda: self._answers(requests),
         )
@@ -96,9 +96,9 @@ class Asker:
         return TimeoutError(f"no answer within {self.timeout_s} s")
 
 
-def waiting(seconds: float) -> Step:
+def waiting(seconds: float) -> Effect:
     """A step: time passes."""
-    return Step(lambda: time.sleep(seconds), lambda: asyncio.sleep(seconds))
+    return Effect(lambda: time.sleep(seconds), lambda: asyncio.sleep(seconds))
 
 
 def text_of(answer: Any) -> str:

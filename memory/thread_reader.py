@@ -19,9 +19,9 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from perdure.checkpointers.address import check_thread_id
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem, ThreadInfo
 from perdure.errors import ConfigurationError, PerdureError, UnknownThread
-from perdure.memory.drivers import Step, Steps
-from perdure.memory.forming.said import Said, Spoken, latest, time_of, with_ids
+from perdure.memory.effects import Effect, Effects
 from perdure.memory.nodes import checked
+from perdure.memory.thread_messages import ThreadMessage, ThreadMessages, latest, time_of, with_ids
 
 _STEPS: Final = 4  # checkpoints for each message that are looked at first: a run puts a few
 _HEAD: Final = 2  # messages at the beginning, where a system message is
@@ -66,7 +66,7 @@ class Glimpse:
         whole: Whether that is all that was said.
     """
 
-    said: Said
+    said: ThreadMessages
     shown: tuple[str, ...]
     whole: bool
 
@@ -87,7 +87,7 @@ def check_saver(saver: Any) -> BaseCheckpointSaver[Any]:
 
 def reading(
     saver: Any, thread_id: str, channel: str = "messages", known: Collection[str] | None = ()
-) -> Steps[Said]:
+) -> Effects[ThreadMessages]:
     """Read what was said on a thread.
 
     Args:
@@ -107,7 +107,7 @@ def reading(
     return (yield from _from_state(saver, thread_id, channel))
 
 
-def glancing(saver: Any, thread_id: str, channel: str, newest: int) -> Steps[Glimpse]:
+def glancing(saver: Any, thread_id: str, channel: str, newest: int) -> Effects[Glimpse]:
     """Read the newest of what was said on a thread; no times but those that messages have.
 
     Args:
@@ -126,7 +126,7 @@ def glancing(saver: Any, thread_id: str, channel: str, newest: int) -> Steps[Gli
     return Glimpse(said, said.shown, True)
 
 
-def states(saver: Any, thread_ids: Sequence[str]) -> Steps[list[ThreadInfo | None]]:
+def states(saver: Any, thread_ids: Sequence[str]) -> Effects[list[ThreadInfo | None]]:
     """What changes whenever anything of a thread does, of each; None: that cannot be told."""
     if not thread_ids or not isinstance(saver, Historic):
         return [None] * len(thread_ids)
@@ -134,7 +134,7 @@ def states(saver: Any, thread_ids: Sequence[str]) -> Steps[list[ThreadInfo | Non
     def told() -> list[ThreadInfo | None]:
         return [_state(saver, each) for each in thread_ids]
 
-    found: list[ThreadInfo | None] = yield Step(told, lambda: asyncio.to_thread(told))
+    found: list[ThreadInfo | None] = yield Effect(told, lambda: asyncio.to_thread(told))
     return found
 
 
@@ -145,9 +145,9 @@ def _state(saver: Historic, thread_id: str) -> ThreadInfo | None:
         return None
 
 
-def _from_state(saver: Any, thread_id: str, channel: str) -> Steps[Said]:
+def _from_state(saver: Any, thread_id: str, channel: str) -> Effects[ThreadMessages]:
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
-    found = yield Step(lambda: saver.get_tuple(config), lambda: saver.aget_tuple(config))
+    found = yield Effect(lambda: saver.get_tuple(config), lambda: saver.aget_tuple(config))
     if found is None:
         raise UnknownThread(f"there is no thread {thread_id!r} in the {type(saver).__name__}")
     checkpoint = found.checkpoint
@@ -155,7 +155,7 @@ def _from_state(saver: Any, thread_id: str, channel: str) -> Steps[Said]:
     messages = checked([] if values is None else values, f"the channel {channel!r}")
     said = latest([(_spoken(message, id), True) for message, id in with_ids(messages)])
     at = time_of(checkpoint.get("ts"))
-    return Said(thread_id, checkpoint["id"], [_at(each, at) for each in said])
+    return ThreadMessages(thread_id, checkpoint["id"], [_at(each, at) for each in said])
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +166,15 @@ class _Log:
     thread_id: str
     channel: str
 
-    def reading(self, known: Collection[str] | None) -> Steps[Said]:
+    def reading(self, known: Collection[str] | None) -> Effects[ThreadMessages]:
         head = yield from self._head()
         uid = None if head is None else head.checkpoint_id
         said = _said_in((yield from self._items(uid, None)), self.channel)
         if head is not None and known is not None:
             said = yield from self._timed(said, head, known)
-        return Said(self.thread_id, uid, said)
+        return ThreadMessages(self.thread_id, uid, said)
 
-    def glancing(self, newest: int) -> Steps[Glimpse]:
+    def glancing(self, newest: int) -> Effects[Glimpse]:
         """See `glancing`."""
         head = yield from self._head()
         uid = None if head is None else head.checkpoint_id
@@ -183,7 +183,7 @@ class _Log:
         if not whole and not all(getattr(item.value, "id", None) for item in items):
             # a message without an id is told by those before it that say the same
             items, whole = (yield from self._items(uid, None)), True
-        said = Said(self.thread_id, uid, _said_in(items, self.channel))
+        said = ThreadMessages(self.thread_id, uid, _said_in(items, self.channel))
         if whole:
             return Glimpse(said, said.shown, True)
         return Glimpse(
@@ -191,8 +191,8 @@ class _Log:
         )
 
     def _timed(
-        self, said: list[Spoken], head: CheckpointInfo, known: Collection[str]
-    ) -> Steps[list[Spoken]]:
+        self, said: list[ThreadMessage], head: CheckpointInfo, known: Collection[str]
+    ) -> Effects[list[ThreadMessage]]:
         """The messages with their times, as far as somebody needs them."""
         lacking = [i for i, each in enumerate(said) if each.at is None and each.id not in known]
         if not lacking:
@@ -205,31 +205,31 @@ class _Log:
             timed, _ = _with_times(said, infos, head, self.channel)
         return timed
 
-    def _head(self) -> Steps[CheckpointInfo | None]:
+    def _head(self) -> Effects[CheckpointInfo | None]:
         head = _head((yield from self._checkpoints(1)))
         if head is None:  # the thread went on from an old checkpoint, or has none
             head = _head((yield from self._checkpoints(None)))
         return head
 
-    def _items(self, uid: str | None, ends: Ends | None) -> Steps[list[HistoryItem]]:
+    def _items(self, uid: str | None, ends: Ends | None) -> Effects[list[HistoryItem]]:
         saver, thread_id = self.saver, self.thread_id
         options: dict[str, Any] = {"channel": self.channel, "checkpoint_id": uid, "ends": ends}
-        items: list[HistoryItem] = yield Step(
+        items: list[HistoryItem] = yield Effect(
             lambda: saver.history(thread_id, **options),
             lambda: saver.ahistory(thread_id, **options),
         )
         return items
 
-    def _checkpoints(self, limit: int | None) -> Steps[list[CheckpointInfo]]:
+    def _checkpoints(self, limit: int | None) -> Effects[list[CheckpointInfo]]:
         saver, thread_id = self.saver, self.thread_id
-        found: list[CheckpointInfo] = yield Step(
+        found: list[CheckpointInfo] = yield Effect(
             lambda: saver.checkpoints(thread_id, checkpoint_ns="", limit=limit),
             lambda: saver.acheckpoints(thread_id, checkpoint_ns="", limit=limit),
         )
         return found
 
 
-def _said_in(items: Sequence[HistoryItem], channel: str) -> list[Spoken]:
+def _said_in(items: Sequence[HistoryItem], channel: str) -> list[ThreadMessage]:
     messages = checked([item.value for item in items], f"the channel {channel!r}")
     named = zip(with_ids(messages), items, strict=True)
     return latest((_spoken(message, id, it.position), it.seen) for (message, id), it in named)
@@ -240,8 +240,11 @@ def _head(infos: Sequence[CheckpointInfo]) -> CheckpointInfo | None:
 
 
 def _with_times(
-    said: Sequence[Spoken], infos: Sequence[CheckpointInfo], head: CheckpointInfo, channel: str
-) -> tuple[list[Spoken], int]:
+    said: Sequence[ThreadMessage],
+    infos: Sequence[CheckpointInfo],
+    head: CheckpointInfo,
+    channel: str,
+) -> tuple[list[ThreadMessage], int]:
     """The messages with the times of the checkpoints they came with; how many are older than these.
 
     A checkpoint that has more messages than its parent brought the difference. Where messages were
@@ -273,9 +276,11 @@ def _additions(
         info = parent
 
 
-def _at(spoken: Spoken, at: datetime | None) -> Spoken:
+def _at(spoken: ThreadMessage, at: datetime | None) -> ThreadMessage:
     return spoken if spoken.at is not None else replace(spoken, at=at)
 
 
-def _spoken(message: BaseMessage, id: str, position: int | None = None) -> Spoken:
-    return Spoken(message, id, position, time_of(message.response_metadata.get("create_time")))
+def _spoken(message: BaseMessage, id: str, position: int | None = None) -> ThreadMessage:
+    return ThreadMessage(
+        message, id, position, time_of(message.response_metadata.get("create_time"))
+    )

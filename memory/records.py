@@ -18,7 +18,7 @@ Change = Literal["added", "updated", "superseded", "deleted", "unchanged", "quar
 
 
 @dataclass(frozen=True, slots=True)
-class Former:
+class Previous:
     """What a memory said before.
 
     Attributes:
@@ -60,7 +60,7 @@ class Memory:
     version: int | None = None
     valid_from: datetime | None = None
     valid_to: datetime | None = None
-    formerly: tuple[Former, ...] = ()
+    formerly: tuple[Previous, ...] = ()
     score: float | None = None
     parts: Mapping[str, float] | None = None
 

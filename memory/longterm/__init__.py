@@ -1,1 +1,0 @@
-"""The ground of long-term memory: memories in a store, and when two say the same."""
