@@ -1,13 +1,19 @@
-"""Drivers of work that waits for stores and models: one that blocks, and one that awaits."""
+"""Effects: work that waits for stores and models, written once, run by blocking or by awaiting.
+
+A generator yields each `Effect` and is sent its outcome. `blocking` and `awaiting` make the two
+public methods of one such generator function.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from functools import partial, wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Effect(NamedTuple):
@@ -83,3 +89,42 @@ def _advancing(advance: Callable[[], Any]) -> Effect:
             return None, stop.value
 
     return Effect(advanced, lambda: asyncio.to_thread(advanced))
+
+
+def blocking(make: Callable[P, Effects[T]]) -> Callable[P, T]:
+    """The function that blocks, of one that makes effects: `get = blocking(_get)`.
+
+    Its name is that of `make` without the underscore; signature and docstring are its as well.
+    """
+
+    @wraps(make)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return run(make(*args, **kwargs))
+
+    return _published(call, make, "")
+
+
+def awaiting(make: Callable[P, Effects[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """The function that is awaited, of one that makes effects: `aget = awaiting(_get)`."""
+
+    @wraps(make)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await arun(make(*args, **kwargs))
+
+    return _published(call, make, "a")
+
+
+def _published(call: Any, make: Callable[..., Any], prefix: str) -> Any:
+    """The function under its public name, with what the caller gets as its return type."""
+    name = make.__name__.lstrip("_")
+    call.__name__, call.__qualname__ = (
+        prefix + name,
+        make.__qualname__.replace(make.__name__, prefix + name),
+    )
+    if prefix:
+        call.__doc__ = f"See `{name}`."
+    signature = inspect.signature(make)
+    returned = str(signature.return_annotation).removeprefix("Effects[").removesuffix("]")
+    call.__signature__ = signature.replace(return_annotation=returned)
+    call.__annotations__ = {**make.__annotations__, "return": returned}
+    return call

@@ -33,7 +33,7 @@ from perdure.memory.store_adapter import (
     removal_of,
 )
 from perdure.memory.templates import Template
-from perdure.memory.thread_messages import ThreadMessage, ThreadMessages
+from perdure.memory.thread_messages import ThreadHistory, ThreadMessage
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.watermarks import Watermark, watermark
 from perdure.stores.base import Namespace, PutItem, VersionRetention
@@ -267,7 +267,7 @@ class Extraction:
         return [left.put(around.namespace, thread_id)]
 
     def unformed(
-        self, mark: Watermark, said: ThreadMessages, around: Scope
+        self, mark: Watermark, said: ThreadHistory, around: Scope
     ) -> Effects[list[ThreadMessage]]:
         """The messages of a thread that memories are to be formed of, and were not yet."""
         new = mark.beyond(said)

@@ -1,4 +1,4 @@
-"""Options that are checked when something is built: numbers, seconds, one of a few words."""
+"""Options that are checked when something is built: each helper raises one clear error."""
 
 from __future__ import annotations
 
@@ -73,3 +73,31 @@ def choice(name: str, value: Any, choices: Sequence[str]) -> str:
 def is_number(value: Any) -> bool:
     """Whether a value is a number, and no truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def instance(name: str, value: Any, kinds: type | tuple[type, ...], expected: str) -> Any:
+    """A value that is an instance of a class; `expected` names it in the error.
+
+    >>> instance("schema", 7, int, "a number")
+    7
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if not isinstance(value, kinds):
+        raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
+    return value
+
+
+def text(name: str, value: Any, expected: str = "text that is not blank") -> str:
+    """Text that is not blank.
+
+    >>> text("kind", "fact")
+    'fact'
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
+    return value

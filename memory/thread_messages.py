@@ -77,7 +77,7 @@ class ThreadMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadMessages:
+class ThreadHistory:
     """What was said on a thread, in order.
 
     Attributes:
@@ -90,7 +90,7 @@ class ThreadMessages:
     checkpoint_id: str | None
     messages: Sequence[ThreadMessage]
 
-    def present(self) -> ThreadMessages:
+    def present(self) -> ThreadHistory:
         """The same without what the state has no more."""
         return replace(self, messages=[each for each in self.messages if not each.removed])
 

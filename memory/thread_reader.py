@@ -21,7 +21,7 @@ from perdure.checkpointers.reports import CheckpointInfo, HistoryItem, ThreadInf
 from perdure.errors import ConfigurationError, PerdureError, UnknownThread
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.nodes import checked
-from perdure.memory.thread_messages import ThreadMessage, ThreadMessages, latest, time_of, with_ids
+from perdure.memory.thread_messages import ThreadHistory, ThreadMessage, latest, time_of, with_ids
 
 _STEPS: Final = 4  # checkpoints for each message that are looked at first: a run puts a few
 _HEAD: Final = 2  # messages at the beginning, where a system message is
@@ -66,7 +66,7 @@ class Glimpse:
         whole: Whether that is all that was said.
     """
 
-    said: ThreadMessages
+    said: ThreadHistory
     shown: tuple[str, ...]
     whole: bool
 
@@ -87,7 +87,7 @@ def check_saver(saver: Any) -> BaseCheckpointSaver[Any]:
 
 def reading(
     saver: Any, thread_id: str, channel: str = "messages", known: Collection[str] | None = ()
-) -> Effects[ThreadMessages]:
+) -> Effects[ThreadHistory]:
     """Read what was said on a thread.
 
     Args:
@@ -145,7 +145,7 @@ def _state(saver: Historic, thread_id: str) -> ThreadInfo | None:
         return None
 
 
-def _from_state(saver: Any, thread_id: str, channel: str) -> Effects[ThreadMessages]:
+def _from_state(saver: Any, thread_id: str, channel: str) -> Effects[ThreadHistory]:
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
     found = yield Effect(lambda: saver.get_tuple(config), lambda: saver.aget_tuple(config))
     if found is None:
@@ -155,7 +155,7 @@ def _from_state(saver: Any, thread_id: str, channel: str) -> Effects[ThreadMessa
     messages = checked([] if values is None else values, f"the channel {channel!r}")
     said = latest([(_spoken(message, id), True) for message, id in with_ids(messages)])
     at = time_of(checkpoint.get("ts"))
-    return ThreadMessages(thread_id, checkpoint["id"], [_at(each, at) for each in said])
+    return ThreadHistory(thread_id, checkpoint["id"], [_at(each, at) for each in said])
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +166,13 @@ class _Log:
     thread_id: str
     channel: str
 
-    def reading(self, known: Collection[str] | None) -> Effects[ThreadMessages]:
+    def reading(self, known: Collection[str] | None) -> Effects[ThreadHistory]:
         head = yield from self._head()
         uid = None if head is None else head.checkpoint_id
         said = _said_in((yield from self._items(uid, None)), self.channel)
         if head is not None and known is not None:
             said = yield from self._timed(said, head, known)
-        return ThreadMessages(self.thread_id, uid, said)
+        return ThreadHistory(self.thread_id, uid, said)
 
     def glancing(self, newest: int) -> Effects[Glimpse]:
         """See `glancing`."""
@@ -183,7 +183,7 @@ class _Log:
         if not whole and not all(getattr(item.value, "id", None) for item in items):
             # a message without an id is told by those before it that say the same
             items, whole = (yield from self._items(uid, None)), True
-        said = ThreadMessages(self.thread_id, uid, _said_in(items, self.channel))
+        said = ThreadHistory(self.thread_id, uid, _said_in(items, self.channel))
         if whole:
             return Glimpse(said, said.shown, True)
         return Glimpse(

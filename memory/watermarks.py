@@ -15,7 +15,7 @@ from langgraph.store.base import GetOp, Item
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.records import Outcome
 from perdure.memory.store_adapter import FORMED, StoreAdapter, note_of, notes_of
-from perdure.memory.thread_messages import ThreadMessage, ThreadMessages
+from perdure.memory.thread_messages import ThreadHistory, ThreadMessage
 from perdure.stores.base import Namespace, PutItem
 
 _KNOWN: Final = 50  # messages it names
@@ -57,7 +57,7 @@ class Watermark:
         """The ids of the known messages."""
         return frozenset(each.id for each in self.known)
 
-    def beyond(self, said: ThreadMessages) -> list[ThreadMessage] | None:
+    def beyond(self, said: ThreadHistory) -> list[ThreadMessage] | None:
         """The messages that memories are to be formed of, with their positions.
 
         They are those after the oldest known one that are not known, and those that were edited

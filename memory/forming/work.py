@@ -15,7 +15,7 @@ from perdure.memory.forming.waiting import Waiting, place_of, waiting_of
 from perdure.memory.gate.gate import Gate
 from perdure.memory.proposals import Batch, Proposal, Proposer, Scope
 from perdure.memory.store_adapter import removal_of
-from perdure.memory.thread_messages import ThreadMessage, ThreadMessages
+from perdure.memory.thread_messages import ThreadHistory, ThreadMessage
 from perdure.memory.watermarks import Watermark, watermark
 from perdure.stores.base import Namespace, PutItem
 
@@ -43,7 +43,7 @@ class Work:
     gate: Gate
     most: int
     around: Scope
-    said: ThreadMessages
+    said: ThreadHistory
     mark: Watermark
     note: Waiting | None
     report: ExtractionReport

@@ -17,7 +17,7 @@ NAMESPACES: Final = (("memories", "{user_id}"),)
 """Where memories are, if nobody says."""
 
 
-class ThreadMessages(NamedTuple):
+class ThreadHistory(NamedTuple):
     """Messages that the model reads anyway.
 
     Attributes:

@@ -17,7 +17,7 @@ from perdure.memory.fitting import fitting
 from perdure.memory.instructions import TEXT
 from perdure.memory.options import whole
 from perdure.memory.recollection.merging import Hit, Standing, merged
-from perdure.memory.recollection.reach import NAMESPACES, ThreadMessages, filled, templates
+from perdure.memory.recollection.reach import NAMESPACES, ThreadHistory, filled, templates
 from perdure.memory.recollection.unformed import Tails, ranked_among
 from perdure.memory.recollection.when import named_span
 from perdure.memory.records import Memory
@@ -157,7 +157,7 @@ class Recall:
         config: RunnableConfig | None = None,
         as_of: datetime | None = None,
         now: datetime | None = None,
-        said: ThreadMessages | None = None,
+        said: ThreadHistory | None = None,
     ) -> Effects[Recollection]:
         """What is recalled, as steps; without memories of what is `said` there anyway.
 
@@ -208,7 +208,7 @@ class Recall:
         adapter: StoreAdapter,
         prefix: Namespace,
         options: dict[str, Any],
-        said: ThreadMessages | None,
+        said: ThreadHistory | None,
     ) -> Effects[list[Memory]]:
         """What a search of one namespace finds: more than the limit, for some will be left out."""
         wanted = self._limit + max(self._limit // 2, _REPEATS)

@@ -24,7 +24,7 @@ from perdure.memory.counting import Countable
 from perdure.memory.effects import Effects, arun, run
 from perdure.memory.nodes import MessagesNode
 from perdure.memory.options import choice, whole
-from perdure.memory.recollection.reach import NAMESPACES, ThreadMessages
+from perdure.memory.recollection.reach import NAMESPACES, ThreadHistory
 from perdure.memory.recollection.recall import Recall, Recollection, Waiting
 from perdure.memory.recollection.unformed import Tails
 from perdure.memory.run_config import source
@@ -146,7 +146,7 @@ class UseMemories(MessagesNode):
         self, query: str, turns: Sequence[Turn], config: RunnableConfig | None
     ) -> Effects[Recollection]:
         ids = {message.id for turn in turns[: self._recent] for message in turn.said}
-        said = ThreadMessages(source(config)[0], frozenset(id for id in ids if id is not None))
+        said = ThreadHistory(source(config)[0], frozenset(id for id in ids if id is not None))
         as_of, now = self._as_of(config), self._now(config)
         return self._asks.use_memories(query, self._store, config, as_of, now, said)
 

@@ -31,7 +31,7 @@ from perdure.memory.effects import arun, run
 from perdure.memory.forming.pieces import pieces
 from perdure.memory.proposals import Batch
 from perdure.memory.shortening import SHORTENED
-from perdure.memory.thread_messages import ThreadMessage, ThreadMessages, time_of
+from perdure.memory.thread_messages import ThreadHistory, ThreadMessage, time_of
 from perdure.memory.thread_reader import check_saver, reading
 from perdure.memory.turns import TurnExtractor, turn_key
 from perdure.memory.watermarks import Watermark
@@ -49,7 +49,7 @@ def formed(*messages: BaseMessage, **options: Any) -> list[str]:
     return [each.candidate.text for each in TurnExtractor(**options).formed(batch).additions]
 
 
-def words(said: ThreadMessages) -> list[tuple[str, int | None]]:
+def words(said: ThreadHistory) -> list[tuple[str, int | None]]:
     return [(each.text, each.position) for each in said.messages]
 
 
@@ -283,7 +283,7 @@ def test_each_message_is_new_once(data: st.DataObject) -> None:
         messages = [
             ThreadMessage(HumanMessage(str(i), id=str(i)), str(i)) for i in range(kept, count)
         ]
-        new = mark.beyond(ThreadMessages("t", None, messages))
+        new = mark.beyond(ThreadHistory("t", None, messages))
         if new is None:  # none of those that are known is there
             new = mark.placed([each for each in messages if int(each.id) >= len(formed)])
         mark = mark.advanced(new, None, [])
@@ -305,7 +305,7 @@ def test_an_edited_message_is_new_again_at_its_place() -> None:
     now = [HumanMessage("a", id="a"), HumanMessage("B", id="b"), cut, HumanMessage("d", id="d")]
 
     new = mark.beyond(
-        ThreadMessages("t", None, [ThreadMessage(each, each.id or "") for each in now])
+        ThreadHistory("t", None, [ThreadMessage(each, each.id or "") for each in now])
     )
 
     assert new is not None
