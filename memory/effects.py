@@ -92,7 +92,7 @@ def _advancing(advance: Callable[[], Any]) -> Effect:
 
 
 def blocking(make: Callable[P, Effects[T]]) -> Callable[P, T]:
-    """The function that blocks, of one that makes effects: `get = blocking(_get)`.
+    """Make a function that blocks of one that makes effects, as in `get = blocking(_get)`.
 
     Its name is that of `make` without the underscore; signature and docstring are its as well.
     """
@@ -101,21 +101,23 @@ def blocking(make: Callable[P, Effects[T]]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         return run(make(*args, **kwargs))
 
-    return _published(call, make, "")
+    _publish(call, make, "")
+    return call
 
 
 def awaiting(make: Callable[P, Effects[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """The function that is awaited, of one that makes effects: `aget = awaiting(_get)`."""
+    """Make a coroutine function of one that makes effects, as in `aget = awaiting(_get)`."""
 
     @wraps(make)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
         return await arun(make(*args, **kwargs))
 
-    return _published(call, make, "a")
+    _publish(call, make, "a")
+    return call
 
 
-def _published(call: Any, make: Callable[..., Any], prefix: str) -> Any:
-    """The function under its public name, with what the caller gets as its return type."""
+def _publish(call: Any, make: Callable[..., Any], prefix: str) -> None:
+    """Give a function its public name, and as its return type what the caller gets."""
     name = make.__name__.lstrip("_")
     call.__name__, call.__qualname__ = (
         prefix + name,
@@ -127,4 +129,3 @@ def _published(call: Any, make: Callable[..., Any], prefix: str) -> Any:
     returned = str(signature.return_annotation).removeprefix("Effects[").removesuffix("]")
     call.__signature__ = signature.replace(return_annotation=returned)
     call.__annotations__ = {**make.__annotations__, "return": returned}
-    return call
