@@ -92,10 +92,7 @@ def _advancing(advance: Callable[[], Any]) -> Effect:
 
 
 def blocking(make: Callable[P, Effects[T]]) -> Callable[P, T]:
-    """Make a function that blocks of one that makes effects, as in `get = blocking(_get)`.
-
-    Its name is that of `make` without the underscore; signature and docstring are its as well.
-    """
+    """Make the public function that blocks: `get` of `_get`, with its signature and docstring."""
 
     @wraps(make)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -106,7 +103,7 @@ def blocking(make: Callable[P, Effects[T]]) -> Callable[P, T]:
 
 
 def awaiting(make: Callable[P, Effects[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Make a coroutine function of one that makes effects, as in `aget = awaiting(_get)`."""
+    """Make the public coroutine function: `aget` of `_get`."""
 
     @wraps(make)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
