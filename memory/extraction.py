@@ -96,7 +96,9 @@ class Extraction:
             raise ConfigurationError(f"messages_key is {messages_key!r}; expected a channel's name")
         self.saver, self.store = reading.check_saver(saver), store
         self._adapter = None if store is None else StoreAdapter(store)
+        self.extractor: Any = None
         self.former: Proposer = TurnExtractor() if former is None else former
+        self.extractor = self.former
         self.namespace, self.gate = Template(namespace), gate or Gate()
         self.messages_key, self.batch = messages_key, whole("batch", batch, 1)
         self._skips = choice("removed", removed, _REMOVED) == "skip"

@@ -33,6 +33,8 @@ class TurnExtractor:
         ConfigurationError: A number is none that it can be.
     """
 
+    name = "turns"
+
     def __init__(
         self, *, max_chars: int = 1_500, max_pieces: int = 40, tools: bool = False
     ) -> None:

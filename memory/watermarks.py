@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from langgraph.store.base import GetOp, Item
@@ -51,6 +52,16 @@ class Watermark:
     version: int | None = None
     report: Mapping[str, Any] = field(default_factory=dict)
     refusals: tuple[Mapping[str, str], ...] = ()
+    attempts: int = 0
+    failed_at: datetime | None = None
+    failed_head: str | None = None
+    error: str = ""
+
+    def with_failure(self, error: str, at: datetime, head: str | None) -> Watermark:
+        """TEMP."""
+        return replace(
+            self, attempts=self.attempts + 1, error=error, failed_at=at, failed_head=head
+        )
 
     @property
     def ids(self) -> frozenset[str]:
@@ -121,19 +132,25 @@ class Watermark:
             "checkpoint_id": self.checkpoint_id,
             "report": self.report,
             "refusals": list(self.refusals),
+            "attempts": self.attempts,
+            "failed_at": self.failed_at.isoformat() if self.failed_at else None,
+            "failed_head": self.failed_head,
+            "error": self.error,
         }
         place = notes_of(FORMED, namespace)
         return note_of(place, thread_id, value, if_version=self.version)
 
 
-def watermark(adapter: StoreAdapter, namespace: Namespace, thread_id: str) -> Effects[Watermark]:
+def watermark(
+    adapter: StoreAdapter, namespace: Namespace, thread_id: str, name: str = ""
+) -> Effects[Watermark]:
     """Read the watermark of a thread; an empty one if nothing was formed of it yet."""
     [mark] = yield from watermarks(adapter, [(namespace, thread_id)])
     return mark
 
 
 def watermarks(
-    adapter: StoreAdapter, places: Sequence[tuple[Namespace, str]]
+    adapter: StoreAdapter, places: Sequence[tuple[Namespace, str]], name: str = ""
 ) -> Effects[list[Watermark]]:
     """Read the watermarks of threads, given with the namespaces of their memories."""
     ops = [GetOp(notes_of(FORMED, namespace), thread_id) for namespace, thread_id in places]
@@ -153,6 +170,10 @@ def _read(note: Item) -> Watermark:
         getattr(note, "version", None),
         value["report"],
         tuple(value["refusals"]),
+        value.get("attempts", 0),
+        datetime.fromisoformat(value["failed_at"]) if value.get("failed_at") else None,
+        value.get("failed_head"),
+        value.get("error", ""),
     )
 
 

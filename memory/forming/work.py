@@ -50,8 +50,12 @@ class Work:
 
     def through(self, new: Sequence[ThreadMessage]) -> Effects[bool]:
         """Form memories of messages. Returns whether another was quicker, so they are read anew."""
-        if not new:
-            yield from self._put_down()
+        if not new and self.mark.checkpoint_id != self.said.checkpoint_id:
+            mark = replace(self.mark, checkpoint_id=self.said.checkpoint_id)
+            with suppress(VersionConflict):
+                yield from self.around.adapter.written(
+                    [mark.put(self.around.namespace, self.said.thread_id)]
+                )
         while new:
             size = self.former.taking(new[: self.most])
             batch, new = self._batch(new[: max(1, size)]), new[max(1, size) :]

@@ -1,206 +1,335 @@
-"""Background extraction: what is scheduled is formed later, once, and nothing fails in silence."""
+"""Background extraction: what is due is extracted once, and nothing fails in silence."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
+import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from dbos import DBOS
 
-from perdure.errors import ConfigurationError, InvalidConfig, UnknownThread
-from perdure.memory.background.background import Background
-from perdure.memory.extraction import Extraction
-from tests.memory.houses import PATIENCE_S, House, config_of, state_of, until
+from perdure.errors import ConfigurationError, InvalidConfig, StorageUnavailable
+from perdure.memory.background import Background, run_worker
+from perdure.memory.due import Job
+from tests.memory.background_runs import PATIENCE_S, Runs, config_of, state_of, until
 
-
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    house = House(tmp_path_factory.mktemp("house"))
-    yield house
-    house.close()
+NEVER_S = 3600.0
 
 
 @pytest.fixture(scope="module")
-def background(house: House) -> Iterator[Background]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    runs = Runs(tmp_path_factory.mktemp("runs"))
+    yield runs
+    runs.close()
+
+
+@pytest.fixture(scope="module")
+def background(runs: Runs) -> Iterator[Background]:
     """One that works, and tries twice."""
-    with house.background(retries=1) as background:
+    with runs.background(retries=1) as background:
         yield background
 
 
-def test_a_scheduled_thread_is_formed(house: House, background: Background) -> None:
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Runs]:
+    runs = Runs(tmp_path)
+    yield runs
+    runs.close()
+
+
+def test_a_thread_that_was_quiet_is_extracted(runs: Runs, background: Background) -> None:
     """What was said becomes memories, and the job tells how many."""
-    house.say("a")
-    background.schedule("a", config_of("a"))
+    runs.say("a")
     until(lambda: state_of(background, "a") == "done")
     (job,) = [job for job in background.jobs("done") if job.thread_id == "a"]
 
-    assert (house.memories("a")) == [
+    assert (runs.memories("a")) == [
         "assistant: I will remember that.",
         "user: My sister lives in Ghent.",
     ]
-    assert (job.namespace, job.attempts, job.error) == (("memories", "ann"), 1, None)
+    assert (job.namespace, job.attempts, job.error) == (("memories", "ann"), 0, "")
     assert job.report is not None
     assert (job.report["messages"], job.report["added"]) == (2, 2)
     assert str(job).startswith("a in memories/ann: done, 2 added")
-    assert job in house.told
 
 
-def test_scheduling_twice_forms_once(house: House, background: Background) -> None:
-    """Every message has one memory, however often its thread is scheduled and formed."""
+def test_each_message_is_extracted_once(runs: Runs, background: Background) -> None:
+    """However often its thread is extracted."""
     for turn in range(3):
-        house.say("b", f"Number {turn} is a number that I like.")
-        background.schedule("b", config_of("b"))
-        background.schedule("b", config_of("b"))
+        runs.say("b", f"Number {turn} is a number that I like.")
+        background.extract_now("b")
         if turn == 1:
             until(lambda: state_of(background, "b") == "done")
-    until(lambda: state_of(background, "b") == "done")
+    assert background.flush() == []
 
-    assert len(house.memories("b")) == 6
-    assert house.extraction.pending() == []
+    assert len(runs.memories("b")) == 6
 
 
-def test_a_failure_is_tried_again(house: House, background: Background) -> None:
-    """A thread that failed is formed by the next attempt."""
-    house.say("c")
-    house.former.failures["c"] = [RuntimeError("the model is tired")]
-    background.schedule("c", config_of("c"))
+def test_a_failure_is_tried_again(runs: Runs, background: Background) -> None:
+    """A thread that failed is extracted by the next attempt."""
+    runs.extractor.failures["c"] = [RuntimeError("the model is tired")]
+    runs.say("c")
     until(lambda: state_of(background, "c") == "done")
-    states = [(job.state, job.attempts, job.error) for job in house.told if job.thread_id == "c"]
+    states = [(job.state, job.attempts, job.error) for job in runs.told if job.thread_id == "c"]
 
-    assert len(house.memories("c")) == 2
-    assert states == [("retrying", 1, "RuntimeError: the model is tired"), ("done", 2, None)]
+    assert len(runs.memories("c")) == 2
+    assert states == [("retrying", 1, "RuntimeError: the model is tired"), ("done", 0, "")]
 
 
 def test_what_keeps_failing_is_given_up_visibly(
-    house: House, background: Background, caplog: pytest.LogCaptureFixture
+    runs: Runs, background: Background, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is in the list of the dead with its error, it is logged, and `retry` forms it."""
-    house.say("d")
-    house.former.failures["d"] = [RuntimeError("first"), RuntimeError("second")]
-    with caplog.at_level(logging.INFO, "perdure.forming"):
-        background.schedule("d", config_of("d"))
+    """It is in the list of the dead with its error, it is logged, and by hand it is extracted."""
+    runs.extractor.failures["d"] = [RuntimeError("first"), RuntimeError("second")]
+    with caplog.at_level(logging.INFO, "perdure.background"):
+        runs.say("d")
         (dead,) = until(lambda: background.jobs("dead"))
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
 
     assert (dead.thread_id, dead.attempts, dead.error) == ("d", 2, "RuntimeError: second")
-    assert [record.name for record in errors] == ["perdure.forming"]
     assert "d in memories/ann: dead, attempt 2, RuntimeError: second" in errors[0].getMessage()
     assert [dead] == background.flush(), "what was given up is not tried unasked"
 
-    background.retry(dead)
+    background.extract_now(dead.thread_id)
     until(lambda: state_of(background, "d") == "done")
 
-    assert len(house.memories("d")) == 2
-    with pytest.raises(UnknownThread, match="does not wait"):
-        background.retry(dead)
+    assert len(runs.memories("d")) == 2
 
 
-def test_an_error_that_stays_is_not_tried_again(house: House, background: Background) -> None:
+def test_an_error_that_stays_is_not_tried_again(runs: Runs, background: Background) -> None:
     """A wrong configuration is given up at once; what is said next is a new beginning."""
-    house.say("e")
-    house.former.failures["e"] = [ConfigurationError("no such model")]
-    background.schedule("e", config_of("e"))
+    runs.extractor.failures["e"] = [ConfigurationError("no such model")]
+    runs.say("e")
     (dead,) = until(lambda: background.jobs("dead"))
-    background.schedule("e", config_of("e"))
+    runs.say("e")
     until(lambda: state_of(background, "e") == "done")
 
-    assert (dead.attempts, dead.error) == (1, "ConfigurationError: no such model")
+    assert (dead.attempts, dead.error) == (2, "ConfigurationError: no such model")
 
 
-def test_a_thread_that_is_not_there_is_given_up(
-    house: House, background: Background, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is tried as often as any other; then the log has an error, and it waits no longer."""
-    with caplog.at_level(logging.INFO, "perdure.forming"):
-        background.form_now("nowhere", config_of("nowhere"))
-        until(lambda: "nowhere" in [job.thread_id for job in house.told if job.state == "dead"])
-    ends = [(job.state, job.attempts) for job in house.told if job.thread_id == "nowhere"]
-    [told] = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
-
-    assert ends == [("retrying", 1), ("dead", 2)]
-    assert "UnknownThread: there is no thread 'nowhere'" in told
-    assert "waits no longer" in told
-    assert background.extraction.pending() == []
-    assert background.jobs("dead") == []
-
-
-def test_a_thread_is_formed_anew(house: House, background: Background) -> None:
-    """What was formed by then is formed once more, and is the same memories."""
-    house.say("j")
-    background.form_now("j", config_of("j"))
+def test_a_thread_is_extracted_anew(runs: Runs, background: Background) -> None:
+    """What was extracted by then is extracted once more, and is the same memories."""
+    runs.say("j")
     until(lambda: state_of(background, "j") == "done")
-    background.form_now("j", config_of("j"), anew=True)
-    until(lambda: len([job for job in house.told if job.thread_id == "j"]) > 1)
-    reports = [job.report or {} for job in house.told if job.thread_id == "j"]
+    background.extract_now("j", config_of("j"), anew=True)
+    until(lambda: len([job for job in runs.told if job.thread_id == "j"]) > 1)
+    reports = [job.report or {} for job in runs.told if job.thread_id == "j"]
 
     assert [(each["messages"], each["added"], each["unchanged"]) for each in reports] == [
         (2, 2, 0),
         (2, 0, 2),
     ]
-    assert len(house.memories("j")) == 2
-    with pytest.raises(UnknownThread, match="nobody"):
-        background.form_now("nobody", config_of("nobody"), anew=True)
+    assert len(runs.memories("j")) == 2
 
 
-def test_what_is_said_while_a_thread_is_formed_is_formed_too(
-    house: House, background: Background
-) -> None:
+def test_what_is_said_meanwhile_is_extracted_too(runs: Runs, background: Background) -> None:
     """A message that comes too late for one attempt is what the next is for."""
-    house.say("f")
-    house.former.began.clear()
-    house.former.hold.clear()
-    background.schedule("f", config_of("f"))
-    house.former.began.wait(PATIENCE_S)
-    house.say("f", "My brother lives in Bruges.")
-    background.schedule("f", config_of("f"))
-    house.former.hold.set()
-    until(lambda: len(house.memories("f")) == 4)
+    runs.extractor.began.clear()
+    runs.extractor.hold.clear()
+    runs.say("f")
+    runs.extractor.began.wait(PATIENCE_S)
+    until(lambda: state_of(background, "f") == "running")
+    runs.say("f", "My brother lives in Bruges.")
+    runs.extractor.hold.set()
 
+    until(lambda: len(runs.memories("f")) == 4)
     until(lambda: state_of(background, "f") == "done")
 
 
-def test_another_formations_threads_are_left_alone(house: House, background: Background) -> None:
-    """Threads that wait for a extraction with other namespaces are not this one's."""
-    other = Extraction(house.saver, house.store, namespace=("notes", "{user_id}"))
-    house.say("g")
-    other.note("g", config_of("g"))
-    background.flush()
+def test_a_second_one_is_refused(runs: Runs, background: Background) -> None:
+    """DBOS is one of a process: the second to work is told so, and may still look and ask."""
+    with pytest.raises(ConfigurationError, match="runs DBOS already"):
+        runs.background().start()
+    with runs.background(work=False) as other:
+        runs.say("h")
+        other.extract_now("h")
+        until(lambda: state_of(other, "h") == "done")
 
-    assert None is state_of(background, "g")
-    assert [note.thread_id for note in other.pending(("notes",))] == ["g"]
-    other.extract("g", config_of("g"))
-
-
-def test_a_second_one_is_refused(house: House, background: Background) -> None:
-    """DBOS is one of a process: the second to work is told so, and may still schedule and look."""
-    second = house.background()
-    with pytest.raises(ConfigurationError, match="another Background works in this process"):
-        second.start()
-    with house.background(work=False) as scheduler:
-        house.say("h")
-        scheduler.form_now("h", config_of("h"))
-        until(lambda: state_of(scheduler, "h") == "done")
-
-    assert len(house.memories("h")) == 2
-
-
-def test_async(house: House, background: Background) -> None:
-    """A coroutine schedules without blocking its loop."""
-
-    async def main() -> None:
-        await background.aschedule("i", config_of("i"))
-
-    house.say("i")
-    asyncio.run(main())
-    until(lambda: state_of(background, "i") == "done")
+    assert len(runs.memories("h")) == 2
 
 
 def test_a_config_that_does_not_fill_the_namespace(background: Background) -> None:
-    """It is refused where it is made, and nothing waits."""
+    """It is refused where it is given."""
     with pytest.raises(InvalidConfig, match="user_id"):
-        background.schedule("x", {"configurable": {"thread_id": "x"}})
-    with pytest.raises(InvalidConfig, match="user_id"):
-        background.form_now("x")
+        background.extract_now("x", {"configurable": {"thread_id": "x"}})
 
-    assert background.extraction.pending() == []
+
+# -- beginning and end
+
+
+def test_stop_leaves_nothing_and_start_goes_on(alone: Runs) -> None:
+    """No thread, handler or lock is left; what waited is extracted after the next start."""
+    before, logger = set(threading.enumerate()), logging.getLogger("dbos")
+    handlers, level = list(logger.handlers), logger.level
+    alone.say("a")
+    background = alone.background(delay_s=NEVER_S)
+    with background:
+        assert state_of(background, "a") == "waiting"
+    left = set(threading.enumerate()) - before
+
+    assert [thread.name for thread in left if thread.name != "perdure-write"] == []
+    assert (handlers, level, []) == (logger.handlers, logger.level, logger.filters)
+    assert alone.memories("a") == []
+
+    async def main() -> list[Job]:
+        async with background:
+            return await asyncio.to_thread(background.flush)
+
+    assert asyncio.run(main()) == []
+    assert len(alone.memories("a")) == 2
+
+
+def test_stop_finishes_what_was_begun(alone: Runs) -> None:
+    """A thread that is being extracted is extracted when `stop` returns; its job is done."""
+    alone.say("a")
+    alone.extractor.hold.clear()
+    background = alone.background().start()
+    alone.extractor.began.wait(PATIENCE_S)
+    threading.Timer(0.2, alone.extractor.hold.set).start()
+    background.stop()
+
+    assert len(alone.memories("a")) == 2
+    assert [job.state for job in background.jobs()] == ["done"]
+    background.stop()
+
+
+def test_an_extractor_that_hangs_is_left(alone: Runs) -> None:
+    """It fails at its limit; and `stop` waits for as long as it is told, and no longer."""
+    alone.extractor.hold.clear()
+    alone.say("a")
+    with alone.background(limit_s=0.2, retries=0) as background:
+        [job] = until(lambda: background.jobs("dead"))
+    assert job.error == "TimeoutError: the extraction took more than 0.2 s"
+
+    alone.say("a")
+    alone.extractor.began.clear()
+    background = alone.background().start()
+    alone.extractor.began.wait(PATIENCE_S)
+    stopped = threading.Thread(target=background.stop, args=(0.1,))
+    stopped.start()
+    stopped.join(PATIENCE_S / 2)
+    hung = stopped.is_alive()
+    alone.extractor.hold.set()
+
+    assert not hung
+    with background:
+        until(lambda: len(alone.memories("a")) == 4)
+
+
+def test_cron_extracts_all(alone: Runs) -> None:
+    """Without a delay nothing is extracted until the clock says so; then all is."""
+    for thread_id in ("a", "b"):
+        alone.say(thread_id)
+    with alone.background(delay_s=None) as background:
+        assert [job.at for job in background.jobs("waiting")] == [None, None]
+        background.every("* * * * * *")
+        until(lambda: len(background.jobs("done")) == 2)
+        background.every(None)
+        with pytest.raises(ConfigurationError, match="no schedule: Invalid cron"):
+            background.every("at noon")
+        with pytest.raises(ConfigurationError, match="Invalid timezone"):
+            background.every("0 3 * * *", "Utopia/Nowhere")
+
+    assert (len(alone.memories("a")), len(alone.memories("b"))) == (2, 2)
+
+
+def test_flush_without_a_worker(alone: Runs) -> None:
+    """It does not wait for ever, and returns what is left; any worker extracts that later."""
+    alone.say("a")
+    with alone.background(work=False) as other:
+        left = other.flush(timeout_s=0.1)
+        assert [job.thread_id for job in left] == ["a"]
+        with alone.background():
+            until(lambda: other.flush() == [])
+
+    assert len(alone.memories("a")) == 2
+
+
+def test_an_application_that_runs_dbos_itself(alone: Runs, tmp_path: Path) -> None:
+    """It is told so, and its own DBOS is not touched."""
+    url = f"sqlite:///{tmp_path / 'own.sqlite'}"
+    DBOS(config={"name": "own", "system_database_url": url, "log_level": "ERROR"})
+    try:
+        with pytest.raises(ConfigurationError, match="runs DBOS already"):
+            alone.background().start()
+        DBOS.launch()
+        assert DBOS.list_workflows() == []
+    finally:
+        DBOS.destroy(destroy_registry=True)
+
+
+def test_a_worker_ends_when_told(alone: Runs) -> None:
+    """`run_worker` extracts until SIGTERM, and gives the signals back."""
+    before = signal.getsignal(signal.SIGTERM)
+    alone.say("a")
+    run_worker(alone.background(on_job=lambda job: os.kill(os.getpid(), signal.SIGTERM)))
+
+    assert before == signal.getsignal(signal.SIGTERM)
+    assert len(alone.memories("a")) == 2
+    with pytest.raises(ConfigurationError, match="work"):
+        run_worker(alone.background(work=False))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 0}, "workers is 0"),
+        ({"database": "mysql://host/db"}, "database is 'mysql://host/db'"),
+        ({"database": 7}, "database is 7"),
+    ],
+)
+def test_wrong_options(alone: Runs, options: dict[str, Any], message: str) -> None:
+    """They are named when it is made."""
+    with pytest.raises(ConfigurationError, match=message):
+        alone.background(**options)
+    with pytest.raises(ConfigurationError, match="expected Extraction"):
+        Background(alone.saver)  # type: ignore[arg-type]
+
+
+def test_a_database_that_is_not_there(alone: Runs, tmp_path: Path) -> None:
+    """It is perdure's error, with the reason."""
+    background = alone.background(database=tmp_path / "no" / "folder" / "jobs")
+    with pytest.raises(StorageUnavailable, match="the queue's database cannot be opened"):
+        background.jobs()
+
+
+class Mute(Exception):
+    """An error whose message cannot be had."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("failure", [SystemExit(3), KeyboardInterrupt(), Mute()], ids=repr)
+def test_no_failure_is_silent(
+    failure: BaseException, alone: Runs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever an extractor raises, the job is dead and the log says so."""
+    alone.extractor.failures["a"] = [failure]
+    alone.say("a")
+    with alone.background(retries=0) as background:
+        [job] = until(lambda: background.jobs("dead"))
+
+    assert type(failure).__name__ in job.error
+    levels = [each.levelno for each in caplog.records if each.name == "perdure.background"]
+    assert levels == [logging.ERROR]
+
+
+def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
+    """A folder with a percent sign is none with an escape in its name."""
+    folder = tmp_path / "50%20off #1"
+    folder.mkdir()
+    runs = Runs(folder)
+    runs.say("a")
+    with runs.background() as background:
+        until(lambda: background.jobs("done"))
+    runs.close()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["50%20off #1"]
+    assert [path.name for path in folder.glob("*.jobs")]
