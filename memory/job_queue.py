@@ -197,7 +197,7 @@ class JobQueue:
             with _mapped("opened"):
                 if not _working:
                     DBOS(config=self._config(name, workers))
-                if DBOS.executor_id != name:  # DBOS(…) gives the one that is there
+                if _working or DBOS.executor_id != name:  # DBOS(…) gives the one that is there
                     raise ConfigurationError(
                         "this process runs DBOS already, and it can be run once only; stop the "
                         "other, or make this Background with work=False and run `perdure worker`"

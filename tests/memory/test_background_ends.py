@@ -1,0 +1,201 @@
+"""Background extraction: how it begins and ends, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dbos import DBOS
+
+from perdure.errors import ConfigurationError, StorageUnavailable
+from perdure.memory.background import Background, run_worker
+from perdure.memory.due import Job
+from tests.memory.background_runs import PATIENCE_S, Runs, state_of, until
+
+NEVER_S = 3600.0
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Runs]:
+    runs = Runs(tmp_path)
+    yield runs
+    runs.close()
+
+
+def test_stop_leaves_nothing_and_start_goes_on(alone: Runs) -> None:
+    """No thread, handler or lock is left; what waited is extracted after the next start."""
+    before, logger = set(threading.enumerate()), logging.getLogger("dbos")
+    handlers, level = list(logger.handlers), logger.level
+    alone.say("a")
+    background = alone.background(delay_s=NEVER_S)
+    with background:
+        assert state_of(background, "a") == "waiting"
+    left = set(threading.enumerate()) - before
+
+    assert [thread.name for thread in left if thread.name != "perdure-write"] == []
+    assert (handlers, level, []) == (logger.handlers, logger.level, logger.filters)
+    assert alone.memories("a") == []
+
+    async def main() -> list[Job]:
+        async with background:
+            return await asyncio.to_thread(background.flush)
+
+    assert asyncio.run(main()) == []
+    assert len(alone.memories("a")) == 2
+
+
+def test_stop_finishes_what_was_begun(alone: Runs) -> None:
+    """A thread that is being extracted is extracted when `stop` returns; its job is done."""
+    alone.say("a")
+    alone.extractor.hold.clear()
+    background = alone.background().start()
+    alone.extractor.began.wait(PATIENCE_S)
+    threading.Timer(0.2, alone.extractor.hold.set).start()
+    background.stop()
+
+    assert len(alone.memories("a")) == 2
+    assert [job.state for job in background.jobs()] == ["done"]
+    background.stop()
+
+
+def test_an_extractor_that_hangs_is_left(alone: Runs) -> None:
+    """It fails at its limit; and `stop` waits for as long as it is told, and no longer."""
+    alone.extractor.hold.clear()
+    alone.say("a")
+    with alone.background(limit_s=0.2, retries=0) as background:
+        [job] = until(lambda: background.jobs("dead"))
+    assert job.error == "TimeoutError: the extraction took more than 0.2 s"
+
+    alone.say("a")
+    alone.extractor.began.clear()
+    background = alone.background().start()
+    alone.extractor.began.wait(PATIENCE_S)
+    stopped = threading.Thread(target=background.stop, args=(0.1,))
+    stopped.start()
+    stopped.join(PATIENCE_S / 2)
+    hung = stopped.is_alive()
+    alone.extractor.hold.set()
+
+    assert not hung
+    with background:
+        until(lambda: len(alone.memories("a")) == 4)
+
+
+def test_cron_extracts_all(alone: Runs) -> None:
+    """Without a delay nothing is extracted until the clock says so; then all is."""
+    for thread_id in ("a", "b"):
+        alone.say(thread_id)
+    with alone.background(delay_s=None) as background:
+        assert [job.at for job in background.jobs("waiting")] == [None, None]
+        background.every("* * * * * *")
+        until(lambda: len(background.jobs("done")) == 2)
+        background.every(None)
+        with pytest.raises(ConfigurationError, match="no schedule: Invalid cron"):
+            background.every("at noon")
+        with pytest.raises(ConfigurationError, match="Invalid timezone"):
+            background.every("0 3 * * *", "Utopia/Nowhere")
+
+    assert (len(alone.memories("a")), len(alone.memories("b"))) == (2, 2)
+
+
+def test_flush_without_a_worker(alone: Runs) -> None:
+    """It does not wait for ever, and returns what is left; any worker extracts that later."""
+    alone.say("a")
+    with alone.background(work=False) as other:
+        left = other.flush(timeout_s=0.1)
+        assert [job.thread_id for job in left] == ["a"]
+        with alone.background():
+            until(lambda: other.flush() == [])
+
+    assert len(alone.memories("a")) == 2
+
+
+def test_an_application_that_runs_dbos_itself(alone: Runs, tmp_path: Path) -> None:
+    """It is told so, and its own DBOS is not touched."""
+    url = f"sqlite:///{tmp_path / 'own.sqlite'}"
+    DBOS(config={"name": "own", "system_database_url": url, "log_level": "ERROR"})
+    try:
+        with pytest.raises(ConfigurationError, match="runs DBOS already"):
+            alone.background().start()
+        DBOS.launch()
+        assert DBOS.list_workflows() == []
+    finally:
+        DBOS.destroy(destroy_registry=True)
+
+
+def test_a_worker_ends_when_told(alone: Runs) -> None:
+    """`run_worker` extracts until SIGTERM, and gives the signals back."""
+    before = signal.getsignal(signal.SIGTERM)
+    alone.say("a")
+    run_worker(alone.background(on_job=lambda job: os.kill(os.getpid(), signal.SIGTERM)))
+
+    assert before == signal.getsignal(signal.SIGTERM)
+    assert len(alone.memories("a")) == 2
+    with pytest.raises(ConfigurationError, match="work"):
+        run_worker(alone.background(work=False))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 0}, "workers is 0"),
+        ({"database": "mysql://host/db"}, "database is 'mysql://host/db'"),
+        ({"database": 7}, "database is 7"),
+    ],
+)
+def test_wrong_options(alone: Runs, options: dict[str, Any], message: str) -> None:
+    """They are named when it is made."""
+    with pytest.raises(ConfigurationError, match=message):
+        alone.background(**options)
+    with pytest.raises(ConfigurationError, match="expected Extraction"):
+        Background(alone.saver)  # type: ignore[arg-type]
+
+
+def test_a_database_that_is_not_there(alone: Runs, tmp_path: Path) -> None:
+    """It is perdure's error, with the reason."""
+    background = alone.background(database=tmp_path / "no" / "folder" / "jobs")
+    with pytest.raises(StorageUnavailable, match="the queue's database cannot be opened"):
+        background.jobs()
+
+
+class Mute(Exception):
+    """An error whose message cannot be had."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("failure", [SystemExit(3), KeyboardInterrupt(), Mute()], ids=repr)
+def test_no_failure_is_silent(
+    failure: BaseException, alone: Runs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever an extractor raises, the job is dead and the log says so."""
+    alone.extractor.failures["a"] = [failure]
+    alone.say("a")
+    with alone.background(retries=0) as background:
+        [job] = until(lambda: background.jobs("dead"))
+
+    assert type(failure).__name__ in job.error
+    levels = [each.levelno for each in caplog.records if each.name == "perdure.background"]
+    assert levels == [logging.ERROR]
+
+
+def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
+    """A folder with a percent sign is none with an escape in its name."""
+    folder = tmp_path / "50%20off #1"
+    folder.mkdir()
+    runs = Runs(folder)
+    runs.say("a")
+    with runs.background() as background:
+        until(lambda: background.jobs("done"))
+    runs.close()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["50%20off #1"]
+    assert [path.name for path in folder.glob("*.jobs")]
