@@ -17,13 +17,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from perdure.checkpointers.address import check_thread_id
 from perdure.memory.adapters.langchain import ThreadMessageHistory
-from perdure.memory.adapters.window import (
-    Change,
-    checked_messages,
-    evicted,
-    presentable,
-    with_messages,
-)
+from perdure.memory.adapters.window import Change, checked_messages, presentable, windowed
 from perdure.memory.counting import Countable, count_tokens, token_counter
 from perdure.memory.options import instance, whole
 
@@ -140,8 +134,7 @@ class WindowChatMemory(ABC):
         new = checked_messages([message])
 
         def change(found: list[BaseMessage]) -> list[BaseMessage]:
-            now = with_messages(found, new, first=self.always_keep_system_message_first)
-            return found if now == found else evicted(now, self.fits)
+            return windowed(found, new, self.fits, self.always_keep_system_message_first)
 
         atomic = getattr(self.store, "change_messages", None)
         if atomic is not None:
@@ -149,13 +142,13 @@ class WindowChatMemory(ABC):
             return
         found = list(self.store.get_messages(self.id))
         now = change(found)
-        if now is not found:
+        if now != found:
             self.store.update_messages(self.id, now)
 
     def messages(self) -> list[BaseMessage]:
         """The messages to show to the model: those of the window that providers take."""
         found = checked_messages(self.store.get_messages(self.id))
-        return presentable(evicted(found, self.fits))
+        return presentable(windowed(found, (), self.fits))
 
     def clear(self) -> None:
         """Delete all messages from the store."""

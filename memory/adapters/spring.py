@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Final, Protocol, runtime_checkable
 from uuid import uuid4
 
@@ -23,12 +23,7 @@ from langchain_core.messages import (
     message_chunk_to_message,
 )
 from langchain_core.prompt_values import PromptValue
-from langchain_core.runnables import (
-    Runnable,
-    RunnableConfig,
-    RunnableGenerator,
-    RunnableLambda,
-)
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableGenerator, RunnableLambda
 from langgraph.store.base import BaseStore, PutOp, SearchItem
 
 from perdure.errors import ConfigurationError, InvalidMessages
@@ -37,13 +32,7 @@ from perdure.memory.adapters.langchain4j import (
     CheckpointerChatMemoryStore,
     InMemoryChatMemoryStore,
 )
-from perdure.memory.adapters.window import (
-    Change,
-    checked_messages,
-    evicted,
-    presentable,
-    with_messages,
-)
+from perdure.memory.adapters.window import Change, checked_messages, presentable, windowed
 from perdure.memory.conversation import backwards, role, says_something
 from perdure.memory.options import instance, number, whole
 from perdure.memory.quoting import quoted
@@ -139,7 +128,8 @@ class MessageChatMemory:
         if atomic is None:
             self.repository.save(conversation_id, new)
         else:
-            atomic(conversation_id, lambda found: _newest(found, new, self.max_size))
+            fits = _at_most(self.max_size)
+            atomic(conversation_id, lambda found: windowed(found, new, fits))
 
     def get(self, conversation_id: str, last_n: int = ALL) -> list[BaseMessage]:
         """The newest messages of the window, oldest first, without those that providers refuse.
@@ -149,7 +139,7 @@ class MessageChatMemory:
             last_n: At most so many, the system message included.
         """
         size = min(whole("last_n", last_n, 1), self.max_size)
-        return presentable(_newest([], self._loaded(conversation_id), size))
+        return presentable(windowed([], self._loaded(conversation_id), _at_most(size)))
 
     def clear(self, conversation_id: str) -> None:
         """Delete a conversation."""
@@ -206,7 +196,7 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
 
     def __init__(self, model: Runnable[Any, Any]) -> None:
         super().__init__(self._advised)
-        self.model = instance("model", model, Runnable, "a chat model")
+        self.model: Runnable[Any, Any] = instance("model", model, Runnable, "a chat model")
 
     @abstractmethod
     def shown(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
@@ -235,7 +225,7 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
                 yield chunk
             await asyncio.to_thread(self.remember, id, [*_new(request), _message(answer)])
 
-        before = RunnableLambda(lambda _: shown)
+        before: Runnable[Any, Any] = RunnableLambda(lambda _: shown)
         return before | self.model.bind(**kwargs) | RunnableGenerator(keep, akeep)
 
     def _sequence(self, system: str, messages: list[BaseMessage]) -> list[BaseMessage]:
@@ -253,17 +243,15 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
     Args:
         model: A chat model, with tools or without, or another advisor.
         memory: A chat memory, say `MessageChatMemory(repository)`.
-        last_n: At most so many messages of the memory are shown.
     """
 
-    def __init__(self, model: Runnable[Any, Any], memory: ChatMemory, last_n: int = 100) -> None:
+    def __init__(self, model: Runnable[Any, Any], memory: ChatMemory) -> None:
         super().__init__(model)
         self.memory = memory
-        self.last_n = last_n
 
     def shown(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
         """The system messages as one, the conversation, the request."""
-        remembered = self.memory.get(conversation_id, self.last_n)
+        remembered = self.memory.get(conversation_id, ALL)
         return self._sequence(_system(request, remembered), [*remembered, *request])
 
     def remember(self, conversation_id: str, messages: list[BaseMessage]) -> None:
@@ -279,7 +267,7 @@ class PromptChatMemoryAdvisor(MessageChatMemoryAdvisor):
 
     def shown(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
         """A system message with the conversation, and the request."""
-        remembered = self.memory.get(conversation_id, self.last_n)
+        remembered = self.memory.get(conversation_id, ALL)
         # a result needs its call as a message, so the turn that is not over stays messages
         unfinished = isinstance(next(iter(_others(request)), None), ToolMessage)
         end = len(remembered) - (len(_new(remembered)) if unfinished else 0)
@@ -344,22 +332,15 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
 
     def remember(self, conversation_id: str, messages: list[BaseMessage]) -> None:
         """Keep each message as an item."""
-        namespace = (*self.namespace, conversation_id)
-        keep = {"conversation_id": conversation_id}
-        self.store.batch(
-            PutOp(
-                namespace,
-                message.id or str(uuid4()),
-                {"text": message.text, "kind": message.type, **keep},
-                index=["text"],
-            )
-            for message in messages
-            if _is_text(message)
-        )
+        namespace, puts = (*self.namespace, conversation_id), []
+        for m in filter(_is_text, messages):
+            value = {"text": m.text, "kind": m.type, "conversation_id": conversation_id}
+            puts.append(PutOp(namespace, m.id or str(uuid4()), value, index=["text"]))
+        self.store.batch(puts)
 
 
-def _newest(found: Sequence[BaseMessage], new: list[BaseMessage], size: int) -> list[BaseMessage]:
-    return evicted(with_messages(found, new), lambda messages: len(messages) <= size)
+def _at_most(size: int) -> Callable[[Sequence[BaseMessage]], bool]:
+    return lambda messages: len(messages) <= size
 
 
 def _messages(input: Any) -> list[BaseMessage]:

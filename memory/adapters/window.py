@@ -40,14 +40,22 @@ def checked_messages(messages: Messages, what: str = "the messages") -> list[Bas
     return found
 
 
-def with_messages(messages: Messages, new: Messages, *, first: bool = False) -> list[BaseMessage]:
-    """The messages with new ones at the end.
+def windowed(
+    messages: Messages,
+    new: Messages,
+    fits: Callable[[list[BaseMessage]], bool],
+    first: bool = False,
+) -> list[BaseMessage]:
+    """The messages with new ones at the end, as far as they fit.
 
     A system message with another text replaces the one before; an equal or a blank one is ignored.
+    The system message is never evicted, else the oldest goes first, a tool call with its results.
+    So a message that alone does not fit goes together with everything before it.
 
     Args:
         messages: Oldest first.
         new: The messages to add.
+        fits: Whether a list of messages fits into the window.
         first: Whether a new system message goes to the front instead of the end.
     """
     found = list(messages)
@@ -57,31 +65,16 @@ def with_messages(messages: Messages, new: Messages, *, first: bool = False) -> 
             if not says_something(message) or message.content in held:
                 continue
             found = [other for other in found if not isinstance(other, SystemMessage)]
-        at = 0 if first and isinstance(message, SystemMessage) else len(found)
-        found.insert(at, message)
-    return found
-
-
-def evicted(messages: Messages, fits: Callable[[list[BaseMessage]], bool]) -> list[BaseMessage]:
-    """The newest messages that fit, and the system message, which is never evicted.
-
-    The oldest goes first, a tool call with its results. So a message that alone does not fit goes
-    together with everything before it.
-
-    Args:
-        messages: Oldest first.
-        fits: Whether a list of messages fits.
-    """
+        found.insert(0 if first and isinstance(message, SystemMessage) else len(found), message)
 
     def after(cut: int) -> list[BaseMessage]:
-        systems = [m for m in messages[:cut] if isinstance(m, SystemMessage)]
-        return [*systems, *messages[cut:]]
+        return [*(m for m in found[:cut] if isinstance(m, SystemMessage)), *found[cut:]]
 
     # no cut between a call and its results
-    inner = (i for i, m in enumerate(messages) if i and not isinstance(m, ToolMessage))
-    cuts = [0, *inner, len(messages)]
+    inner = (i for i, m in enumerate(found) if i and not isinstance(m, ToolMessage))
+    cuts = [0, *inner, len(found)]
     cut = cuts[bisect_left(cuts[:-1], True, key=lambda at: fits(after(at)))]
-    if cut == len(messages) and messages and not isinstance(messages[-1], SystemMessage):
+    if found and cut == len(found) and not isinstance(found[-1], SystemMessage):
         _log.warning("the newest message does not fit into the window of a chat memory: evicted")
     return after(cut)
 
