@@ -111,6 +111,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
             self.checkpointer.put(config, after, metadata, {"messages": version})
 
     def _found(self, head: CheckpointTuple | None) -> list[BaseMessage]:
+        """The messages of a checkpoint."""
         found = head.checkpoint["channel_values"].get("messages") if head else None
         return checked_messages(found or [], f"channel 'messages' of thread {self.thread_id!r}")
 

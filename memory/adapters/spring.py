@@ -10,6 +10,7 @@ import asyncio
 import inspect
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final, Protocol, runtime_checkable
 from uuid import uuid4
 
@@ -195,7 +196,7 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
     """
 
     def __init__(self, model: Runnable[Any, Any]) -> None:
-        super().__init__(self._advised)
+        super().__init__(self._advised, name=type(self).__name__)
         self.model: Runnable[Any, Any] = instance("model", model, Runnable, "a chat model")
 
     @abstractmethod
@@ -345,14 +346,13 @@ def _at_most(size: int) -> Callable[[Sequence[BaseMessage]], bool]:
 
 def _messages(input: Any) -> list[BaseMessage]:
     listed = [input] if isinstance(input, str | BaseMessage) else input
-    if not isinstance(listed, Sequence | PromptValue):
-        raise InvalidMessages(
-            f"the input is a {type(input).__name__}; expected text, a prompt or a list of messages"
-        )
-    try:
-        return checked_messages(convert_to_messages(listed))
-    except (NotImplementedError, ValueError) as exc:
-        raise InvalidMessages(f"the input {input!r:.80} is no list of messages: {exc}") from exc
+    if isinstance(listed, Sequence | PromptValue):
+        with suppress(NotImplementedError, ValueError):
+            return checked_messages(convert_to_messages(listed))
+    raise InvalidMessages(
+        f"the input is {input!r:.80}, a {type(input).__name__}; expected text, a prompt or a list "
+        "of messages"
+    )
 
 
 def _message(answer: Any) -> BaseMessage:
