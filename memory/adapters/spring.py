@@ -323,7 +323,11 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
             ConfigurationError: The store cannot search by meaning.
         """
         found = self.store.search(
-            (*self.namespace, conversation_id), query=query, limit=self.top_k, **self._only_cosine
+            (*self.namespace, conversation_id),
+            query=query,
+            filter={"conversation_id": conversation_id},  # not one in a namespace below
+            limit=self.top_k,
+            **self._only_cosine,
         )
         if any(item.score is None for item in found):
             raise ConfigurationError(

@@ -471,6 +471,18 @@ def test_the_vector_store_advisor(langgraphs: bool, tmp_path: Path) -> None:
     assert nothing == []
 
 
+def test_namespaces_below_another_are_another_conversations() -> None:
+    """Nothing of one conversation is recalled in another, however the advisors are set up."""
+    store = InMemoryStore(index=INDEX)
+    model: Any = RunnableLambda(lambda shown: AIMessage("fine"))
+    outer = VectorStoreChatMemoryAdvisor(model, store)
+    inner = VectorStoreChatMemoryAdvisor(model, store, namespace=("chat_memory", "a"))
+    inner.invoke("my canoe", of("b"))
+
+    assert len(inner.recalled("b", "canoe")) == 2
+    assert outer.recalled("a", "canoe") == []
+
+
 def test_similarity_is_the_cosine_with_the_offline_embedder(tmp_path: Path) -> None:
     """A threshold leaves out what has nothing to do with the question."""
     with SQLiteStore.open(tmp_path / "m.db") as store, OpenAIServer(["noted"] * 2) as server:
