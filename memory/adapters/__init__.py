@@ -1,22 +1,23 @@
 """Chat memory for people who come from LangChain4j, Spring AI or RunnableWithMessageHistory."""
 
-from perdure.memory.adapters.advisors import MessageChatMemoryAdvisor, PromptChatMemoryAdvisor
-from perdure.memory.adapters.history import ThreadMessageHistory
-from perdure.memory.adapters.langchain4j import MessageWindowChatMemory, TokenWindowChatMemory
-from perdure.memory.adapters.recalling import VectorStoreChatMemoryAdvisor
+from perdure.memory.adapters.langchain import ThreadMessageHistory
+from perdure.memory.adapters.langchain4j import (
+    ChatMemoryStore,
+    CheckpointerChatMemoryStore,
+    InMemoryChatMemoryStore,
+    MessageWindowChatMemory,
+    TokenWindowChatMemory,
+)
 from perdure.memory.adapters.spring import (
     ChatMemory,
     ChatMemoryRepository,
     CheckpointerChatMemoryRepository,
     InMemoryChatMemoryRepository,
     MessageChatMemory,
+    MessageChatMemoryAdvisor,
+    PromptChatMemoryAdvisor,
+    VectorStoreChatMemoryAdvisor,
 )
-from perdure.memory.adapters.stores import (
-    ChatMemoryStore,
-    CheckpointerChatMemoryStore,
-    InMemoryChatMemoryStore,
-)
-from perdure.memory.adapters.thread import ThreadMessages
 
 __all__ = [
     "ChatMemory",
@@ -31,7 +32,6 @@ __all__ = [
     "MessageWindowChatMemory",
     "PromptChatMemoryAdvisor",
     "ThreadMessageHistory",
-    "ThreadMessages",
     "TokenWindowChatMemory",
     "VectorStoreChatMemoryAdvisor",
 ]

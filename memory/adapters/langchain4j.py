@@ -1,73 +1,140 @@
-"""Chat memory as LangChain4j has it: a window of messages or tokens over a store.
+"""LangChain4j's chat memory: a window of messages or tokens over a store.
 
-Behaviour and names follow https://docs.langchain4j.dev/tutorials/chat-memory. What differs: over a
-checkpointer, what is evicted stays in perdure's `history()`; and where LangChain4j would evict what
-was just said (a system message that fills the budget, a window shorter than an exchange),
-`BudgetExceeded` is raised and nothing is written.
+Names and behaviour follow https://docs.langchain4j.dev/tutorials/chat-memory. Over a checkpointer,
+evicted messages stay in perdure's `history()` until the memory is cleared.
 """
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Protocol, runtime_checkable
 
 from langchain_core.messages import BaseMessage
+from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from perdure.errors import ConfigurationError
-from perdure.memory.adapters.evicting import admit, evict, showable
-from perdure.memory.adapters.stores import ChatMemoryStore, InMemoryChatMemoryStore
-from perdure.memory.adapters.thread import checked_new
-from perdure.memory.counting import Countable
-from perdure.memory.counting import token_counter as counter_of
-from perdure.memory.options import whole
-from perdure.memory.window import one
+from perdure.checkpointers.address import check_thread_id
+from perdure.memory.adapters.langchain import ThreadMessageHistory
+from perdure.memory.adapters.window import Change, checked_messages, presentable, windowed
+from perdure.memory.counting import Countable, count_tokens, token_counter
+from perdure.memory.options import instance, whole
 
 
-class WindowChatMemory(ABC):
-    """What both windows have in common.
+@runtime_checkable
+class ChatMemoryStore(Protocol):
+    """Where memories keep their messages.
 
-    Args:
-        id: Which memory of the store; its type is the store's affair.
-        store: Where it is kept; None: in memory.
-        always_keep_system_message_first: Whether a new system message is put first, not last.
+    A store may also have `change_messages(memory_id, change)`, which replaces the messages by
+    `change(messages)` in one step; then nothing is lost when two processes add at once.
     """
 
-    def __init__(
-        self,
-        id: Any = "default",
-        store: ChatMemoryStore | None = None,
-        always_keep_system_message_first: bool = False,
-    ) -> None:
-        if store is not None and not isinstance(store, ChatMemoryStore):
-            raise ConfigurationError(
-                f"store is {store!r:.80}; expected an object with get_messages, update_messages "
-                "and delete_messages: for a checkpointer, CheckpointerChatMemoryStore(checkpointer)"
-            )
-        self.id = id
-        self.store: ChatMemoryStore = store or InMemoryChatMemoryStore()
-        self.always_keep_system_message_first = always_keep_system_message_first
+    def get_messages(self, memory_id: Any) -> Sequence[BaseMessage]:
+        """All messages of a memory, oldest first."""
+
+    def update_messages(self, memory_id: Any, messages: Sequence[BaseMessage]) -> None:
+        """Replace all messages of a memory; called for each message that is added."""
+
+    def delete_messages(self, memory_id: Any) -> None:
+        """Delete all messages of a memory; called when it is cleared."""
+
+
+class InMemoryChatMemoryStore(ChatMemoryStore):
+    """Messages in a dict; they end with the process."""
+
+    def __init__(self) -> None:
+        self._messages: dict[Any, list[BaseMessage]] = {}
+        self._lock = Lock()
+
+    def get_messages(self, memory_id: Any) -> list[BaseMessage]:
+        """See `ChatMemoryStore`."""
+        return list(self._messages.get(memory_id, ()))
+
+    def update_messages(self, memory_id: Any, messages: Sequence[BaseMessage]) -> None:
+        """See `ChatMemoryStore`."""
+        self._messages[memory_id] = checked_messages(messages)
+
+    def delete_messages(self, memory_id: Any) -> None:
+        """See `ChatMemoryStore`."""
+        self._messages.pop(memory_id, None)
+
+    def change_messages(self, memory_id: Any, change: Change) -> None:
+        """Replace the messages by what `change` returns, in one step."""
+        with self._lock:
+            self.update_messages(memory_id, change(self.get_messages(memory_id)))
+
+
+class CheckpointerChatMemoryStore(ChatMemoryStore):
+    """Messages in the threads of a checkpointer; the id of a memory is the thread_id.
+
+    Args:
+        checkpointer: Any langgraph checkpointer.
+        keep_history: Whether deleted messages stay in perdure's `history(thread_id)` and in the
+            file. False: deleting deletes the thread.
+    """
+
+    def __init__(self, checkpointer: BaseCheckpointSaver[Any], *, keep_history: bool = False):
+        self.checkpointer = checkpointer
+        self.keep_history = keep_history
+
+    def get_messages(self, memory_id: Any) -> list[BaseMessage]:
+        """See `ChatMemoryStore`."""
+        return self._thread(memory_id).messages
+
+    def update_messages(self, memory_id: Any, messages: Sequence[BaseMessage]) -> None:
+        """See `ChatMemoryStore`."""
+        self._thread(memory_id).change(lambda _: messages)
+
+    def delete_messages(self, memory_id: Any) -> None:
+        """See `ChatMemoryStore` and `keep_history`."""
+        self._thread(memory_id).clear()
+
+    def change_messages(self, memory_id: Any, change: Change) -> None:
+        """Replace the messages by what `change` returns, in one step."""
+        self._thread(memory_id).change(change)
+
+    def _thread(self, memory_id: Any) -> ThreadMessageHistory:
+        thread_id = check_thread_id(memory_id)
+        return ThreadMessageHistory(self.checkpointer, thread_id, keep_history=self.keep_history)
+
+
+@dataclass(kw_only=True, eq=False)
+class WindowChatMemory(ABC):
+    """The base of both windows.
+
+    Args:
+        id: Which memory of the store.
+        store: Where the messages are kept.
+        always_keep_system_message_first: Whether a new system message goes to the front, not to
+            the end.
+
+    Raises:
+        ConfigurationError: An argument has a wrong value.
+    """
+
+    id: Any = "default"
+    store: ChatMemoryStore = field(default_factory=InMemoryChatMemoryStore)
+    always_keep_system_message_first: bool = False
+
+    def __post_init__(self) -> None:
+        expected = "a ChatMemoryStore; for a checkpointer, CheckpointerChatMemoryStore(it)"
+        instance("store", self.store, ChatMemoryStore, expected)
 
     @abstractmethod
-    def fitted(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """What of messages fits into the window."""
+    def fits(self, messages: list[BaseMessage]) -> bool:
+        """Whether messages fit into the window."""
 
     def add(self, message: BaseMessage) -> None:
         """Add a message at the end and evict what no longer fits, from the store as well.
 
-        An equal system message is ignored, a different one takes the place of the former.
-
         Raises:
-            BudgetExceeded: The message cannot be shown within the window; nothing was written.
             InvalidMessages: It is no message.
         """
-        checked_new([message])
-        first = self.always_keep_system_message_first
+        new = checked_messages([message])
 
         def change(found: list[BaseMessage]) -> list[BaseMessage]:
-            now = admit(found, message, first=first)
-            return found if now is None else self.fitted(now)
+            return windowed(found, new, self.fits, self.always_keep_system_message_first)
 
         atomic = getattr(self.store, "change_messages", None)
         if atomic is not None:
@@ -75,94 +142,56 @@ class WindowChatMemory(ABC):
             return
         found = list(self.store.get_messages(self.id))
         now = change(found)
-        if now is not found:
+        if now != found:
             self.store.update_messages(self.id, now)
 
     def messages(self) -> list[BaseMessage]:
-        """What the model is to be shown: what fits, without what no provider takes.
-
-        Left out are tool calls or results that are alone, and messages that say nothing.
-
-        Raises:
-            BudgetExceeded: The store, written to by others or with a longer window, ends with what
-                cannot be shown within this one.
-        """
-        return showable(self.fitted(checked_new(self.store.get_messages(self.id))))
+        """The messages to show to the model: those of the window that providers take."""
+        found = checked_messages(self.store.get_messages(self.id))
+        return presentable(windowed(found, (), self.fits))
 
     def clear(self) -> None:
         """Delete all messages from the store."""
         self.store.delete_messages(self.id)
 
-    async def aadd(self, message: BaseMessage) -> None:
-        """See `add`; the store is called in another thread."""
-        await asyncio.to_thread(self.add, message)
 
-    async def amessages(self) -> list[BaseMessage]:
-        """See `messages`."""
-        return await asyncio.to_thread(self.messages)
-
-    async def aclear(self) -> None:
-        """See `clear`."""
-        await asyncio.to_thread(self.clear)
-
-
+@dataclass(eq=False)
 class MessageWindowChatMemory(WindowChatMemory):
     """A window of the newest messages.
 
     Args:
         max_messages: At most so many, the system message included.
-        id: Which memory of the store.
-        store: Where it is kept; None: in memory.
-        always_keep_system_message_first: Whether a new system message is put first, not last.
-
-    Raises:
-        ConfigurationError: `max_messages` is not positive, or `store` is none.
     """
 
-    def __init__(
-        self,
-        max_messages: int,
-        id: Any = "default",
-        store: ChatMemoryStore | None = None,
-        always_keep_system_message_first: bool = False,
-    ) -> None:
-        super().__init__(id, store, always_keep_system_message_first)
-        self.max_messages = whole("max_messages", max_messages, 1)
+    max_messages: int
 
-    def fitted(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("max_messages", self.max_messages, 1)
+
+    def fits(self, messages: list[BaseMessage]) -> bool:
         """See `WindowChatMemory`."""
-        return evict(messages, self.max_messages, one, "messages")
+        return len(messages) <= self.max_messages
 
 
+@dataclass(eq=False)
 class TokenWindowChatMemory(WindowChatMemory):
-    """A window of the newest tokens; a message is shown whole or not at all.
+    """A window of the newest tokens; a message that does not fit is evicted completely.
 
     Args:
         max_tokens: At most so many, the system message included.
-        token_counter: What counts them: a model, its name, a function from a list of messages to a
-            number, a `TokenCounter`; None: an estimate. See `perdure.memory.counting`.
-        id: Which memory of the store.
-        store: Where it is kept; None: in memory.
-        always_keep_system_message_first: Whether a new system message is put first, not last.
-
-    Raises:
-        ConfigurationError: `max_tokens` is not positive, or another argument is none.
-        UnknownModel: No encoding is known for a model of that name.
+        token_counter: A model, its name, a function from a list of messages to a number, or
+            "estimate".
     """
 
-    def __init__(
-        self,
-        max_tokens: int,
-        token_counter: Countable | None,
-        id: Any = "default",
-        store: ChatMemoryStore | None = None,
-        always_keep_system_message_first: bool = False,
-    ) -> None:
-        super().__init__(id, store, always_keep_system_message_first)
-        self.max_tokens = whole("max_tokens", max_tokens, 1)
-        self.token_counter = counter_of(token_counter)
+    max_tokens: int
+    token_counter: Countable
 
-    def fitted(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("max_tokens", self.max_tokens, 1)
+        self.token_counter = token_counter(self.token_counter)
+
+    def fits(self, messages: list[BaseMessage]) -> bool:
         """See `WindowChatMemory`."""
-        counter = self.token_counter.fitted(messages)
-        return evict(messages, self.max_tokens, counter.message, "tokens", counter.request)
+        return count_tokens(messages, self.token_counter) <= self.max_tokens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
@@ -21,15 +20,17 @@ from langchain_core.messages import (
 )
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.errors import BudgetExceeded, ConfigurationError, InvalidConfig, InvalidMessages
+from perdure.errors import ConfigurationError, InvalidConfig, InvalidMessages
 from perdure.graphs import chat_graph
 from perdure.memory.adapters import (
+    CheckpointerChatMemoryRepository,
     CheckpointerChatMemoryStore,
     InMemoryChatMemoryStore,
     MessageWindowChatMemory,
+    ThreadMessageHistory,
     TokenWindowChatMemory,
 )
-from perdure.memory.adapters.evicting import showable
+from perdure.memory.adapters.window import presentable
 from perdure.memory.conversation import call_ids
 from tests.memory.conversations import conversations
 from tests.memory.providers import refusals
@@ -97,16 +98,44 @@ def test_the_oldest_messages_are_evicted_from_the_store_too(store: Any) -> None:
 
 
 def test_evicted_messages_stay_in_history(file_saver: SQLiteCheckpointer) -> None:
-    """ "Memory vs history": over a checkpointer there are both."""
-    store = CheckpointerChatMemoryStore(file_saver)
-    memory = MessageWindowChatMemory(2, id="t", store=store)
-    told(memory, *(HumanMessage(str(n)) for n in range(5)))
-    memory.clear()
+    """ "Memory vs history": over a checkpointer there are both, until the memory is cleared."""
+    keeping = CheckpointerChatMemoryStore(file_saver, keep_history=True)
+    for store in (keeping, CheckpointerChatMemoryStore(file_saver)):
+        memory = MessageWindowChatMemory(2, id="t", store=store)
+        told(memory, *(HumanMessage(str(n)) for n in range(5)))
+        assert [item.value.text for item in file_saver.history("t")][:5] == list("01234")
+        memory.clear()
+        assert memory.messages() == []
+        assert [thread.thread_id for thread in file_saver.threads()] == ["t"][: store is keeping]
 
-    assert memory.messages() == []
-    assert [item.value.text for item in file_saver.history("t")] == ["0", "1", "2", "3", "4"]
-    CheckpointerChatMemoryStore(file_saver, keep_history=False).delete_messages("t")
-    assert file_saver.threads() == []
+
+@pytest.mark.parametrize("clear", ["memory", "store", "repository", "history"])
+def test_deleted_messages_leave_the_file(clear: str, tmp_path: Path) -> None:
+    """Also evicted ones, and what a graph on the same thread made of them."""
+    with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+        store = CheckpointerChatMemoryStore(saver)
+        memory = MessageWindowChatMemory(2, id="t", store=store)
+        told(memory, *(HumanMessage(f"my secret lagoon {n}") for n in range(4)))
+        asked: Any = {"messages": [HumanMessage("Where is the lagoon?")]}
+        thread: Any = {"configurable": {"thread_id": "t"}}
+        chat_graph(checkpointer=saver).invoke(asked, thread)
+        others = MessageWindowChatMemory(2, id="other", store=store)
+        others.add(HumanMessage("hi"))
+        if clear == "memory":
+            memory.clear()
+        elif clear == "store":
+            store.delete_messages("t")
+        elif clear == "repository":
+            CheckpointerChatMemoryRepository(saver).delete("t")
+        else:
+            ThreadMessageHistory(saver, "t").clear()
+        memory.add(HumanMessage("again"))
+
+        assert texts(memory.messages()) == ["again"]
+        assert texts(others.messages()) == ["hi"]
+        assert [item.value.text for item in saver.history("t")] == ["again"]
+        assert not any(b"lagoon" in file.read_bytes() for file in tmp_path.iterdir())
+    assert not any(b"lagoon" in file.read_bytes() for file in tmp_path.iterdir())
 
 
 def test_tokens_are_what_a_token_window_counts(store: Any) -> None:
@@ -181,7 +210,7 @@ def test_two_who_add_at_once_lose_nothing(tmp_path: Path) -> None:
 
     def add(who: int) -> None:
         with SQLiteCheckpointer.open(path) as saver:
-            memory = MessageWindowChatMemory(99, "t", CheckpointerChatMemoryStore(saver))
+            memory = MessageWindowChatMemory(99, id="t", store=CheckpointerChatMemoryStore(saver))
             for n in range(4):
                 memory.add(HumanMessage(f"{who}-{n}"))
 
@@ -191,20 +220,6 @@ def test_two_who_add_at_once_lose_nothing(tmp_path: Path) -> None:
         found = CheckpointerChatMemoryStore(saver).get_messages("t")
 
     assert sorted(texts(found)) == [f"{who}-{n}" for who in range(3) for n in range(4)]
-
-
-def test_the_asynchronous_form_does_the_same(store: Any) -> None:
-    """Each method has a twin."""
-
-    async def scenario() -> None:
-        memory = MessageWindowChatMemory(2, store=store)
-        for text in "abc":
-            await memory.aadd(HumanMessage(text))
-        assert texts(await memory.amessages()) == ["b", "c"]
-        await memory.aclear()
-        assert await memory.amessages() == []
-
-    asyncio.run(scenario())
 
 
 # -- the system message
@@ -241,27 +256,27 @@ def test_a_different_one_takes_its_place(first: bool, store: Any) -> None:
 # -- windows that are too small
 
 
-@pytest.mark.parametrize("last", [HumanMessage("d e f"), SystemMessage("x x x x x")])
-def test_a_message_that_cannot_be_shown_is_refused(last: BaseMessage, store: Any) -> None:
-    """LangChain4j would evict it or keep too much; here the error comes before anything is."""
+def test_a_message_that_does_not_fit_is_evicted_completely(
+    store: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With all before it, but the system message, and a warning; the memory goes on."""
     memory = TokenWindowChatMemory(4, words, store=store)
     told(memory, SystemMessage("a b"), HumanMessage("c"))
 
-    with pytest.raises(BudgetExceeded, match=r"takes \d tokens; 4 are allowed"):
-        memory.add(last)
-    assert texts(memory.messages()) == ["a b", "c"]
+    assert told(memory, HumanMessage("d e f")) == ["a b"]
+    assert texts(store.get_messages("default")) == ["a b"]
+    assert "does not fit" in caplog.text
+    assert told(memory, HumanMessage("g h")) == ["a b", "g h"]
+    assert told(memory, SystemMessage("x x x x x")) == ["x x x x x"]
 
 
-def test_a_window_shorter_than_an_exchange_is_refused(store: Any) -> None:
-    """Rather than the newest result without its call, or nothing at all."""
+def test_a_window_shorter_than_an_exchange_evicts_it(store: Any) -> None:
+    """A result never stays without its call."""
     memory = MessageWindowChatMemory(2, store=store)
-    told(memory, HumanMessage("q"), calls("1", "2"), result("1"))
 
-    with pytest.raises(BudgetExceeded, match="2 are allowed"):
-        memory.add(result("2"))
-    assert texts(store.get_messages("default")) == ["", "result 1"]
-    with pytest.raises(BudgetExceeded):
-        MessageWindowChatMemory(1, store=store).messages()
+    assert told(memory, HumanMessage("q"), calls("1", "2"), result("1")) == ["", "result 1"]
+    assert told(memory, result("2")) == []
+    assert told(memory, AIMessage("a")) == ["a"]
 
 
 def test_results_without_a_call_are_not_shown(store: Any) -> None:
@@ -283,7 +298,7 @@ def test_what_says_nothing_is_not_shown_and_replaces_nothing(store: Any) -> None
 @given(conversations())
 def test_a_window_shows_what_providers_take(talk: list[BaseMessage]) -> None:
     """After a question that it may have evicted; besides, the system messages, in their order."""
-    shown = showable(talk)
+    shown = presentable(talk)
     said = [m for m in shown if not isinstance(m, SystemMessage)]
     newest = len(said) - len(pending(said))
 
@@ -312,22 +327,18 @@ MESSAGES = st.sampled_from(
 
 @given(st.lists(MESSAGES, max_size=25), st.integers(1, 6), st.booleans())
 def test_whatever_is_added(added: list[BaseMessage], size: int, first: bool) -> None:
-    """The window holds, one system message stays, the newest is there, no result is alone."""
-    store = InMemoryChatMemoryStore()
-    memory = MessageWindowChatMemory(size, "m", store, first)
-    had_system = False
+    """The window holds, one system message stays, the newest fits or goes, no result is alone."""
+    memory = MessageWindowChatMemory(size, id="m", always_keep_system_message_first=first)
+    system = None
     for message in added:
-        before = store.get_messages("m")
-        try:
-            memory.add(message)
-        except BudgetExceeded:
-            assert store.get_messages("m") == before
-            continue
-        kept = store.get_messages("m")
-        had_system = had_system or isinstance(message, SystemMessage)
+        memory.add(message)
+        kept = memory.store.get_messages("m")
+        system = message if isinstance(message, SystemMessage) else system
         assert len(kept) <= size
-        assert sum(isinstance(m, SystemMessage) for m in kept) == had_system
-        assert any(m.content == message.content and m.type == message.type for m in kept)
+        assert [m for m in kept if isinstance(m, SystemMessage)] == ([system] if system else [])
+        alone = len(kept) == (system is not None)
+        assert message in kept or alone
+        assert not alone or size == 1 or isinstance(message, ToolMessage | SystemMessage)
         open_calls: set[str | None] = set()
         for shown in memory.messages():
             if isinstance(shown, ToolMessage):
@@ -359,4 +370,8 @@ def test_other_arguments_are_checked(file_saver: SQLiteCheckpointer) -> None:
     with pytest.raises(InvalidMessages, match="expected"):
         MessageWindowChatMemory(3).add("hello")  # type: ignore[arg-type]
     with pytest.raises(InvalidConfig):
-        MessageWindowChatMemory(3, "", CheckpointerChatMemoryStore(file_saver)).messages()
+        MessageWindowChatMemory(3, id="", store=CheckpointerChatMemoryStore(file_saver)).messages()
+    with pytest.raises(InvalidConfig):
+        MessageWindowChatMemory(
+            3, id=None, store=CheckpointerChatMemoryStore(file_saver)
+        ).messages()

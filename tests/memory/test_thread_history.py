@@ -29,7 +29,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidMessages
 from perdure.graphs import chat_graph
 from perdure.memory import ChatState, trim
-from perdure.memory.adapters import ThreadMessageHistory, ThreadMessages
+from perdure.memory.adapters import ThreadMessageHistory
 from tests.memory.scripted import client
 from tests.openai_server import OpenAIServer
 
@@ -51,22 +51,22 @@ def config(thread: str) -> Any:
 # -- threads
 
 
-def test_a_graph_goes_on_with_what_was_appended_and_back(saver: SQLiteCheckpointer) -> None:
-    """Both write to one thread, and history has all of it, also what was replaced and cleared."""
-    thread = ThreadMessages(saver, "t")
+def test_a_graph_goes_on_with_what_was_added_and_back(saver: SQLiteCheckpointer) -> None:
+    """Both write to one thread; perdure's history has all of it, also what was replaced."""
+    thread = ThreadMessageHistory(saver, "t", keep_history=True)
     graph = chat_graph(checkpointer=saver)
 
-    assert thread.read() == []
-    thread.append([HumanMessage("My canoe is called Nutshell"), AIMessage("A fine name")])
+    assert thread.messages == []
+    thread.add_messages([HumanMessage("My canoe is called Nutshell"), AIMessage("A fine name")])
     out = graph.invoke({"messages": [HumanMessage("What is my canoe called?")]}, config("t"))
     assert "Nutshell" in texts(out["messages"])[-1]
-    assert texts(thread.read()) == texts(out["messages"])
+    assert texts(thread.messages) == texts(out["messages"])
     said = texts(out["messages"])
 
-    thread.replace(thread.read()[-1:])
+    thread.messages = thread.messages[-1:]
     assert texts(graph.get_state(config("t")).values["messages"]) == said[-1:]
     thread.clear()
-    assert thread.read() == []
+    assert thread.messages == []
     assert [item.value.text for item in saver.history("t")] == said
     assert not any(item.seen for item in saver.history("t"))
 
@@ -95,7 +95,7 @@ def test_the_other_channels_of_a_thread_stay(langgraphs: bool, tmp_path: Path) -
     with pytest.raises(ConnectionError):
         graph.invoke({"messages": [HumanMessage("two")], "summary": "so far"}, config("t"))
     broken = False
-    ThreadMessages(saver, "t").append([HumanMessage("and three")])
+    ThreadMessageHistory(saver, "t").add_messages([HumanMessage("and three")])
     state = graph.get_state(config("t"))
     out = graph.invoke(None, config("t"))
     if not langgraphs:
@@ -114,14 +114,14 @@ def test_nothing_is_lost_when_many_write_at_once(tmp_path: Path) -> None:
 
     def write(writer: int) -> None:
         with SQLiteCheckpointer.open(path) as saver:
-            thread = ThreadMessages(saver, "t")
+            thread = ThreadMessageHistory(saver, "t")
             for n in range(4):
-                thread.append([HumanMessage(f"{writer}-{n}")])
+                thread.add_messages([HumanMessage(f"{writer}-{n}")])
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(write, range(4)))
     with SQLiteCheckpointer.open(path) as saver:
-        found = texts(ThreadMessages(saver, "t").read())
+        found = texts(ThreadMessageHistory(saver, "t").messages)
         said = [item.value.text for item in saver.history("t")]
 
     assert sorted(found) == [f"{writer}-{n}" for writer in range(4) for n in range(4)]
@@ -134,62 +134,57 @@ def test_who_writes_waits_for_a_change(file_saver: SQLiteCheckpointer) -> None:
 
     The first version made the change again upon what the other wrote; now writers take turns.
     """
-    thread = ThreadMessages(file_saver, "t")
-    thread.append([HumanMessage("one")])
+    thread = ThreadMessageHistory(file_saver, "t")
+    thread.add_messages([HumanMessage("one")])
     with ThreadPoolExecutor(1) as pool:
         others = []
 
         def change(found: list[Any]) -> list[Any]:
-            others.append(pool.submit(thread.append, [HumanMessage("two")]))
+            others.append(pool.submit(thread.add_messages, [HumanMessage("two")]))
             wait(others, timeout=0.2)
             return [AIMessage(f"after {len(found)}")]
 
-        now = thread.change(change)
+        thread.change(change)
         others[0].result()
 
-    assert texts(now) == ["after 1"]
-    assert texts(thread.read()) == ["after 1", "two"]
+    assert texts(thread.messages) == ["after 1", "two"]
     assert not any(item.branch for item in file_saver.history("t"))
 
 
 def test_who_has_the_lock_may_write(file_saver: SQLiteCheckpointer) -> None:
     """Under the lock of the thread an append does not wait for itself, in either form."""
-    thread = ThreadMessages(file_saver, "t")
+    thread = ThreadMessageHistory(file_saver, "t")
 
-    async def aappend() -> None:
+    async def aadd() -> None:
         async with file_saver.lock("t"):
-            await thread.aappend([HumanMessage("two")])
+            await thread.aadd_messages([HumanMessage("two")])
 
     with file_saver.lock("t"):
-        thread.append([HumanMessage("one")])
-    asyncio.run(aappend())
+        thread.add_messages([HumanMessage("one")])
+    asyncio.run(aadd())
 
-    assert texts(thread.read()) == ["one", "two"]
+    assert texts(thread.messages) == ["one", "two"]
 
 
-def test_the_asynchronous_form_does_the_same(saver: SQLiteCheckpointer) -> None:
-    """Each method has a twin, and concurrent tasks lose nothing."""
+def test_concurrent_tasks_lose_nothing(saver: SQLiteCheckpointer) -> None:
+    """langchain's asynchronous methods call the others in threads."""
 
     async def scenario() -> None:
-        thread = ThreadMessages(saver, "t")
-        await asyncio.gather(*(thread.aappend([HumanMessage(str(n))]) for n in range(5)))
-        assert sorted(texts(await thread.aread())) == ["0", "1", "2", "3", "4"]
-        await thread.areplace([HumanMessage("a")])
-        assert texts(await thread.achange(lambda found: [*found, AIMessage("b")])) == ["a", "b"]
-        assert texts(thread.read()) == ["a", "b"]
-        await thread.aclear()
-        assert await thread.aread() == []
+        thread = ThreadMessageHistory(saver, "t")
+        added = (thread.aadd_messages([HumanMessage(str(n))]) for n in range(5))
+        await asyncio.gather(*added)
+        assert sorted(texts(await thread.aget_messages())) == ["0", "1", "2", "3", "4"]
 
     asyncio.run(scenario())
 
 
 def test_ids_are_given_and_the_callers_messages_left_alone(file_saver: SQLiteCheckpointer) -> None:
     """The same message may be said twice."""
-    thread = ThreadMessages(file_saver, "t")
+    thread = ThreadMessageHistory(file_saver, "t")
     said, known = HumanMessage("again"), HumanMessage("known", id="k")
-    thread.append([said, said, known])
-    thread.append([known])
-    found = thread.read()
+    thread.add_messages([said, said, known])
+    thread.add_messages([known])
+    found = thread.messages
 
     assert texts(found) == ["again", "again", "known", "known"]
     assert len({message.id for message in found}) == 4
@@ -200,23 +195,23 @@ def test_ids_are_given_and_the_callers_messages_left_alone(file_saver: SQLiteChe
 @pytest.mark.parametrize("wrong", ["hello", [{"role": "user", "content": "hi"}], [None]])
 def test_what_is_no_message_is_refused(wrong: Any, file_saver: SQLiteCheckpointer) -> None:
     """Nothing is written, and the error says what was expected."""
-    thread = ThreadMessages(file_saver, "t")
-    for write in (thread.append, thread.replace, lambda bad: thread.change(lambda _: bad)):
+    thread = ThreadMessageHistory(file_saver, "t")
+    for write in (thread.add_messages, lambda bad: thread.change(lambda _: bad)):
         with pytest.raises(InvalidMessages, match="expected"):
             write(wrong)
     with pytest.raises(InvalidMessages, match="RemoveMessage"):
-        thread.append([RemoveMessage("x")])
+        thread.add_messages([RemoveMessage("x")])
 
-    assert thread.read() == []
+    assert thread.messages == []
     assert file_saver.threads() == []
 
 
 def test_threads_and_checkpointers_are_checked(file_saver: SQLiteCheckpointer) -> None:
     """A missing id or another object is named."""
     with pytest.raises(InvalidConfig, match="empty"):
-        ThreadMessages(file_saver, "")
+        ThreadMessageHistory(file_saver, "")
     with pytest.raises(ConfigurationError, match="expected a langgraph checkpointer"):
-        ThreadMessages("agent.db", "t")  # type: ignore[arg-type]
+        ThreadMessageHistory("agent.db", "t")  # type: ignore[arg-type]
 
 
 # -- the message history
@@ -309,7 +304,7 @@ def nemo(history: BaseChatMessageHistory) -> list[str]:
 
 
 @pytest.fixture
-def ChatMessageHistory(saver: SQLiteCheckpointer) -> Callable[[], ThreadMessageHistory]:
+def ChatMessageHistory(saver: SQLiteCheckpointer) -> Callable[..., ThreadMessageHistory]:
     """What the guide imports from langchain.memory."""
     return partial(ThreadMessageHistory, saver)
 
@@ -409,11 +404,11 @@ def _history_of(saver: BaseCheckpointSaver[Any], session_id: str) -> BaseChatMes
 
 @deprecated
 def test_trimming_messages(
-    ChatMessageHistory: Callable[[], ThreadMessageHistory],
+    ChatMessageHistory: Callable[..., ThreadMessageHistory],
     saver: SQLiteCheckpointer,
 ) -> None:
     """The guide's `trim_messages` keeps two; perdure's history keeps what it cleared."""
-    demo = ChatMessageHistory()
+    demo = ChatMessageHistory(keep_history=True)
     said = nemo(demo)
     assert texts(demo.messages) == said
     where, lives = "Where does P. Sherman live?", "42 Wallaby Way, Sydney."
