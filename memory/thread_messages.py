@@ -133,7 +133,7 @@ def check_saver(saver: Any) -> BaseCheckpointSaver[Any]:
     Raises:
         ConfigurationError: It is none.
     """
-    expected = "a checkpointer, like perdure.checkpointers.SQLiteCheckpointer.open(path)"
+    expected = "a BaseCheckpointSaver, like perdure.checkpointers.SQLiteCheckpointer.open(path)"
     return instance("saver", saver, BaseCheckpointSaver, expected)  # type: ignore[no-any-return]
 
 
