@@ -23,8 +23,7 @@ from perdure.memory.effects import Effect, Effects, awaiting, blocking, in_threa
 from perdure.memory.gate.gate import Gate
 from perdure.memory.options import instance, text, whole
 from perdure.memory.plan import planned
-from perdure.memory.proposals import Batch, Extractor, Proposal, Scope, Usage
-from perdure.memory.records import Outcome
+from perdure.memory.proposals import Batch, Extractor, Planned, Proposal, Scope, Usage
 from perdure.memory.store_adapter import RESERVED, StoreAdapter, adapter_of, namespace_of
 from perdure.memory.templates import Template
 from perdure.memory.thread_messages import (
@@ -35,7 +34,7 @@ from perdure.memory.thread_messages import (
 )
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.watermarks import Watermark, watermark
-from perdure.stores.base import Namespace, VersionRetention
+from perdure.stores.base import Namespace, PutItem, VersionRetention
 
 _BEFORE: Final = 4  # messages before a batch that its extractor is shown
 _CONFLICTS: Final = 50  # times that others may change the same memories while a batch is planned
@@ -50,12 +49,7 @@ class ExtractionReport:
     Attributes:
         thread_id: The thread.
         messages: How many messages were read that had not been before.
-        added: How many memories are new.
-        updated: How many are put better now.
-        superseded: How many say what is true now.
-        deleted: How many were closed.
-        unchanged: How many were there already.
-        quarantined: How many wait to be reviewed.
+        added: How many memories are new. So for the other changes, see `Outcome`.
         refused: How many were not kept, by the check that refused them, or the reason.
         usage: What a model was asked for it.
         batches: In how many transactions it was written.
@@ -91,19 +85,15 @@ class ExtractionReport:
         names = ("added", "updated", "superseded", "deleted", "unchanged", "quarantined")
         return {name: getattr(self, name) for name in names}
 
-    def counting(
-        self, messages: int, outcomes: Sequence[Outcome], usage: Usage
-    ) -> ExtractionReport:
+    def counting(self, batch: Batch, plan: Planned, usage: Usage) -> ExtractionReport:
         """The report with another batch."""
-        counts = Counter[str](each.change for each in outcomes)
-        refused = Counter(
-            each.check or each.reason for each in outcomes if each.change == "refused"
-        )
+        counts = Counter[str](each.change for each in plan.outcomes)
+        refused = [each.check or each.reason for each in plan.outcomes if each.change == "refused"]
         changes: dict[str, Any] = {name: n + counts[name] for name, n in self.changes.items()}
         return replace(
             self,
-            messages=self.messages + messages,
-            refused=dict(Counter(self.refused) + refused),
+            messages=self.messages + len(batch.messages),
+            refused=dict(Counter(self.refused) + Counter(refused)),
             usage=self.usage + usage,
             batches=self.batches + 1,
             **changes,
@@ -232,27 +222,44 @@ class Pipeline:
             thread_id: The thread.
             reads: Reads its messages.
         """
-        report, done = ExtractionReport(thread_id), False
-        while not done:
+        report = ExtractionReport(thread_id)
+        while True:  # again when another was quicker
             mark = yield from self._mark(thread_id)
             history = yield from reads(mark)
             new = yield from self._unread(mark, history)
-            if not new:
-                yield from self._nothing_new(mark, history)
-            report, done = yield from self._through(new, mark, history, report)
-        return report
+            if not new and (mark.checkpoint_id != history.checkpoint_id or mark.attempts):
+                after = mark.advanced((), history.checkpoint_id)  # it is no longer due
+                with suppress(VersionConflict):
+                    yield from self.scope.adapter.written([self._put(after, thread_id)])
+            while new:
+                size = max(1, self.extractor.taking(new[: self.batch]))
+                batch, new = _batch_of(new[:size], mark, history), new[size:]
+                proposal = yield from self.extractor.proposing(batch, self.scope)
+                # the thread stays due until its last batch is written
+                at = mark.checkpoint_id if new else history.checkpoint_id
+                after = mark.advanced(batch.messages, at)
+                written = yield from self._written(batch, proposal, mark, after, report)
+                if written is None:
+                    break
+                report = written
+                if new:
+                    mark = yield from self._mark(thread_id)
+                    if not mark.same_as(after):
+                        break
+            else:
+                return report
 
     def setting_back(self, thread_id: str, reads: Reads) -> Effects[None]:
         """Have the whole thread read again."""
         for tries in range(_CONFLICTS, -1, -1):
             mark = yield from self._mark(thread_id)
-            history = yield from reads(mark)
             if not mark.count:
                 return
+            history = yield from reads(mark)
             read = len(history.messages) - len(mark.beyond(history) or ())
-            put = mark.set_back(read).put(self.scope.namespace, thread_id)
             try:
-                return (yield from self.scope.adapter.written([put]))
+                back = self._put(mark.set_back(read), thread_id)
+                return (yield from self.scope.adapter.written([back]))
             except VersionConflict:  # it was extracted meanwhile
                 if not tries:
                     raise
@@ -260,6 +267,9 @@ class Pipeline:
     def _mark(self, thread_id: str) -> Effects[Watermark]:
         scope = self.scope
         return watermark(scope.adapter, scope.namespace, thread_id, self.extractor.name)
+
+    def _put(self, mark: Watermark, thread_id: str) -> PutItem:
+        return mark.put(self.scope.namespace, thread_id)
 
     def _unread(self, mark: Watermark, history: ThreadHistory) -> Effects[list[ThreadMessage]]:
         new = mark.beyond(history)
@@ -272,66 +282,42 @@ class Pipeline:
             new += [] if found else [each]
         return new
 
-    def _nothing_new(self, mark: Watermark, history: ThreadHistory) -> Effects[None]:
-        """Note at which checkpoint the thread was read, so that it is no longer due."""
-        if history.checkpoint_id != mark.checkpoint_id or mark.attempts:
-            now = mark.advanced((), history.checkpoint_id)
-            with suppress(VersionConflict):
-                put = now.put(self.scope.namespace, history.thread_id)
-                yield from self.scope.adapter.written([put])
-
-    def _through(
-        self,
-        new: Sequence[ThreadMessage],
-        mark: Watermark,
-        history: ThreadHistory,
-        report: ExtractionReport,
-    ) -> Effects[tuple[ExtractionReport, bool]]:
-        """Extract batch by batch. Returns the report, and False if another was quicker."""
-        while new:
-            size = max(1, self.extractor.taking(new[: self.batch]))
-            batch, new = _batch_of(new[:size], mark, history), new[size:]
-            proposal = yield from self.extractor.proposing(batch, self.scope)
-            # the thread stays due until its last batch is written
-            at = mark.checkpoint_id if new else history.checkpoint_id
-            written = yield from self._written(batch, proposal, replace(mark, checkpoint_id=at), report)
-            if written is None:
-                return report, False
-            report, after = written
-            if new:
-                mark = yield from self._mark(history.thread_id)
-                if not mark.same_as(after):
-                    return report, False
-        return report, True
-
     def _written(
-        self, batch: Batch, proposal: Proposal, mark: Watermark, report: ExtractionReport
-    ) -> Effects[tuple[ExtractionReport, Watermark] | None]:
-        """Write what is proposed. None: another has read these messages meanwhile.
+        self,
+        batch: Batch,
+        proposal: Proposal,
+        mark: Watermark,
+        after: Watermark,
+        report: ExtractionReport,
+    ) -> Effects[ExtractionReport | None]:
+        """Write what is proposed of a batch, and the watermark after it.
+
+        Returns:
+            The report with it; None: another has read these messages meanwhile.
 
         Raises:
             LimitExceeded: There is no room; nothing is written.
         """
-        adapter, tries = self.scope.adapter, _CONFLICTS
-        while True:
+        adapter = self.scope.adapter
+        for tries in range(_CONFLICTS, -1, -1):
+            # a store without versions refuses nothing, so it is asked before
             if not adapter.versioned and (yield from self._is_overtaken(mark, batch.thread_id)):
-                return None  # nothing else would tell
+                return None
             plan = yield from planned(proposal, self.gate, self.scope)
-            now = report.counting(len(batch.messages), plan.outcomes, proposal.usage)
-            after = replace(mark.advanced(batch.messages, mark.checkpoint_id), report=now.noted())
+            report_now = report.counting(batch, plan, proposal.usage)
+            put = self._put(replace(after, report=report_now.noted()), batch.thread_id)
             try:
-                put = after.put(self.scope.namespace, batch.thread_id)
                 yield from adapter.written([*plan.puts, put])
             except VersionConflict:
                 if (yield from self._is_overtaken(mark, batch.thread_id)):
                     return None
                 if not tries:
                     raise
-                tries -= 1
                 continue
             if mark.version and mark.version % _TIDY == 0:
                 yield from _tidied(adapter, put.namespace)
-            return now, after
+            return report_now
+        return None
 
     def _is_overtaken(self, mark: Watermark, thread_id: str) -> Effects[bool]:
         now = yield from self._mark(thread_id)

@@ -84,7 +84,7 @@ def _without_known_episodes(proposal: Proposal, scope: Scope) -> Effects[Proposa
 
 
 def _turn(proposal: Proposal, scope: Scope) -> Effects[list[PutItem]]:
-    """The note that keeps others from changing facts meanwhile; new turns and episodes need none."""
+    """The note that keeps others from changing facts meanwhile; new turns need none."""
     kinds = {addition.candidate.kind for addition in proposal.additions}
     if not proposal.revisions and kinds <= {TURN, EPISODE}:
         return []

@@ -160,7 +160,7 @@ class Extractor(Protocol):
         """What to keep of a batch."""
 
     def key(self, thread_id: str, message: ThreadMessage) -> str | None:
-        """The key that a memory of the message has once it is read; None: there is none for sure."""
+        """The key that a memory of the message is sure to have once it is read, if there is one."""
 
 
 def _role(messages: Sequence[ThreadMessage]) -> Literal["user", "assistant", "tool", "system"]:

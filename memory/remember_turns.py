@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -39,12 +38,12 @@ def remember_turns(
     extractor: TurnExtractor | None = None,
     messages_key: str = "messages",
 ) -> RememberTurns:
-    """A node that remembers the messages of a run: the last node of a graph, or in MemoryMiddleware.
+    """A node that remembers the messages of a run, at the end of a graph or in MemoryMiddleware.
 
-    Each message becomes a memory, about a millisecond each, without a model. They are written in one
+    Each message becomes a memory, without a model, in about a millisecond. They are written in one
     transaction with the thread's watermark, so nothing is remembered twice. If the store fails,
-    the log has the error, the run goes on, and the next run or a background extraction remembers
-    the messages. Put it before nodes that remove messages from the state.
+    the error is logged, the run goes on, and the next run or a background extraction remembers the
+    messages. Put it before nodes that remove messages from the state.
 
     Args:
         store: Where memories are kept; None: the store of the graph.
@@ -95,7 +94,10 @@ class RememberTurns(Learner):
                 "the run has no thread_id, so its turns cannot be remembered; pass "
                 'config={"configurable": {"thread_id": "…"}}'
             )
-        history = _history(check_thread_id(thread_id), checkpoint_id, messages)
+        history = history_of_state(check_thread_id(thread_id), checkpoint_id, messages)
+        # the messages from the newest of the user on were said now; of earlier ones nobody knows
+        humans = [i for i, each in enumerate(history.messages) if role(each.message) == "human"]
+        history = history.timed(datetime.now(UTC), humans[-1] if humans else 0)
         scope = Scope(
             self._adapter or adapter_of(None), namespace_of(self.namespace, config), config
         )
@@ -107,18 +109,6 @@ class RememberTurns(Learner):
         except Exception as exc:
             _LOG.warning("the turns of %r are not remembered yet: %s", thread_id, exc)
             return None
-
-
-def _history(thread_id: str, checkpoint_id: str | None, messages: Messages) -> ThreadHistory:
-    """The messages of a state; those from the newest of the user on were said now."""
-    history = history_of_state(thread_id, checkpoint_id, messages, None)
-    humans = [i for i, each in enumerate(history.messages) if role(each.message) == "human"]
-    newest, now = humans[-1] if humans else 0, datetime.now(UTC)
-    timed = [
-        replace(each, at=now) if each.at is None and i >= newest else each
-        for i, each in enumerate(history.messages)
-    ]
-    return replace(history, messages=timed)
 
 
 def _reading(history: ThreadHistory) -> Reads:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 from langchain_core.messages import BaseMessage, ChatMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
@@ -30,7 +30,7 @@ _ROLES: Final[Mapping[str, Role]] = {
     **{"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant"},
     **{"tool": "tool", "function": "tool", "system": "system", "developer": "system"},
 }
-_STEPS: Final = 4  # checkpoints for each message that are read first: a run puts a few
+_STEPS: Final = 4  # checkpoints that are read for each message: a run puts a few
 REMEMBER: Final = "remember"
 """In a message's `response_metadata`, with the value False: no memory is made of it."""
 
@@ -80,6 +80,10 @@ class ThreadMessage:
         """Whether a node cut it to save room."""
         return SHORTENED in self.message.additional_kwargs
 
+    def timed(self, at: datetime | None) -> ThreadMessage:
+        """The message with this time, if it has none."""
+        return self if self.at is not None else replace(self, at=at)
+
 
 @dataclass(frozen=True, slots=True)
 class ThreadHistory:
@@ -101,30 +105,10 @@ class ThreadHistory:
         systems = (m for m in self.messages if isinstance(m.message, SystemMessage) and m.text)
         return tuple(dict.fromkeys(each.text for each in systems))
 
-
-@runtime_checkable
-class Historic(Protocol):
-    """A checkpointer that keeps what was removed, as perdure's do."""
-
-    def history(
-        self, thread_id: str, *, channel: str, checkpoint_id: str | None
-    ) -> list[HistoryItem]:
-        """All items on the way to a checkpoint."""
-
-    async def ahistory(
-        self, thread_id: str, *, channel: str, checkpoint_id: str | None
-    ) -> list[HistoryItem]:
-        """See `history`."""
-
-    def checkpoints(
-        self, thread_id: str, *, checkpoint_ns: str | None, limit: int | None
-    ) -> list[CheckpointInfo]:
-        """The checkpoints of a thread without their values."""
-
-    async def acheckpoints(
-        self, thread_id: str, *, checkpoint_ns: str | None, limit: int | None
-    ) -> list[CheckpointInfo]:
-        """See `checkpoints`."""
+    def timed(self, at: datetime | None, start: int = 0) -> ThreadHistory:
+        """The history with this time for messages from an index on that have none."""
+        timed = [each.timed(at) if i >= start else each for i, each in enumerate(self.messages)]
+        return replace(self, messages=timed)
 
 
 def check_saver(saver: Any) -> BaseCheckpointSaver[Any]:
@@ -138,14 +122,11 @@ def check_saver(saver: Any) -> BaseCheckpointSaver[Any]:
 
 
 def history_of_state(
-    thread_id: str,
-    checkpoint_id: str | None,
-    messages: Sequence[BaseMessage],
-    at: datetime | None,
+    thread_id: str, checkpoint_id: str | None, messages: Sequence[BaseMessage]
 ) -> ThreadHistory:
-    """A thread as the messages of a state show it; those without a time of their own get one."""
-    named = [(_message(each, id), True) for each, id in with_ids(messages)]
-    return ThreadHistory(thread_id, checkpoint_id, [_timed(each, at) for each in _latest(named)])
+    """The messages of a thread as a state has them."""
+    found = _latest((_message(each, id), True) for each, id in _with_ids(messages))
+    return ThreadHistory(thread_id, checkpoint_id, found)
 
 
 def read_history(
@@ -163,96 +144,63 @@ def read_history(
         UnknownThread: There is no such thread.
         InvalidMessages: The channel holds something else.
     """
-    if isinstance(saver, Historic):
-        return (yield from _Log(saver, thread_id, channel).read(known))
+    if hasattr(saver, "history") and hasattr(saver, "checkpoints"):
+        return (yield from _history(saver, thread_id, channel, known))
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
     found = yield Effect(lambda: saver.get_tuple(config), lambda: saver.aget_tuple(config))
     if found is None:
         raise UnknownThread(f"there is no thread {thread_id!r} in the {type(saver).__name__}")
     values = found.checkpoint["channel_values"].get(channel)
     messages = checked([] if values is None else values, f"the channel {channel!r}")
-    at = time_of(found.checkpoint.get("ts"))
-    return history_of_state(thread_id, found.checkpoint["id"], messages, at)
+    history = history_of_state(thread_id, found.checkpoint["id"], messages)
+    return history.timed(time_of(found.checkpoint.get("ts")))
 
 
-@dataclass(frozen=True, slots=True)
-class _Log:
-    """A channel of a thread whose checkpointer keeps all of it."""
-
-    saver: Historic
-    thread_id: str
-    channel: str
-
-    def read(self, known: Collection[str]) -> Effects[ThreadHistory]:
-        head = _head((yield from self._checkpoints(1)))
-        if head is None:  # the thread went on from an old checkpoint, or has none
-            head = _head((yield from self._checkpoints(None)))
-        uid = None if head is None else head.checkpoint_id
-        saver, options = self.saver, {"channel": self.channel, "checkpoint_id": uid}
-        items: list[HistoryItem] = yield Effect(
-            lambda: saver.history(self.thread_id, **options),  # type: ignore[arg-type]
-            lambda: saver.ahistory(self.thread_id, **options),  # type: ignore[arg-type]
-        )
-        values = checked([item.value for item in items], f"the channel {self.channel!r}")
-        named = zip(with_ids(values), items, strict=True)
-        messages = _latest((_message(each, id), item.seen) for (each, id), item in named)
-        if head is not None:
-            messages = yield from self._with_times(messages, head, known)
-        return ThreadHistory(self.thread_id, uid, messages)
-
-    def _with_times(
-        self, messages: list[ThreadMessage], head: CheckpointInfo, known: Collection[str]
-    ) -> Effects[list[ThreadMessage]]:
-        """The messages with the times of the checkpoints that brought them, where one is needed."""
-        without = [i for i, each in enumerate(messages) if each.at is None and each.id not in known]
-        if not without:
-            return messages
-        limit = _STEPS * (len(messages) - without[0]) + _STEPS
-        infos = yield from self._checkpoints(limit)
-        timed, left = _timed_by(messages, infos, head, self.channel)
-        if left > without[0] and len(infos) == limit:
-            infos = yield from self._checkpoints(None)
-            timed, _ = _timed_by(messages, infos, head, self.channel)
-        return timed
-
-    def _checkpoints(self, limit: int | None) -> Effects[list[CheckpointInfo]]:
-        saver, thread_id = self.saver, self.thread_id
-        found: list[CheckpointInfo] = yield Effect(
-            lambda: saver.checkpoints(thread_id, checkpoint_ns="", limit=limit),
-            lambda: saver.acheckpoints(thread_id, checkpoint_ns="", limit=limit),
-        )
-        return found
-
-
-def _head(infos: Sequence[CheckpointInfo]) -> CheckpointInfo | None:
-    return next((info for info in infos if info.is_head), None)
-
-
-def _timed_by(
-    messages: Sequence[ThreadMessage],
-    infos: Sequence[CheckpointInfo],
-    head: CheckpointInfo,
-    channel: str,
-) -> tuple[list[ThreadMessage], int]:
-    """The messages with times; and how many are older than the checkpoints that were read.
+def _history(
+    saver: Any, thread_id: str, channel: str, known: Collection[str]
+) -> Effects[ThreadHistory]:
+    """All messages that perdure's checkpointer has, with the times of the checkpoints they came by.
 
     A checkpoint that has more messages than its parent brought the difference. Where messages were
     removed in the same step, that is a step or so off.
     """
-    timed, left = list(messages), len(messages)
-    by_id = {info.checkpoint_id: info for info in infos}
-    at, info = time_of(head.ts), by_id.get(head.checkpoint_id, head)
-    while info is not None:
-        parent = by_id.get(info.parent_id) if info.parent_id else None
-        if parent is None and info.parent_id is not None:
-            break  # further than was read, or pruned
-        before = parent.counts.get(channel, 0) if parent else 0
-        at = time_of(info.ts) or at
-        start = max(0, left - max(0, info.counts.get(channel, 0) - before))
-        timed[start:left] = [_timed(each, at) for each in timed[start:left]]
-        left, info = start, parent
-    timed[:left] = [_timed(each, at) for each in timed[:left]]
-    return timed, left
+    infos = yield from _checkpoints(saver, thread_id, 1)
+    if not any(info.is_head for info in infos):  # the thread went on from an old checkpoint
+        infos = yield from _checkpoints(saver, thread_id, None)
+    head = next((info for info in infos if info.is_head), None)
+    at = {"channel": channel, "checkpoint_id": head and head.checkpoint_id}
+    items: list[HistoryItem] = yield Effect(
+        lambda: saver.history(thread_id, **at), lambda: saver.ahistory(thread_id, **at)
+    )
+    named = _with_ids(checked([item.value for item in items], f"the channel {channel!r}"))
+    found = ((_message(*each), item.seen) for each, item in zip(named, items, strict=True))
+    messages = _latest(found)
+    untimed = [i for i, each in enumerate(messages) if each.at is None and each.id not in known]
+    if head is not None and untimed:
+        left = len(messages)
+        limit = _STEPS * (left - untimed[0] + 1)
+        infos = yield from _checkpoints(saver, thread_id, limit)
+        by_id = {info.checkpoint_id: info for info in infos}
+        info, time = by_id.get(head.checkpoint_id), time_of(head.ts)
+        while info is not None and left > untimed[0]:
+            parent = by_id.get(info.parent_id or "")
+            before = parent.counts.get(channel, 0) if parent else 0
+            time = time_of(info.ts) or time
+            brought = range(max(0, left - max(0, info.counts.get(channel, 0) - before)), left)
+            for i in brought:
+                messages[i] = messages[i].timed(time)
+            left, info = left - len(brought), parent
+        messages[:left] = [each.timed(time) for each in messages[:left]]
+    return ThreadHistory(thread_id, head and head.checkpoint_id, messages)
+
+
+def _checkpoints(saver: Any, thread_id: str, limit: int | None) -> Effects[list[CheckpointInfo]]:
+    options: dict[str, Any] = {"checkpoint_ns": "", "limit": limit}
+    found: list[CheckpointInfo] = yield Effect(
+        lambda: saver.checkpoints(thread_id, **options),
+        lambda: saver.acheckpoints(thread_id, **options),
+    )
+    return found
 
 
 def _latest(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessage]:
@@ -272,7 +220,7 @@ def _latest(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessag
     return list(found.values())
 
 
-def with_ids(messages: Sequence[BaseMessage]) -> Iterator[tuple[BaseMessage, str]]:
+def _with_ids(messages: Sequence[BaseMessage]) -> Iterator[tuple[BaseMessage, str]]:
     """Messages with their ids; one without gets one of its text, and how often that came before."""
     times: Counter[bytes] = Counter()
     for message in messages:
@@ -292,10 +240,6 @@ def _identity(message: BaseMessage) -> bytes:
 
 def _message(message: BaseMessage, id: str) -> ThreadMessage:
     return ThreadMessage(message, id, at=time_of(message.response_metadata.get("create_time")))
-
-
-def _timed(message: ThreadMessage, at: datetime | None) -> ThreadMessage:
-    return message if message.at is not None else replace(message, at=at)
 
 
 def storable(text: str) -> str:

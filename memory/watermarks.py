@@ -13,10 +13,9 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-from langgraph.store.base import GetOp, Item
+from langgraph.store.base import GetOp
 
 from perdure.memory.effects import Effect, Effects
-from perdure.memory.records import Outcome
 from perdure.memory.store_adapter import FORMED, StoreAdapter, note_of, notes_of
 from perdure.memory.thread_messages import ThreadHistory, ThreadMessage
 from perdure.stores.base import Namespace, PutItem
@@ -24,8 +23,6 @@ from perdure.stores.base import Namespace, PutItem
 TURNS: Final = "turns"
 """The name of the extractor whose watermarks are at the place of the first version's."""
 _KNOWN: Final = 50  # messages that a watermark names
-_REFUSALS: Final = 20  # refusals that it keeps, the newest
-_PLACE: Final = ("known", "count", "next", "checkpoint_id")
 
 
 class Known(NamedTuple):
@@ -45,13 +42,12 @@ class Watermark:
         known: The newest messages that were read, by position.
         count: How many were read in all.
         next: The position of the next message.
-        checkpoint_id: The checkpoint at which the thread was read last.
+        checkpoint_id: The checkpoint at which all of the thread was read; another head is due.
         version: Of the note, to swap it by; 0: there is none; None: the store has no versions.
         report: The last report.
-        refusals: What was refused lately, newest last, without its text.
         attempts: How many extractions have failed since the last that did not.
         failed_at: When the last of them failed (UTC).
-        failed_head: The head of the thread then.
+        failed_head: The checkpoint at the thread's head then.
         error: Why it failed.
         first: What the first version's watermark said, which counts for all extractors.
     """
@@ -63,7 +59,6 @@ class Watermark:
     checkpoint_id: str | None = None
     version: int | None = None
     report: Mapping[str, Any] = field(default_factory=dict)
-    refusals: tuple[Mapping[str, str], ...] = ()
     attempts: int = 0
     failed_at: datetime | None = None
     failed_head: str | None = None
@@ -106,48 +101,29 @@ class Watermark:
             placed.append(replace(each, position=before))
         return placed
 
-    def advanced(
-        self,
-        messages: Sequence[ThreadMessage],
-        checkpoint_id: str | None,
-        outcomes: Sequence[Outcome] = (),
-    ) -> Watermark:
+    def advanced(self, messages: Sequence[ThreadMessage], checkpoint_id: str | None) -> Watermark:
         """The watermark after these messages, which have positions, were read."""
         former = {each.id: each for each in self.known}
         fresh = {each.id: Known(each.id, each.position or 0, each.digest) for each in messages}
         known = sorted({**former, **fresh}.values(), key=lambda each: each.position)
-        noted = [_noted(each) for each in outcomes if each.change == "refused"]
-        return replace(
-            self,
-            known=tuple(known[-_KNOWN:]),
-            count=self.count + len(fresh.keys() - former.keys()),
-            next=max([self.next, *(each.position + 1 for each in fresh.values())]),
-            checkpoint_id=checkpoint_id,
-            refusals=(*self.refusals, *noted)[-_REFUSALS:],
-            attempts=0,
-            failed_at=None,
-            failed_head=None,
-            error="",
+        return Watermark(
+            self.extractor,
+            tuple(known[-_KNOWN:]),
+            self.count + len(fresh.keys() - former.keys()),
+            max([self.next, *(each.position + 1 for each in fresh.values())]),
+            checkpoint_id,
+            self.version,
+            self.report,
+            first=self.first,
         )
 
     def with_failure(self, error: str, at: datetime, head: str | None) -> Watermark:
-        """The watermark after an extraction failed.
-
-        Args:
-            error: Why.
-            at: When (UTC).
-            head: The checkpoint at the thread's head then.
-        """
-        return replace(
-            self, attempts=self.attempts + 1, failed_at=at, failed_head=head, error=error
-        )
+        """The watermark after an extraction failed at a moment, with that head of the thread."""
+        attempts = self.attempts + 1
+        return replace(self, attempts=attempts, failed_at=at, failed_head=head, error=error)
 
     def set_back(self, read: int) -> Watermark:
-        """The watermark of a thread that is to be read again from its first message.
-
-        Args:
-            read: How many of the messages that are still there were read.
-        """
+        """The watermark of a thread to be read again; so many of its read messages are left."""
         return replace(self, known=(), count=0, next=max(0, self.next - read), checkpoint_id=None)
 
     def same_as(self, other: Watermark) -> bool:
@@ -156,7 +132,7 @@ class Watermark:
 
     def put(self, namespace: Namespace, thread_id: str) -> PutItem:
         """The operation that writes it, in the place of the note it was read from and no other."""
-        value = {
+        value: dict[str, Any] = {
             "extractor": self.extractor,
             "thread_id": thread_id,
             "known": [list(each) for each in self.known],
@@ -164,87 +140,60 @@ class Watermark:
             "next": self.next,
             "checkpoint_id": self.checkpoint_id,
             "report": self.report,
-            "refusals": list(self.refusals),
-            **({"attempts": self.attempts, "error": self.error} if self.attempts else {}),
-            **({"failed_at": self.failed_at.isoformat()} if self.failed_at else {}),
-            **({"failed_head": self.failed_head} if self.failed_head else {}),
-            **({"first": self.first} if self.first else {}),
         }
-        place = notes_of(FORMED, namespace)
-        return note_of(place, _key(self.extractor, thread_id), value, if_version=self.version)
+        if self.attempts:
+            failed_at = self.failed_at and self.failed_at.isoformat()
+            value |= {"attempts": self.attempts, "failed_at": failed_at}
+            value |= {"failed_head": self.failed_head, "error": self.error}
+        if self.first:
+            value["first"] = self.first
+        place, key = notes_of(FORMED, namespace), _key(self.extractor, thread_id)
+        return note_of(place, key, value, if_version=self.version)
 
 
 def watermark(
     adapter: StoreAdapter, namespace: Namespace, thread_id: str, extractor: str = TURNS
 ) -> Effects[Watermark]:
-    """Read the watermark of a thread; an empty one if nothing of it was read yet."""
-    [mark] = yield from watermarks(adapter, [(namespace, thread_id)], extractor)
-    return mark
-
-
-def watermarks(
-    adapter: StoreAdapter, places: Sequence[tuple[Namespace, str]], extractor: str = TURNS
-) -> Effects[list[Watermark]]:
-    """Read the watermarks of threads, given with the namespaces of their memories.
-
-    Args:
-        adapter: The store.
-        places: Namespaces and threads.
-        extractor: The extractor's name.
-    """
-    if not places:
-        return []
-    ops = [GetOp(notes_of(FORMED, space), key) for space, key in places]
-    if extractor != TURNS:
-        ops += [GetOp(notes_of(FORMED, space), _key(extractor, key)) for space, key in places]
+    """Read the watermark of a thread; an empty one if the extractor has read nothing of it."""
+    keys = dict.fromkeys((thread_id, _key(extractor, thread_id)))
+    ops = [GetOp(notes_of(FORMED, namespace), key) for key in keys]
     store = adapter.store
     notes = yield Effect(lambda: store.batch(ops), lambda: store.abatch(ops))
-    turns, own = notes[: len(places)], notes[-len(places) :]
-    nothing = Watermark(extractor, version=0 if adapter.versioned else None)
-    return [_read(nothing, *each) for each in zip(own, turns, strict=True)]
+    turns, own = notes[0], notes[-1]
+    first = None
+    if turns is not None:  # the first version's, or what it said
+        first = turns.value.get("first") if "extractor" in turns.value else _place(turns.value)
+    mark = Watermark(extractor, version=0 if adapter.versioned else None)
+    if own is None:
+        return replace(mark, **_fields(first)) if first else mark
+    value, failed_at = own.value, own.value.get("failed_at")
+    return replace(
+        mark,
+        **_fields(value),
+        version=getattr(own, "version", None),
+        report=value["report"],
+        attempts=value.get("attempts", 0),
+        failed_at=datetime.fromisoformat(failed_at) if failed_at else None,
+        failed_head=value.get("failed_head"),
+        error=value.get("error", ""),
+        first=first if extractor == TURNS else None,
+    )
 
 
 def _key(extractor: str, thread_id: str) -> str:
-    """Where the note is: that of turns has the key that the first version's has."""
+    """Where the note is; that of turns has the key that the first version's has."""
     if extractor == TURNS:
         return thread_id
     named = f"{extractor}\0{thread_id}".encode("utf-8", "surrogatepass")
     return f"extractor-{blake2b(named, digest_size=16).hexdigest()}"
 
 
-def _read(nothing: Watermark, own: Item | None, turns: Item | None) -> Watermark:
-    """A watermark of its note; where an extractor has none, of what the first version noted."""
-    if own is None:
-        if turns is None:
-            return nothing
-        first = turns.value.get("first") if "extractor" in turns.value else turns.value
-        return _of(nothing, first) if first else nothing
-    value = own.value
-    first = value.get("first") if "extractor" in value else {each: value[each] for each in _PLACE}
-    failed_at = value.get("failed_at")
-    return replace(
-        _of(nothing, value),
-        version=getattr(own, "version", None),
-        report=value["report"],
-        refusals=tuple(value["refusals"]),
-        attempts=value.get("attempts", 0),
-        failed_at=None if failed_at is None else datetime.fromisoformat(failed_at),
-        failed_head=value.get("failed_head"),
-        error=value.get("error", ""),
-        first=first,
-    )
+def _place(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value[name] for name in ("known", "count", "next", "checkpoint_id")}
 
 
-def _of(nothing: Watermark, value: Mapping[str, Any]) -> Watermark:
-    known = tuple(Known(*each) for each in value["known"])
-    count, following, at = value["count"], value["next"], value["checkpoint_id"]
-    return replace(nothing, known=known, count=count, next=following, checkpoint_id=at)
-
-
-def _noted(outcome: Outcome) -> dict[str, str]:
-    """What is noted of a refusal: never the text, which may be a secret."""
-    noted = {"key": outcome.key or "", "reason": outcome.reason, "check": outcome.check}
-    return {name: text for name, text in noted.items() if text}
+def _fields(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_place(value), "known": tuple(Known(*each) for each in value["known"])}
 
 
 def _is_new(message: ThreadMessage, known: Known | None) -> bool:

@@ -297,7 +297,7 @@ def test_each_message_is_new_once(data: st.DataObject) -> None:
         new = mark.beyond(ThreadHistory("t", None, messages))
         if new is None:  # none of those that are known is there
             new = mark.placed([each for each in messages if int(each.id) >= len(formed)])
-        mark = mark.advanced(new, None, [])
+        mark = mark.advanced(new, None)
         formed += new
 
     assert list(range(count)) == [int(each.id) for each in formed]
@@ -306,7 +306,7 @@ def test_each_message_is_new_once(data: st.DataObject) -> None:
 
 
 def advanced(messages: Sequence[ThreadMessage]) -> Watermark:
-    return Watermark().advanced(Watermark().placed(messages), None, [])
+    return Watermark().advanced(Watermark().placed(messages), None)
 
 
 def test_an_edited_message_is_new_again_at_its_place() -> None:
