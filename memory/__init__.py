@@ -1,6 +1,7 @@
 """Memory of agents: what to show the model, what to keep in the state, what to know next time."""
 
 from perdure.memory.assembling import Assembly, assemble, assembled
+from perdure.memory.background import Background
 from perdure.memory.clearing import clear_tool_outputs
 from perdure.memory.collection.collection import Collection
 from perdure.memory.collection.episodes import Example, as_section
@@ -9,6 +10,7 @@ from perdure.memory.collection.quarantine import Quarantine
 from perdure.memory.collection.selector import ExampleSelector
 from perdure.memory.collection.tools import manage_memory, search_memory
 from perdure.memory.counting import context_window, count_tokens, token_counter
+from perdure.memory.due import Job, Pace
 from perdure.memory.expanding import aexpand, expand
 from perdure.memory.extraction import Extraction, ExtractionReport
 from perdure.memory.gate.durable_by import durable_by
@@ -38,6 +40,7 @@ from perdure.memory.view import view
 
 __all__ = [
     "Assembly",
+    "Background",
     "Candidate",
     "ChatState",
     "CheckReport",
@@ -50,10 +53,12 @@ __all__ = [
     "Gate",
     "Instructions",
     "InstructionsVersion",
+    "Job",
     "Keep",
     "Memory",
     "ModelExtractor",
     "Outcome",
+    "Pace",
     "PartReport",
     "Previous",
     "Profile",
