@@ -168,7 +168,8 @@ def _history(
     if not any(info.is_head for info in infos):  # the thread went on from an old checkpoint
         infos = yield from _checkpoints(saver, thread_id, None)
     head = next((info for info in infos if info.is_head), None)
-    at = {"channel": channel, "checkpoint_id": head and head.checkpoint_id}
+    uid = None if head is None else head.checkpoint_id
+    at = {"channel": channel, "checkpoint_id": uid}
     items: list[HistoryItem] = yield Effect(
         lambda: saver.history(thread_id, **at), lambda: saver.ahistory(thread_id, **at)
     )
@@ -191,7 +192,7 @@ def _history(
                 messages[i] = messages[i].timed(time)
             left, info = left - len(brought), parent
         messages[:left] = [each.timed(time) for each in messages[:left]]
-    return ThreadHistory(thread_id, head and head.checkpoint_id, messages)
+    return ThreadHistory(thread_id, uid, messages)
 
 
 def _checkpoints(saver: Any, thread_id: str, limit: int | None) -> Effects[list[CheckpointInfo]]:

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from langgraph.store.base import GetOp, Item
 
 from perdure.memory.effects import Effect, Effects
+from perdure.memory.records import Outcome
 from perdure.memory.store_adapter import FORMED, StoreAdapter, note_of, notes_of
 from perdure.memory.thread_messages import ThreadHistory, ThreadMessage
 from perdure.stores.base import Namespace, PutItem
@@ -23,6 +24,7 @@ from perdure.stores.base import Namespace, PutItem
 TURNS: Final = "turns"
 """The name of the extractor whose watermarks are at the place of the first version's."""
 _KNOWN: Final = 50  # messages that a watermark names
+_REFUSALS: Final = 20  # that it keeps
 
 
 class Known(NamedTuple):
@@ -45,6 +47,7 @@ class Watermark:
         checkpoint_id: The checkpoint at which all of the thread was read; another head is due.
         version: Of the note, to swap it by; 0: there is none; None: the store has no versions.
         report: The last report.
+        refusals: What was refused lately, newest last, without its text.
         attempts: How many extractions have failed since the last that did not.
         failed_at: When the last of them failed (UTC).
         failed_head: The checkpoint at the thread's head then.
@@ -59,6 +62,7 @@ class Watermark:
     checkpoint_id: str | None = None
     version: int | None = None
     report: Mapping[str, Any] = field(default_factory=dict)
+    refusals: tuple[Mapping[str, str], ...] = ()
     attempts: int = 0
     failed_at: datetime | None = None
     failed_head: str | None = None
@@ -103,11 +107,22 @@ class Watermark:
             placed.append(replace(each, position=before))
         return placed
 
-    def advanced(self, messages: Sequence[ThreadMessage], checkpoint_id: str | None) -> Watermark:
+    def advanced(
+        self,
+        messages: Sequence[ThreadMessage],
+        checkpoint_id: str | None,
+        outcomes: Sequence[Outcome] = (),
+    ) -> Watermark:
         """The watermark after these messages, which have positions, were read."""
         former = {each.id: each for each in self.known}
         fresh = {each.id: Known(each.id, each.position or 0, each.digest) for each in messages}
         known = sorted({**former, **fresh}.values(), key=lambda each: each.position)
+        # never what was to be kept, which may be a secret
+        refusals = [
+            {"key": each.key or "", "reason": each.reason, "check": each.check}
+            for each in outcomes
+            if each.change == "refused"
+        ]
         return Watermark(
             self.extractor,
             tuple(known[-_KNOWN:]),
@@ -116,6 +131,7 @@ class Watermark:
             checkpoint_id,
             self.version,
             self.report,
+            (*self.refusals, *refusals)[-_REFUSALS:],
             first=self.first,
         )
 
@@ -142,6 +158,7 @@ class Watermark:
             "next": self.next,
             "checkpoint_id": self.checkpoint_id,
             "report": self.report,
+            "refusals": list(self.refusals),
         }
         if self.attempts:
             failed_at = self.failed_at and self.failed_at.isoformat()
@@ -192,6 +209,7 @@ def _read(empty: Watermark, own: Item | None, turns: Item | None) -> Watermark:
         **_fields(value),
         version=getattr(own, "version", None),
         report=value["report"],
+        refusals=tuple(value["refusals"]),
         attempts=value.get("attempts", 0),
         failed_at=datetime.fromisoformat(failed_at) if failed_at else None,
         failed_head=value.get("failed_head"),
