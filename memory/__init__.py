@@ -12,10 +12,7 @@ from perdure.memory.collection.tools import manage_memory, search_memory
 from perdure.memory.counting import context_window, count_tokens, token_counter
 from perdure.memory.due import Job, Pace
 from perdure.memory.expanding import aexpand, expand
-from perdure.memory.extraction import Extraction
-from perdure.memory.extraction_report import ExtractionReport
-from perdure.memory.forming.tails import Tails
-from perdure.memory.forming.waiting import Waiting
+from perdure.memory.extraction import Extraction, ExtractionReport
 from perdure.memory.gate.durable_by import durable_by
 from perdure.memory.gate.gate import Gate
 from perdure.memory.instructions import Instructions, InstructionsVersion
@@ -32,6 +29,7 @@ from perdure.memory.recollection.recall import Recollection, arecall, recall
 from perdure.memory.recollection.recalling import use_memories
 from perdure.memory.records import Candidate, Memory, Outcome, Previous, Verdict
 from perdure.memory.reducers import ChatState, Keep, keepable, message_reducer, messages
+from perdure.memory.remember_turns import remember_turns
 from perdure.memory.summarize import SummaryState, summarize
 from perdure.memory.tokens import TokenCounter
 from perdure.memory.trim import trim
@@ -70,12 +68,10 @@ __all__ = [
     "Recollection",
     "Summary",
     "SummaryState",
-    "Tails",
     "TokenCounter",
     "TurnExtractor",
     "Usage",
     "Verdict",
-    "Waiting",
     "acheck",
     "aexpand",
     "any_of",
@@ -94,6 +90,7 @@ __all__ = [
     "message_reducer",
     "messages",
     "recall",
+    "remember_turns",
     "search_memory",
     "summarize",
     "token_counter",

@@ -27,7 +27,7 @@ def tombstones_of(memory: Memory, how: How, *, at: datetime | None = None) -> li
     """Notes that a memory is gone: of what it says, what it said before and, of a turn, its source.
 
     Args:
-        memory: As it was. Versions of it that its `formerly` does not tell have notes of their own,
+        memory: As it was. Versions of it that its `previous` does not tell have notes of their own,
             if this is called with each of them.
         how: Whether its past is kept.
         at: When (UTC); None: now.
@@ -35,7 +35,7 @@ def tombstones_of(memory: Memory, how: How, *, at: datetime | None = None) -> li
     source = memory.provenance
     ids = list(source.message_ids) if source else []
     when = (at or datetime.now(UTC)).isoformat()
-    texts = [memory.text, *(former.text for former in memory.formerly)]
+    texts = [memory.text, *(former.text for former in memory.previous)]
     keys = dict.fromkeys(digest(text) for text in texts)
     if memory.kind == TURN:
         keys.update(dict.fromkeys(sources(source)))
@@ -43,7 +43,7 @@ def tombstones_of(memory: Memory, how: How, *, at: datetime | None = None) -> li
     return [_note(memory.namespace, key, value) for key in keys]
 
 
-def burial(namespace: Namespace, text: str, how: How) -> PutItem:
+def tombstone(namespace: Namespace, text: str, how: How) -> PutItem:
     """The note that a text is gone which was no memory yet."""
     value = {"change": how, "at": datetime.now(UTC).isoformat(), "message_ids": []}
     return _note(namespace, digest(text), value)
@@ -56,7 +56,7 @@ def sources(provenance: Provenance | None) -> list[str]:
     return [_source(provenance.thread_id, each) for each in provenance.message_ids]
 
 
-def newest_grave(adapter: StoreAdapter, namespace: Namespace) -> Effects[Any]:
+def newest_tombstone(adapter: StoreAdapter, namespace: Namespace) -> Effects[Any]:
     """What changes whenever something is buried; it equals nothing where nobody can tell."""
     if not adapter.versioned:
         return object()
@@ -64,7 +64,7 @@ def newest_grave(adapter: StoreAdapter, namespace: Namespace) -> Effects[Any]:
     return [(note.key, note.valid_from) for note in page] if len(page) < _PAGE else object()
 
 
-def buried(
+def entombed(
     adapter: StoreAdapter, namespace: Namespace, digests: Collection[str]
 ) -> Effects[set[str]]:
     """Which of these texts and sources are buried, each given by the key of its note.
