@@ -9,7 +9,7 @@ from typing import Final
 from langgraph.store.base import GetOp
 
 from perdure.errors import LimitExceeded
-from perdure.memory.admission import REDACTED, keeping
+from perdure.memory.admission import REDACTED, admit
 from perdure.memory.conflicts import taking_turns
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.gate.gate import Gate
@@ -124,7 +124,7 @@ def _judged(
 ) -> Effects[Planned]:
     """What the gate lets through, each upon what is there under its key."""
     candidates, keys = [each.candidate for each in judged], [each.key for each in judged]
-    kept = yield from keeping(gate, around.adapter, around.namespace, candidates, keys)
+    kept = yield from admit(gate, around.adapter, around.namespace, candidates, keys)
     own = {put.key: put for put in kept.puts if put.namespace == around.namespace}
     puts = [put for put in kept.puts if put.namespace != around.namespace]  # into quarantine
     outcomes: list[Outcome] = []

@@ -17,7 +17,7 @@ from langchain_core.runnables import RunnableConfig, ensure_config
 
 from perdure.errors import ConfigurationError, UnknownThread
 from perdure.memory import thread_reader as reading
-from perdure.memory.admission import keeping
+from perdure.memory.admission import admit
 from perdure.memory.effects import Effects, in_thread
 from perdure.memory.extraction import Extraction
 from perdure.memory.forming.planning import FLOOD
@@ -26,7 +26,7 @@ from perdure.memory.options import whole
 from perdure.memory.proposals import Addition, Batch, Scope
 from perdure.memory.records import Memory
 from perdure.memory.thread_messages import ThreadMessage
-from perdure.memory.tombstones import newest_grave
+from perdure.memory.tombstones import newest_tombstone
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.watermarks import Watermark, watermarks
 from perdure.stores.base import Namespace
@@ -152,7 +152,7 @@ class Tails:
         for place in {
             note.namespace for note in newest
         }:  # what is deleted meanwhile must not come back
-            graves[place] = yield from newest_grave(adapter, place)
+            graves[place] = yield from newest_tombstone(adapter, place)
         return [
             _Thread(note, mark, state, graves[note.namespace])
             for note, mark, state in zip(newest, marks, states, strict=True)
@@ -228,7 +228,7 @@ class Tails:
         fresh = [each for each in additions if _name(each) not in values]
         if not fresh:
             return values
-        kept = yield from keeping(
+        kept = yield from admit(
             self.extraction.gate,
             around.adapter,
             around.namespace,

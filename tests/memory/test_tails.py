@@ -187,7 +187,7 @@ def test_what_a_developer_did_wrong_is_raised(talk: Talk) -> None:
     talk.say("t", "I like tea.")
 
     class Wrong(Gate):
-        def judging(self, *given: Any, **options: Any) -> Any:
+        def judge(self, *given: Any, **options: Any) -> Any:
             raise ConfigurationError("no such model")
 
     with pytest.raises(ConfigurationError, match="no such model"):
