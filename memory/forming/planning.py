@@ -10,7 +10,7 @@ from langgraph.store.base import GetOp
 
 from perdure.errors import LimitExceeded
 from perdure.memory.admission import REDACTED, admit
-from perdure.memory.conflicts import taking_turns
+from perdure.memory.conflicts import change_note
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.gate.gate import Gate
 from perdure.memory.gate.novelty import SAID
@@ -113,7 +113,7 @@ def _turn(proposal: Proposal, around: Scope) -> Effects[list[PutItem]]:
     kinds = {addition.candidate.kind for addition in proposal.additions}
     if not proposal.revisions and kinds.issubset(SAID):
         return []
-    return (yield from taking_turns(around.adapter, around.namespace))
+    return (yield from change_note(around.adapter, around.namespace))
 
 
 def _judged(
