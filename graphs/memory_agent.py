@@ -10,9 +10,9 @@ from langchain_core.tools import BaseTool
 from langgraph.graph.state import CompiledStateGraph
 
 from perdure.graphs.chat import chat_graph
-from perdure.memory.collection.tools import manage_memory, search_memory
 from perdure.memory.gate.gate import Gate
 from perdure.memory.recollection.recalling import use_memories
+from perdure.memory.tools import manage_memory, search_memory
 
 MEMORIES: Final = ("memories", "{user_id}")
 

@@ -4,13 +4,17 @@ from perdure.memory.assembling import Assembly, assemble, assembled
 from perdure.memory.background.background import Background
 from perdure.memory.background.jobs import Job
 from perdure.memory.clearing import clear_tool_outputs
-from perdure.memory.collection.collection import Collection
-from perdure.memory.collection.episodes import Example, as_section
-from perdure.memory.collection.examples import Examples
-from perdure.memory.collection.quarantine import Quarantine
-from perdure.memory.collection.selector import ExampleSelector
-from perdure.memory.collection.tools import manage_memory, search_memory
+from perdure.memory.collection import (
+    Collection,
+    aforget,
+    amemories,
+    aremember,
+    forget,
+    memories,
+    remember,
+)
 from perdure.memory.counting import context_window, count_tokens, token_counter
+from perdure.memory.examples import Example, ExampleSelector
 from perdure.memory.expanding import aexpand, expand
 from perdure.memory.extraction import Extraction
 from perdure.memory.extraction_report import ExtractionReport
@@ -26,6 +30,7 @@ from perdure.memory.profile.past import ProfileVersion
 from perdure.memory.profile.profile import Profile
 from perdure.memory.profile.update_profile import ProfileUpdate, update_profile
 from perdure.memory.proposals import Usage
+from perdure.memory.quarantine import Quarantine
 from perdure.memory.recollection.check_reports import CheckReport
 from perdure.memory.recollection.checks import acheck, any_of, check
 from perdure.memory.recollection.recall import Recollection, arecall, recall
@@ -34,6 +39,7 @@ from perdure.memory.records import Candidate, Memory, Outcome, Previous, Verdict
 from perdure.memory.reducers import ChatState, Keep, keepable, message_reducer, messages
 from perdure.memory.summarize import SummaryState, summarize
 from perdure.memory.tokens import TokenCounter
+from perdure.memory.tools import manage_memory, search_memory
 from perdure.memory.trim import trim
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.update_instructions import update_instructions
@@ -49,7 +55,6 @@ __all__ = [
     "Collection",
     "Example",
     "ExampleSelector",
-    "Examples",
     "Extraction",
     "ExtractionReport",
     "Gate",
@@ -77,9 +82,11 @@ __all__ = [
     "Waiting",
     "acheck",
     "aexpand",
+    "aforget",
+    "amemories",
     "any_of",
     "arecall",
-    "as_section",
+    "aremember",
     "assemble",
     "assembled",
     "check",
@@ -88,11 +95,14 @@ __all__ = [
     "count_tokens",
     "durable_by",
     "expand",
+    "forget",
     "keepable",
     "manage_memory",
+    "memories",
     "message_reducer",
     "messages",
     "recall",
+    "remember",
     "search_memory",
     "summarize",
     "token_counter",

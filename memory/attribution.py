@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import RunnableConfig
 
 from perdure.memory.conversation import role
+from perdure.memory.records import Role
 from perdure.memory.run_config import source
 from perdure.stores.base import Provenance
 from perdure.stores.text import STOP_WORDS, tokens
 
-_LIGHT: Final = STOP_WORDS | {stem for word in STOP_WORDS for stem in tokens(word)}
+_LIGHT: Final = STOP_WORDS | {
+    stem for word in (*STOP_WORDS, *get_args(Role)) for stem in tokens(word)
+}  # "the user" is in every such memory, whoever it is from
 _MOST: Final = 0.5  # of the words of a memory
 _SUMMARY: Final = "lc_source"  # langchain gives a summary the role of the user
 

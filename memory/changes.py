@@ -221,9 +221,7 @@ class Changes:
             value[TEXT], kind, fields, provenance, role, explicit=True, by_model=self.by_model
         )
 
-    def _admitted(
-        self, candidate: Candidate, key: str, adapter: StoreAdapter
-    ) -> Effects[Admitted]:
+    def _admitted(self, candidate: Candidate, key: str, adapter: StoreAdapter) -> Effects[Admitted]:
         return admit(self.gate, adapter, self.namespace, [candidate], [key])
 
     def _past_turns(

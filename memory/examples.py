@@ -208,7 +208,8 @@ class ExampleSelector(BaseExampleSelector):
                 f"the example is {example!r:.80}; expected a dict with {self.input_key!r} and "
                 f"{self.output_key!r}, at most 'context' and 'why' besides"
             )
-        return self._add(**{self.names[key]: part for key, part in example.items()})
+        parts: dict[str, Any] = {self.names[key]: part for key, part in example.items()}
+        return self._add(**parts)
 
     def _select_examples(self, input_variables: dict[str, str]) -> Effects[list[dict[str, Any]]]:
         """The examples for the variables of a prompt, best first.
@@ -232,8 +233,11 @@ class ExampleSelector(BaseExampleSelector):
 
     add, aadd = blocking(_add), awaiting(_add)
     select, aselect = blocking(_select), awaiting(_select)
-    add_example, aadd_example = blocking(_add_example), awaiting(_add_example)
-    select_examples, aselect_examples = blocking(_select_examples), awaiting(_select_examples)
+    # mypy takes `self` to be the base class
+    add_example = blocking(_add_example)  # type: ignore[arg-type]
+    aadd_example = awaiting(_add_example)  # type: ignore[arg-type]
+    select_examples = blocking(_select_examples)  # type: ignore[arg-type]
+    aselect_examples = awaiting(_select_examples)  # type: ignore[arg-type]
 
 
 def _is_example(memory: Memory) -> bool:
@@ -242,6 +246,7 @@ def _is_example(memory: Memory) -> bool:
 
 
 def _example(memory: Memory) -> Example:
-    value = memory.value
-    others = (value.get(name) for name in ("context", "why", "score"))
-    return Example(memory.key, value["input"], value["outcome"], *others, memory)
+    parts: dict[str, Any] = {
+        name: memory.value.get(name) for name in Episode.model_fields if name != "text"
+    }
+    return Example(key=memory.key, memory=memory, **parts)

@@ -10,8 +10,8 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.errors import UnknownMemory
-from perdure.memory.erasure import Forgets
 from perdure.memory.effects import Effect, Effects, arun, run
+from perdure.memory.erasure import Forgets
 from perdure.memory.gate.detectors import DETECTORS, redacted, spans_of
 from perdure.memory.records import Memory, Outcome, Role
 from perdure.memory.store_adapter import (

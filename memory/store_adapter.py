@@ -232,10 +232,9 @@ def succeeding(
     past = list(previous.value.get(PREVIOUS, ()))
     if value["text"] != previous.text:
         when = until or datetime.now(UTC)
-        entry = {"text": previous.text, "until": when.isoformat(), "change": change}
-        ids = previous.provenance.message_ids if previous.provenance else ()
-        if ids:
-            entry["message_ids"] = list(ids)
+        entry: dict[str, Any] = {"text": previous.text, "until": when.isoformat(), "change": change}
+        if previous.provenance is not None and previous.provenance.message_ids:
+            entry["message_ids"] = list(previous.provenance.message_ids)
         past = [entry, *past][:_PREVIOUS]
     return {**value, PREVIOUS: past} if past else dict(value)
 

@@ -65,9 +65,7 @@ _STRAY: Final = " \t\r\n\"'`<>[](){}.,;"  # what models put around a word
 _ANSWERS: Final[Mapping[str, str]] = {
     "added": "Kept. Its id is {key}.{note}",
     "updated": "Corrected: the memory {key} now says so.{note}",
-    "superseded": (
-        "The memory {key} now says so; what was true before is kept as its past.{note}"
-    ),
+    "superseded": ("The memory {key} now says so; what was true before is kept as its past.{note}"),
     "deleted": "Deleted: the memory {key} is no longer known.{note}",
     "unchanged": "Nothing had to be changed ({reason}). The memory's id is {key}.",
     "elsewhere": (
@@ -286,9 +284,7 @@ def _managed(
     key = _id_in(arguments.get("id"))
     given = arguments.get("memory") or (arguments.get("text") or "").strip()
     if action != "delete" and not given:
-        raise ToolException(
-            f"'{action}' needs what the memory is to say. Call it again with that."
-        )
+        raise ToolException(f"'{action}' needs what the memory is to say. Call it again with that.")
     if action != "create" and not key:
         raise ToolException(
             f"'{action}' needs the id of a memory. Search for it, and call this again with its id."

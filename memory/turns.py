@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime
 from hashlib import blake2b
 from typing import Final
 
@@ -11,8 +12,10 @@ from perdure.memory.effects import Effects
 from perdure.memory.forming.pieces import pieces
 from perdure.memory.options import whole
 from perdure.memory.proposals import Addition, Batch, Proposal, Revision, Scope
-from perdure.memory.records import TURN, Outcome
+from perdure.memory.records import TURN, Memory, Outcome
+from perdure.memory.store_adapter import StoreAdapter, put_of
 from perdure.memory.thread_messages import ThreadMessage
+from perdure.stores.base import PutItem
 
 _SPOKEN: Final = ("user", "assistant")
 
@@ -95,3 +98,27 @@ def turn_key(thread_id: str, message_id: str, piece: int) -> str:
     parts = "\0".join((thread_id, message_id, str(piece)))
     digest = blake2b(parts.encode("utf-8", "surrogatepass"), digest_size=10)
     return f"turn-{digest.hexdigest()}"
+
+
+def superseded_turns(
+    adapter: StoreAdapter, memory: Memory, until: datetime
+) -> Effects[list[PutItem]]:
+    """The operations that mark turns as past, on whose messages a superseded memory rests."""
+    source = memory.provenance
+    puts: list[PutItem] = []
+    if source is None or source.thread_id is None or memory.kind == TURN:
+        return puts
+    for message_id in source.message_ids:
+        for piece in range(40):
+            key = turn_key(source.thread_id, message_id, piece)
+            turn = yield from adapter.got(memory.namespace, key)
+            if turn is None:
+                break
+            if "until" not in turn.value:
+                value = {**turn.value, "until": until.isoformat()}
+                version = turn.version
+                given = turn.provenance
+                puts.append(
+                    put_of(turn.namespace, key, value, provenance=given, if_version=version)
+                )
+    return puts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +22,7 @@ from perdure.errors import (
     InvalidValue,
     UnknownMemory,
 )
-from perdure.memory.collection.collection import Collection
+from perdure.memory.collection import Collection
 from perdure.memory.effects import run
 from perdure.memory.gate.gate import Gate
 from perdure.memory.records import Candidate, Verdict
@@ -101,16 +102,17 @@ def test_what_is_added_is_there(store: Any, colour: str) -> None:
 
 
 def test_provenance_that_is_given_is_kept(store: Any) -> None:
-    """It is the caller's, only without a class of trust it gets that of the role."""
+    """It is the caller's; without a class of trust, the words are the user's."""
     collection = Collection(store)
     source = Provenance(thread_id="old", message_ids=("m1",), position=4)
-    key = collection.insert(TEA, config=ANN, provenance=source, role="tool").key or ""
-    memory = collection.get(key, config=ANN)
+    key = collection.insert(TEA, config=ANN, provenance=source).key or ""
+    collection.insert(GHENT, config=ANN, provenance=replace(source, trust="web"), key="home")
+    found = [collection.get(each, config=ANN) for each in (key, "home")]
 
-    assert memory is not None
-    assert memory.provenance == Provenance(
-        thread_id="old", message_ids=("m1",), trust="tool", position=4
-    )
+    assert [memory and memory.provenance for memory in found] == [
+        replace(source, trust="user"),
+        replace(source, trust="web"),
+    ]
 
 
 @pytest.mark.parametrize("again", [TEA, "  ann drinks TEA. "])

@@ -21,10 +21,8 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidValue, UnknownMemory
 from perdure.memory import assembled, token_counter
-from perdure.memory.collection.collection import Collection
-from perdure.memory.collection.episodes import as_section
-from perdure.memory.collection.examples import Examples
-from perdure.memory.collection.selector import ExampleSelector
+from perdure.memory.collection import Collection
+from perdure.memory.examples import Examples, ExampleSelector, as_section
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.remembered import AS_ANN
 

@@ -23,7 +23,7 @@ from perdure.errors import (
     LimitExceeded,
     UnknownThread,
 )
-from perdure.memory.collection.collection import Collection
+from perdure.memory.collection import Collection
 from perdure.memory.effects import Effects, run
 from perdure.memory.extraction import Extraction
 from perdure.memory.extraction_report import ExtractionReport

@@ -16,7 +16,7 @@ from langgraph.store.memory import InMemoryStore
 from pydantic import BaseModel
 
 from perdure.errors import ConfigurationError, LimitExceeded, ModelFailed
-from perdure.memory.collection.collection import Collection
+from perdure.memory.collection import Collection
 from perdure.memory.extraction import Extraction
 from perdure.memory.gate.gate import Gate
 from perdure.memory.instructions import Instructions

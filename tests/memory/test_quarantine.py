@@ -14,9 +14,9 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownMemory
 from perdure.memory.admission import admit
-from perdure.memory.collection.quarantine import Quarantine
 from perdure.memory.effects import run
 from perdure.memory.gate.gate import Gate
+from perdure.memory.quarantine import Quarantine
 from perdure.memory.records import Candidate
 from perdure.memory.reducers import ChatState
 from perdure.memory.store_adapter import StoreAdapter, put_of

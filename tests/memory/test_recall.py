@@ -15,7 +15,7 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory import Instructions, token_counter
-from perdure.memory.collection.collection import Collection
+from perdure.memory.collection import Collection
 from perdure.memory.recollection.merging import Hit, merged
 from perdure.memory.recollection.recall import Recollection, arecall, recall
 from perdure.memory.records import Memory

@@ -18,7 +18,7 @@ from langgraph.graph import START, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
-from perdure.memory.collection.collection import Collection
+from perdure.memory.collection import Collection
 from perdure.memory.effects import arun, run
 from perdure.memory.extraction import Extraction
 from perdure.memory.forming import tails as tails_module
