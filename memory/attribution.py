@@ -34,26 +34,21 @@ class Attribution:
     """The messages of a run, with which memories are compared.
 
     Attributes:
+        config: Of the run.
         messages: Of the run.
         recalling: The names of tools that return memories: their results are nothing new.
     """
 
+    config: RunnableConfig | None = None
     messages: Sequence[BaseMessage] = ()
     recalling: Collection[str] = ()
 
-    def of(
-        self, texts: Iterable[str], config: RunnableConfig | None, known: Iterable[str] = ()
-    ) -> Provenance:
-        """Where texts come from; `trust` says whose words they are.
+    def of(self, texts: Iterable[str], known: Iterable[str] = ()) -> Provenance:
+        """Where the texts of a memory come from; `trust` says whose words they are.
 
-        They are the user's if most of their words are in human messages, where a word that only a
-        tool has used counts against it; a tool's if most are in tool messages; else the
-        assistant's, also without messages.
-
-        Args:
-            texts: Of the memory.
-            config: Of the run.
-            known: Earlier texts of the user, for example of the memory that is changed.
+        They are the user's if most of their words are in human messages, or in known texts of the
+        user, where a word that only a tool has used counts against it; a tool's if most are in tool
+        messages; else the assistant's, also without messages.
         """
         words = set().union(*map(_words, texts))
         said, told = self._by_role("human"), self._by_role("tool")
@@ -70,7 +65,7 @@ class Attribution:
         found = [self.messages[i] for i in sorted(_covering(words, rests_on))]
         names = {message.name for message in found}
         return Provenance(
-            *source(config),
+            *source(self.config),
             message_ids=tuple(message.id for message in found if message.id),
             actor=(names.pop() if len(names) == 1 else None) or trust,
             trust=trust,

@@ -17,20 +17,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
 from perdure.errors import ConfigurationError, InvalidValue, LimitExceeded, UnknownMemory
-from perdure.memory.admission import REDACTED, Admitted, admit
+from perdure.memory.admission import REDACTED, admit
 from perdure.memory.conflicts import change_note, one_by_one
 from perdure.memory.effects import Effects
 from perdure.memory.gate.gate import Gate
-from perdure.memory.records import TURN, Candidate, Memory, Outcome, Role
+from perdure.memory.records import Candidate, Memory, Outcome, Role
 from perdure.memory.run_config import source
-from perdure.memory.store_adapter import (
-    PREVIOUS,
-    SOURCE,
-    StoreAdapter,
-    quarantine_of,
-    removal_of,
-    succeeding,
-)
+from perdure.memory.store_adapter import PREVIOUS, SOURCE, StoreAdapter, removal_of, succeeding
 from perdure.memory.tombstones import tombstones_of
 from perdure.memory.turns import superseded_turns
 from perdure.stores.base import Namespace, Provenance, PutItem
@@ -50,7 +43,7 @@ _FAULTS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The changes of memories of one namespace, as effects.
+    """The changes of memories of one namespace, as effects; see the methods of `Collection`.
 
     Attributes:
         adapter: Their store.
@@ -71,7 +64,7 @@ class Changes:
     def insert(
         self, given: Given, provenance: Provenance, key: str | None = None
     ) -> Effects[Outcome]:
-        """Add a memory, unless it is there already; see `Collection.insert`."""
+        """Add a memory, unless it is there already."""
         value = self.value(given)
         return self._one_by_one(lambda: self._inserted(value, provenance, key))
 
@@ -96,36 +89,26 @@ class Changes:
         change: Replacement,
         at: datetime | None = None,
     ) -> Effects[Outcome]:
-        """Give a memory another text; see `Collection.update` and `supersede`."""
+        """Update or supersede a memory."""
         return self._one_by_one(lambda: self._replaced(key, given, provenance, change, at))
 
     def delete(self, key: str) -> Effects[Outcome]:
-        """Close a memory; see `Collection.delete`."""
+        """Close a memory."""
         return self._one_by_one(lambda: self._deleted(key))
 
     def value(self, given: Given, previous: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The text and fields of a memory, as JSON.
-
-        Args:
-            given: What to change. Fields that it does not name stay.
-            previous: The value of the memory as it is.
+        """The text and fields of a memory, as JSON; those of the previous value stay.
 
         Raises:
             InvalidValue: It has no text, or does not fit the schema.
         """
-        kept = own_fields(previous or {})
-        fields = _fields(given)
+        kept, fields = own_fields(previous or {}), _fields(given)
         value = {**kept, **(fields if self.schema is None else _fitted(self.schema, kept, fields))}
         text = value.get(TEXT)
-        if not isinstance(text, str) or not text.strip():
-            raise InvalidValue(f"text is {text!r:.80}; expected a sentence that can stand alone")
-        try:
-            text.encode()
-        except UnicodeEncodeError as exc:
+        if not isinstance(text, str) or not text.strip() or text != _unicode(text):
             raise InvalidValue(
-                f"the text {text!r:.80} is no Unicode text ({exc.reason}); remove the lone "
-                "surrogate"
-            ) from exc
+                f"text is {text!r:.80}; expected a sentence that can stand alone, in Unicode"
+            )
         return {**value, TEXT: text.strip()}
 
     # -- one attempt
@@ -146,14 +129,7 @@ class Changes:
                 "supersede that one, or leave key= out for a new one"
             )
         wanted = key or (yield from self._new_key())
-        candidate = self._candidate(value, self.kind, provenance)
-        admitted = yield from self._admitted(candidate, wanted, self.adapter)
-        [outcome], puts = admitted.outcomes, admitted.puts
-        if outcome.change == "quarantined" and key is None:
-            # an earlier attempt had another key
-            waiting = quarantine_of(self.namespace), outcome.key or ""
-            if (yield from self.adapter.got(*waiting)) is not None:
-                return outcome
+        outcome, puts = yield from self._admitted(value, self.kind, provenance, wanted, None)
         if outcome.change == "added":
             puts = [*(replace(put, if_version=0) for put in puts), *note]
         yield from self.adapter.written(puts)
@@ -169,22 +145,19 @@ class Changes:
     ) -> Effects[Outcome]:
         note = yield from change_note(self.adapter, self.namespace)
         previous = yield from self._present(key)
-        value = self.value(given, previous.value)
-        before = own_fields(previous.value)
+        value, before = self.value(given, previous.value), own_fields(previous.value)
         if value == before:
             return Outcome("unchanged", key, _SAME)
-        candidate = self._candidate(value, previous.kind, provenance)
-        others = _Without(self.adapter, previous)
-        admitted = yield from self._admitted(candidate, key, others)
-        [outcome], puts = admitted.outcomes, admitted.puts
+        outcome, puts = yield from self._admitted(value, previous.kind, provenance, key, previous)
         if outcome.change == "added":
             [put] = puts
             if own_fields(put.value or {}) == before:  # once it is redacted
                 return Outcome("unchanged", key, _SAME)
-            value = succeeding(previous, put.value or {}, change, at)
+            until = at or datetime.now(UTC)
+            value = succeeding(previous, put.value or {}, change, until)
             puts = [replace(put, value=value, if_version=previous.version), *note]
             if change == "superseded":
-                puts += yield from self._past_turns(previous, provenance, at or datetime.now(UTC))
+                puts += yield from self._past_turns(previous, provenance, until)
             outcome = replace(outcome, change=change)
         yield from self.adapter.written(puts)
         return outcome
@@ -204,40 +177,39 @@ class Changes:
     # -- parts of an attempt
 
     def _present(self, key: str) -> Effects[Memory]:
-        """The memory as it is.
-
-        Raises:
-            UnknownMemory: There is none, or it is another document, for example instructions.
-        """
+        """The memory as it is; another document, for example instructions, is none."""
         memory = yield from self.adapter.got(self.namespace, key)
         if memory is None or not isinstance(memory.value.get(TEXT), str):
             raise unknown(self.namespace, key)
         return memory
 
-    def _candidate(self, value: Mapping[str, Any], kind: str, provenance: Provenance) -> Candidate:
+    def _admitted(
+        self,
+        value: Mapping[str, Any],
+        kind: str,
+        provenance: Provenance,
+        key: str,
+        previous: Memory | None,
+    ) -> Effects[tuple[Outcome, list[PutItem]]]:
+        """What the gate makes of a value, beside the memories other than the previous one."""
         fields = {name: part for name, part in value.items() if name != TEXT}
         role: Any = provenance.trust if provenance.trust in get_args(Role) else "user"
-        return Candidate(
+        candidate = Candidate(
             value[TEXT], kind, fields, provenance, role, explicit=True, by_model=self.by_model
         )
-
-    def _admitted(self, candidate: Candidate, key: str, adapter: StoreAdapter) -> Effects[Admitted]:
-        return admit(self.gate, adapter, self.namespace, [candidate], [key])
+        adapter = self.adapter if previous is None else _Without(self.adapter, previous)
+        admitted = yield from admit(self.gate, adapter, self.namespace, [candidate], [key])
+        return admitted.outcomes[0], admitted.puts
 
     def _past_turns(
         self, previous: Memory, provenance: Provenance, until: datetime
     ) -> Effects[list[PutItem]]:
-        """Puts that mark the turns as past on which the previous text rests, and not the new one.
-
-        So that recall does not show them as present.
-        """
+        """Puts that mark the turns as past on which the previous text rests, and not the new."""
         rests_on = previous.provenance
-        if rests_on is None or previous.kind == TURN:
-            return []
-        if rests_on.thread_id == provenance.thread_id:
+        if rests_on is not None and rests_on.thread_id == provenance.thread_id:
             ids = tuple(each for each in rests_on.message_ids if each not in provenance.message_ids)
             previous = replace(previous, provenance=replace(rests_on, message_ids=ids))
-        return (yield from superseded_turns(self.adapter, previous, until))
+        return superseded_turns(self.adapter, previous, until)
 
     def _new_key(self) -> Effects[str]:
         while True:
@@ -251,13 +223,11 @@ class _Without(StoreAdapter):
 
     def __init__(self, adapter: StoreAdapter, memory: Memory) -> None:
         super().__init__(adapter.store)
-        self._place = memory.namespace, memory.key
+        self._own = memory.namespace, memory.key
 
     def found(self, prefix: Namespace, **asked: Any) -> Effects[list[Memory]]:
-        return [
-            replace(memory, text="") if (memory.namespace, memory.key) == self._place else memory
-            for memory in (yield from super().found(prefix, **asked))
-        ]
+        memories = yield from super().found(prefix, **asked)
+        return [replace(m, text="") if (m.namespace, m.key) == self._own else m for m in memories]
 
 
 def own_fields(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,13 +235,11 @@ def own_fields(value: Mapping[str, Any]) -> dict[str, Any]:
     return {name: part for name, part in value.items() if name not in OWN}
 
 
-def provenance_of(
-    config: RunnableConfig | None, given: Provenance | None = None, trust: str = "user"
-) -> Provenance:
-    """Where a memory comes from: as given, else from the run, now."""
+def provenance_of(config: RunnableConfig | None, given: Provenance | None = None) -> Provenance:
+    """Where a memory comes from: as given, else from the user, in the run, now."""
     if given is None:
-        given = Provenance(*source(config), actor=trust, at=datetime.now(UTC))
-    return given if given.trust is not None else replace(given, trust=trust)
+        given = Provenance(*source(config), actor="user", at=datetime.now(UTC))
+    return given if given.trust is not None else replace(given, trust="user")
 
 
 def unknown(namespace: Namespace, key: str) -> UnknownMemory:
@@ -294,9 +262,8 @@ def check_schema(schema: Any) -> None:
     taken = [name for name in OWN if name in fields]
     if taken or TEXT not in fields or fields[TEXT].annotation is not str:
         raise ConfigurationError(
-            f"schema is {schema!r:.80}{f', with a field {taken[0]!r}' if taken else ''}; expected "
-            "a pydantic model's class with a field 'text: str', the sentence that is searched, and "
-            f"no field {', '.join(map(repr, OWN))}, which every memory has"
+            f"schema is {schema!r:.80}; expected the class of a pydantic model with a field "
+            f"'text: str', which is searched, and no field {', '.join(OWN)}, which perdure sets"
         )
 
 
@@ -310,6 +277,10 @@ def faults_of(exc: ValidationError) -> str:
     return "; ".join(faults) + ("; …" if len(found) > _FAULTS else "")
 
 
+def _unicode(text: str) -> str:
+    return text.encode(errors="ignore").decode()  # without lone surrogates
+
+
 def _fields(given: Given) -> dict[str, Any]:
     if isinstance(given, str):
         return {TEXT: given}
@@ -321,10 +292,7 @@ def _fields(given: Given) -> dict[str, Any]:
         )
     for name in OWN:
         if name in given:
-            raise InvalidValue(
-                f"the memory has a field {name!r}, which perdure sets: leave it out, or name it "
-                "otherwise"
-            )
+            raise InvalidValue(f"the memory has a field {name!r}, which perdure sets; rename it")
     return dict(given)
 
 
@@ -332,14 +300,12 @@ def _fitted(
     schema: type[BaseModel], kept: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Fields that a schema accepts, by their names, as JSON: so they are read back."""
-    given = list(fields)
-    known = {
-        name: part
-        for name, part in kept.items()
-        if name in schema.model_fields and schema.model_fields[name].validation_alias not in given
+    known, aliases = schema.model_fields, list(fields)
+    others = {
+        n: v for n, v in kept.items() if n in known and known[n].validation_alias not in aliases
     }
     try:
-        document = to_json({**known, **fields})
+        document = to_json({**others, **fields})
         memory = schema.model_validate_json(document, by_alias=True, by_name=True)
     except ValidationError as exc:
         raise InvalidValue(

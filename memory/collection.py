@@ -1,6 +1,6 @@
-"""A collection: memories under a namespace of a store, each with its past.
+"""A collection: memories under a namespace of a store.
 
-`remember`, `memories` and `forget` are the same for a single call.
+The functions `remember`, `memories` and `forget` do the same for a single call.
 """
 
 from __future__ import annotations
@@ -32,9 +32,17 @@ _PAGE: Final = 32  # memories read at least, where some may be of a namespace fu
 class Collection:
     """Memories of one kind or several under a namespace of a store.
 
-    Methods that begin with `a` are async. `config` is the run's; None: within a node, the config of
-    its run. What is written passes the gate first: see the `Outcome`. Only `forget` and
-    `forget_all` destroy earlier texts.
+    Methods that begin with `a` are async. What is written passes the gate first: see the `Outcome`.
+    Only `forget` and `forget_all` destroy earlier texts. Arguments of several methods:
+
+    - `memory`: a text, a dict with `text` and other fields, or an instance of the schema.
+    - `provenance`: where it comes from. Its `trust` says whose words it rests on: `"user"`,
+      `"assistant"`, `"tool"` or a class of your own. None: the user's, in this run.
+    - `config`: the run's; None: within a node, the config of its run.
+
+    All methods raise `InvalidConfig` if the config does not fill the namespace, and
+    `ConfigurationError` without a store; those that write, `VersionConflict` if other processes
+    change memories here again and again.
 
     Args:
         store: Any; perdure's keep versions and tell changes apart that come at the same time. None:
@@ -64,16 +72,6 @@ class Collection:
         self.gate = Gate() if gate is None else instance("gate", gate, Gate, "a Gate")
         self.kind = text("kind", kind, "a word, like 'fact'")
 
-    def changes(self, config: RunnableConfig | None, *, by_model: bool = False) -> Changes:
-        """The changes that a run may make, as effects.
-
-        Raises:
-            InvalidConfig: The config does not fill the namespace.
-            ConfigurationError: There is no store.
-        """
-        place = self._place(config)
-        return Changes(*place, self.gate, self.schema, self.kind, by_model)
-
     # -- writing
 
     def _insert(
@@ -84,14 +82,7 @@ class Collection:
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Effects[Outcome]:
-        """Add a memory, unless it is there already.
-
-        Args:
-            memory: Its text, a dict with `text` and other fields, or an instance of the schema.
-            key: Its key; None: a new one.
-            provenance: Where it comes from; its `trust` says whose words it rests on: `"user"`,
-                `"assistant"`, `"tool"` or a class of your own. None: the user's, in this run.
-            config: Of the run.
+        """Add a memory under a key, or a new one, unless it is there already.
 
         Returns:
             `"added"` with the key, `"unchanged"` with the key of the memory that says the same, or
@@ -99,14 +90,11 @@ class Collection:
 
         Raises:
             InvalidValue: It has no text, or does not fit the schema.
-            InvalidConfig: The config does not fill the namespace.
-            ConfigurationError: There is no store, or the key is another memory's.
-            VersionConflict: Other processes changed memories here, again and again.
-            StorageError: The store fails.
+            ConfigurationError: The key is another memory's.
         """
-        changes = self.changes(config)
         wanted = None if key is None else check_key(key)
-        return (yield from changes.insert(memory, provenance_of(config, provenance), wanted))
+        source = provenance_of(config, provenance)
+        return self.changes(config).insert(memory, source, wanted)
 
     def _update(
         self,
@@ -116,23 +104,17 @@ class Collection:
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Effects[Outcome]:
-        """Correct a memory: its text was wrong, or badly put.
-
-        Args:
-            key: Its key.
-            memory: Its new text, or the fields to change; the others stay.
-            provenance: Where the new text comes from; see `insert`.
-            config: Of the run.
+        """Correct a memory that was wrong or badly put. Fields that are not given stay.
 
         Returns:
             `"updated"`, `"unchanged"` if it or another says so already, or what the gate did.
 
         Raises:
             UnknownMemory: There is none with that key.
-            InvalidValue: See `insert`, also for its other errors.
+            InvalidValue: See `insert`.
         """
-        changes, source = self.changes(config), provenance_of(config, provenance)
-        return (yield from changes.replace(check_key(key), memory, source, "updated"))
+        source = provenance_of(config, provenance)
+        return self.changes(config).replace(check_key(key), memory, source, "updated")
 
     def _supersede(
         self,
@@ -143,32 +125,22 @@ class Collection:
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Effects[Outcome]:
-        """Replace what was true until now by what is true now.
+        """Replace what was true until `at`, a datetime with a time zone, or until now.
 
         The turns on which the previous text rests are marked as past in the same transaction.
-
-        Args:
-            key: Its key.
-            memory: What is true now; see `update`.
-            at: Until when the previous text was true, with a time zone; None: until now.
-            provenance: Where the new text comes from; see `insert`.
-            config: Of the run.
-
-        Returns:
-            `"superseded"`, or see `update`, also for its errors.
+        Returns `"superseded"`, or see `update`, also for the errors.
         """
         until = None if at is None else moment("at", at)
-        changes, source = self.changes(config), provenance_of(config, provenance)
-        return (yield from changes.replace(check_key(key), memory, source, "superseded", until))
+        source = provenance_of(config, provenance)
+        return self.changes(config).replace(check_key(key), memory, source, "superseded", until)
 
     def _delete(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Outcome]:
         """Close a memory: it is not found and not extracted any more; its past stays.
 
         Raises:
             UnknownMemory: There is none with that key, or none any more.
-            VersionConflict: See `insert`.
         """
-        return (yield from self.changes(config).delete(check_key(key)))
+        return self.changes(config).delete(check_key(key))
 
     def _forget(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Receipt]:
         """Erase a memory, present or deleted, with all its versions, from the file too.
@@ -180,8 +152,7 @@ class Collection:
         Raises:
             UnknownMemory: There is and was none with that key.
         """
-        adapter, namespace = self._place(config)
-        return (yield from forgotten(adapter, namespace, check_key(key)))
+        return forgotten(*self._place(config), check_key(key))
 
     def _forget_all(self, *, config: RunnableConfig | None = None) -> Effects[Receipt]:
         """Erase all memories of the namespace, for example of a user who leaves, and all notes.
@@ -190,12 +161,8 @@ class Collection:
         deleted: a thread that is extracted after that is extracted as a new one, so delete the
         threads first: `store.forget(threads=…, checkpointer=…)`. Namespaces below this one stay, as
         do a profile and examples, which have their own.
-
-        Raises:
-            InvalidConfig: The config does not fill the namespace.
-            ConfigurationError: There is no store.
         """
-        return (yield from forgotten_all(*self._place(config)))
+        return forgotten_all(*self._place(config))
 
     # -- reading
 
@@ -205,11 +172,10 @@ class Collection:
         """A memory, now or at a moment of the past; None: there is none.
 
         Raises:
-            InvalidConfig: The config does not fill the namespace.
-            ConfigurationError: There is no store, or it keeps no past.
+            ConfigurationError: The store keeps no past.
         """
         adapter, namespace = self._place(config)
-        return (yield from adapter.got(namespace, check_key(key), as_of))
+        return adapter.got(namespace, check_key(key), as_of)
 
     def _search(
         self,
@@ -221,18 +187,13 @@ class Collection:
         explain: bool = False,
         config: RunnableConfig | None = None,
     ) -> Effects[Memories]:
-        """The memories that answer a query, best first.
+        """The memories that answer a query, best first; now, or at a moment of the past.
 
-        Args:
-            query: Words of the user.
-            limit: How many at most.
-            filter: What their values must meet; see `Store.search`.
-            as_of: At that moment of the past.
-            explain: Whether to give the parts of each score; see `Memory.parts`.
-            config: Of the run.
+        With `filter`, only those whose values meet it, see `Store.search`; with `explain`, each has
+        the parts of its score.
 
         Raises:
-            ConfigurationError: See `get`.
+            ConfigurationError: The store keeps no past.
             InvalidFilter: The store does not take the filter.
         """
         asked = {"query": query, "filter": filter, "as_of": as_of, "explain": explain}
@@ -247,18 +208,7 @@ class Collection:
         as_of: datetime | None = None,
         config: RunnableConfig | None = None,
     ) -> Effects[Memories]:
-        """The memories, in the store's order; perdure's: oldest first.
-
-        Args:
-            kind: Only those of this kind.
-            limit: How many at most.
-            offset: How many to leave out.
-            as_of: At that moment of the past.
-            config: Of the run.
-
-        Raises:
-            ConfigurationError: See `get`.
-        """
+        """The memories, of one kind or all, in the store's order; perdure's: oldest first."""
         chosen = {} if kind is None else {"filter": {"kind": kind}}
         return self.found({**chosen, "as_of": as_of}, limit, offset, config)
 
@@ -268,10 +218,14 @@ class Collection:
         A store without versions has the present one; its earlier texts are in `previous`.
         """
         adapter, namespace = self._place(config)
-        return (yield from adapter.versions(namespace, check_key(key)))
+        return adapter.versions(namespace, check_key(key))
 
-    def _place(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace]:
-        return adapter_of(self.store), namespace_of(self.namespace, config)
+    # -- for tools and selectors
+
+    def changes(self, config: RunnableConfig | None, *, by_model: bool = False) -> Changes:
+        """The changes that a run may make, as effects."""
+        place = self._place(config)
+        return Changes(*place, self.gate, self.schema, self.kind, by_model)
 
     def found(
         self,
@@ -280,14 +234,7 @@ class Collection:
         offset: int = 0,
         config: RunnableConfig | None = None,
     ) -> Effects[Memories]:
-        """Memories of the namespace itself, as an effect; stores search those below as well.
-
-        Args:
-            asked: See `StoreAdapter.found`.
-            limit: How many at most.
-            offset: How many to leave out.
-            config: Of the run.
-        """
+        """Memories of the namespace itself, without those below; `asked`: see `StoreAdapter`."""
         whole("limit", limit, 1)
         whole("offset", offset, 0)
         adapter, namespace = self._place(config)
@@ -303,6 +250,9 @@ class Collection:
                 break
             seen, size = seen + size, 2 * size
         return found[offset : offset + limit]
+
+    def _place(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace]:
+        return adapter_of(self.store), namespace_of(self.namespace, config)
 
     insert, ainsert = blocking(_insert), awaiting(_insert)
     update, aupdate = blocking(_update), awaiting(_update)
@@ -326,22 +276,15 @@ def _remember(
     namespace: tuple[str, ...] = _USERS,
     config: RunnableConfig | None = None,
 ) -> Effects[Outcome]:
-    """Keep a memory, unless it is known already.
+    """Keep a memory, unless it is known already; see `Collection.insert`.
 
-    Args:
-        memory: Its text, or a dict with `text` and other fields.
-        key: Its key. The memory that has it is superseded. None: a new one.
-        kind: Its kind.
-        provenance: Where it comes from; see `Collection.insert`, as for the errors.
-        store: Any; None: within a graph, the store it was compiled with.
-        namespace: Labels; see `Template`.
-        config: Of the run; None: within a node, the config of its run.
+    With a key, the memory that has it is superseded.
     """
     changes = Collection(store, namespace, kind=kind).changes(config)
     source = provenance_of(config, provenance)
     if key is None:
-        return (yield from changes.insert(memory, source))
-    return (yield from changes.put(memory, source, check_key(key), "superseded"))
+        return changes.insert(memory, source)
+    return changes.put(memory, source, check_key(key), "superseded")
 
 
 def _forget(
@@ -352,22 +295,13 @@ def _forget(
     namespace: tuple[str, ...] = _USERS,
     config: RunnableConfig | None = None,
 ) -> Effects[Receipt]:
-    """Erase a memory with all its versions, or everything in the namespace.
+    """Erase a memory with all its versions; see `Collection.forget`.
 
-    Args:
-        key: Of the memory; see `Collection.forget`.
-        everything: Instead of a key: all memories and notes; see `Collection.forget_all`.
-        store: Any; None: within a graph, the store it was compiled with.
-        namespace: Labels; see `Template`.
-        config: Of the run; None: within a node, the config of its run.
-
-    Raises:
-        UnknownMemory: There is and was none with that key.
-        ConfigurationError: Neither key nor everything is given, or both.
+    With `everything` instead of a key, all of the namespace; see `Collection.forget_all`.
     """
-    collection = Collection(store, namespace)
     expected = type(None) if everything else (str, int)
     instance("key", key, expected, "a memory's key, or None with everything=True")
+    collection = Collection(store, namespace)
     if key is None:
         return collection._forget_all(config=config)
     return collection._forget(key, config=config)
@@ -383,7 +317,7 @@ def _memories(
     namespace: tuple[str, ...] = _USERS,
     config: RunnableConfig | None = None,
 ) -> Effects[Memories]:
-    """List the memories of a namespace; see `Collection.list`."""
+    """The memories of a namespace; see `Collection.list`."""
     collection = Collection(store, namespace)
     return collection._list(kind=kind, limit=limit, offset=offset, as_of=as_of, config=config)
 

@@ -65,25 +65,28 @@ _STRAY: Final = " \t\r\n\"'`<>[](){}.,;"  # what models put around a word
 _ANSWERS: Final[Mapping[str, str]] = {
     "added": "Kept. Its id is {key}.{note}",
     "updated": "Corrected: the memory {key} now says so.{note}",
-    "superseded": ("The memory {key} now says so; what was true before is kept as its past.{note}"),
+    "superseded": "The memory {key} now says so; what was true before is kept as its past.{note}",
     "deleted": "Deleted: the memory {key} is no longer known.{note}",
     "unchanged": "Nothing had to be changed ({reason}). The memory's id is {key}.",
-    "elsewhere": (
-        "Nothing is changed: the memory {key} says this already, and {id} says what it said "
-        "before. Delete that one if it does not hold."
-    ),
-    "quarantined": (
-        "Not kept: somebody has to review it first ({reason}). Do not try again; do not say that "
-        "it is remembered."
-    ),
-    "refused": (
-        "Not kept: {reason}. Leave out what is objected to, or do without; do not say that it is "
-        "remembered."
-    ),
 }
-_MISTAKES: Final = ("elsewhere", "quarantined", "refused")
+_MISTAKES: Final[Mapping[str, str]] = {
+    "elsewhere": "Nothing is changed: the memory {key} says this already, and {id} says what it "
+    "said before. Delete that one if it does not hold.",
+    "quarantined": "Not kept: somebody has to review it first ({reason}). Do not try again; do not "
+    "say that it is remembered.",
+    "refused": "Not kept: {reason}. Leave out what is objected to, or do without; do not say that "
+    "it is remembered.",
+}
+_ERRORS: Final[Mapping[type[Exception], str]] = {
+    UnknownMemory: "There is no memory with the id {id}. Search for it, and copy its id exactly.",
+    VersionConflict: "Not done: it was changed by somebody else meanwhile. Search for it again, "
+    "and change what it says now.",
+    LimitExceeded: "Not kept: there is no room for more. Delete what is no longer needed, or tell "
+    "the user.",
+    InvalidValue: "Not kept: {error}. Correct it, and try again.",
+}
 
-Call = Callable[[Mapping[str, Any], RunnableConfig, Attribution], Effects[str]]
+Call = Callable[[Mapping[str, Any], Attribution], Effects[str]]
 """What a tool does with checked arguments; it returns the model's answer."""
 
 
@@ -101,17 +104,15 @@ def manage_memory(
     """A tool with which a model keeps and changes memories.
 
     It runs in a graph, in an agent, or by `tool.invoke(args, config)`. The run's config says whose
-    memories they are; the thread and the messages that a memory rests on are its provenance. Its
-    trust is `"user"` if most of its words are in the user's messages, `"tool"` if they are in tool
-    messages, else `"assistant"`.
-
-    A call that asks for something impossible, or that the gate refuses, is answered with what to do
-    instead, as a `ToolMessage` of the status `"error"`.
+    memories they are; the thread and the messages that a memory rests on are its provenance, and
+    its trust is whose words they are: the user's, a tool's or the assistant's. A call that cannot
+    be done, or that the gate refuses, is answered with what to do instead, as a `ToolMessage` of
+    the status `"error"`.
 
     Args:
-        namespace: Labels; see `Template`. A model cannot reach other namespaces.
+        namespace: See `Collection`, as for store, schema and gate.
         store: Any; None: the store that the graph was compiled with.
-        schema: A model of memories with more fields than a text; see `Collection`.
+        schema: Of the memories.
         gate: Decides what is kept.
         actions: What the model may do.
         name: Of the tool.
@@ -119,22 +120,21 @@ def manage_memory(
         messages_key: The channel of the messages.
 
     Raises:
-        ConfigurationError: An argument is wrong. A call raises it as well: without a store, or with
-            a config that does not fill the namespace.
+        ConfigurationError: An argument is wrong. Calls raise it without a store, or with a config
+            that does not fill the namespace.
     """
     given = instance("actions", actions, (list, tuple), f"a list of some of {ACTIONS}")
     whole("the number of actions", len(given), 1)
     chosen = [choice("actions", each, ACTIONS) for each in given]
     allowed = [each for each in ACTIONS if each in chosen]
     collection = Collection(store, namespace, schema=schema, gate=gate)
-    described = f"{_instructions(instructions)} {'; '.join(_DOES[each] for each in allowed)}."
+    described = f"{_described(instructions)} {'; '.join(_DOES[each] for each in allowed)}."
     channel = text("messages_key", messages_key, "the name of a channel")
 
-    def manage(
-        arguments: Mapping[str, Any], config: RunnableConfig, attribution: Attribution
-    ) -> Effects[str]:
-        changes = collection.changes(config, by_model=True)  # its errors are the developer's
-        return _managed(changes, arguments, config, attribution)
+    def manage(arguments: Mapping[str, Any], attribution: Attribution) -> Effects[str]:
+        # what is wrong with the config is the developer's mistake
+        changes = collection.changes(attribution.config, by_model=True)
+        return _managed(changes, arguments, attribution)
 
     return _tool(manage, name, described, _arguments(allowed, schema), channel)
 
@@ -168,19 +168,17 @@ def search_memory(
     )
     collection = Collection(store, namespace)
 
-    def search(
-        arguments: Mapping[str, Any], config: RunnableConfig, _: Attribution
-    ) -> Effects[str]:
+    def search(arguments: Mapping[str, Any], attribution: Attribution) -> Effects[str]:
         query = arguments["query"].encode(errors="replace").decode().strip()
         if not query:
             raise ToolException("The query is empty. Say what to look for.")
         most = arguments.get("limit") or limit
-        found = yield from collection.found({"query": query}, most, config=config)
+        found = yield from collection.found({"query": query}, most, config=attribution.config)
         if not found:
             return "Nothing is known about that."
         return section("memories", [_line(memory) for memory in found])
 
-    return _tool(search, name, _instructions(instructions), arguments)
+    return _tool(search, name, _described(instructions), arguments)
 
 
 class MemoryTool(StructuredTool):
@@ -194,18 +192,18 @@ def _tool(
     arguments: type[BaseModel],
     messages_key: str = "messages",
 ) -> BaseTool:
-    def attribution(runtime: Any) -> Attribution:
+    def attribution(runtime: Any, config: RunnableConfig) -> Attribution:
         if not isinstance(runtime, ToolRuntime):  # none, or one that a model made up
-            return Attribution()
+            return Attribution(config)
         recalling = [tool.name for tool in runtime.tools if isinstance(tool, MemoryTool)]
-        return Attribution(messages_in(runtime.state, messages_key), recalling)
+        return Attribution(config, messages_in(runtime.state, messages_key), recalling)
 
     # langgraph fills in `runtime`; models do not see it
     def act(config: RunnableConfig, runtime: ToolRuntime = _OUTSIDE, **given: Any) -> str:
-        return run(call(given, config, attribution(runtime)))
+        return run(call(given, attribution(runtime, config)))
 
     async def aact(config: RunnableConfig, runtime: ToolRuntime = _OUTSIDE, **given: Any) -> str:
-        return await arun(call(given, config, attribution(runtime)))
+        return await arun(call(given, attribution(runtime, config)))
 
     def wrong(exc: Any) -> str:
         return f"{name} was called wrongly: {faults_of(exc)}. Correct that, and call it again."
@@ -241,8 +239,9 @@ def _arguments(actions: Sequence[Act], schema: type[BaseModel] | None) -> type[B
     return create_model("ManageMemory", **fields)
 
 
-def _instructions(given: Any) -> str:
-    return text("instructions", given, "text that tells the model when to use the tool").strip()
+def _described(instructions: Any) -> str:
+    expected = "text that tells the model when to use the tool"
+    return text("instructions", instructions, expected).strip()
 
 
 def _word(action: Any) -> Any:
@@ -275,10 +274,7 @@ def _id_in(given: str | None) -> str:
 
 
 def _managed(
-    changes: Changes,
-    arguments: Mapping[str, Any],
-    config: RunnableConfig,
-    attribution: Attribution,
+    changes: Changes, arguments: Mapping[str, Any], attribution: Attribution
 ) -> Effects[str]:
     action: Act = arguments["action"]
     key = _id_in(arguments.get("id"))
@@ -290,65 +286,15 @@ def _managed(
             f"'{action}' needs the id of a memory. Search for it, and call this again with its id."
         )
     try:
-        outcome = yield from _changed(changes, action, key, given, (attribution, config))
-    except UnknownMemory as exc:
-        raise ToolException(
-            f"There is no memory with the id {quoted(key[:80])}. Search for it, and copy its id "
-            "exactly."
-        ) from exc
-    except VersionConflict as exc:
-        raise ToolException(
-            "Not done: it was changed by somebody else meanwhile. Search for it again, and change "
-            "what it says now."
-        ) from exc
-    except LimitExceeded as exc:
-        raise ToolException(
-            "Not kept: there is no room for more. Delete what is no longer needed, or tell the "
-            "user."
-        ) from exc
-    except InvalidValue as exc:
-        raise ToolException(f"Not kept: {str(exc)[:_LONG]}. Correct it, and try again.") from exc
-    return _answer(outcome, action, key)
-
-
-def _changed(
-    changes: Changes,
-    action: Act,
-    key: str,
-    given: Any,
-    whose: tuple[Attribution, RunnableConfig],
-) -> Effects[Outcome]:
-    if action == "delete":
-        return (yield from changes.delete(key))
-    attribution, config = whose
-    there = (yield from changes.adapter.got(changes.namespace, key)) if key else None
-    if action == "create":
-        if there is not None:
-            raise ToolException(
-                f"The memory {key} is there already, and 'create' keeps a new one. Call this "
-                "without an id, or with another action."
-            )
-        source = attribution.of(_texts(changes.value(given)), config)
-        return (yield from changes.insert(given, source))
-    if there is None:
-        raise unknown(changes.namespace, key)
-    users = there.provenance is not None and there.provenance.trust == "user"
-    known = _texts(own_fields(there.value)) if users else ()
-    source = attribution.of(_texts(changes.value(given, there.value)), config, known)
-    return (yield from changes.replace(key, given, source, _CHANGES[action]))
-
-
-def _answer(outcome: Outcome, action: Act, key: str) -> str:
-    """The model's answer.
-
-    Raises:
-        ToolException: The memory is not kept.
-    """
+        outcome = yield from _changed(changes, action, key, given, attribution)
+    except tuple(_ERRORS) as exc:
+        answer = _ERRORS[type(exc)].format(id=quoted(key[:80]), error=str(exc)[:_LONG])
+        raise ToolException(answer) from exc
     kind: str = outcome.change
     if kind == "unchanged" and action != "create" and outcome.key != key:
         kind = "elsewhere"
     reason = outcome.reason[:_LONG].rstrip(".")
-    answer = _ANSWERS[kind].format(
+    answer = {**_ANSWERS, **_MISTAKES}[kind].format(
         key=outcome.key,
         id=key,
         reason=reason or "no reason is given",
@@ -357,6 +303,28 @@ def _answer(outcome: Outcome, action: Act, key: str) -> str:
     if kind in _MISTAKES:
         raise ToolException(answer)
     return answer
+
+
+def _changed(
+    changes: Changes, action: Act, key: str, given: Any, attribution: Attribution
+) -> Effects[Outcome]:
+    if action == "delete":
+        return (yield from changes.delete(key))
+    there = (yield from changes.adapter.got(changes.namespace, key)) if key else None
+    if action == "create":
+        if there is not None:
+            raise ToolException(
+                f"The memory {key} is there already, and 'create' keeps a new one. Call this "
+                "without an id, or with another action."
+            )
+        source = attribution.of(_texts(changes.value(given)))
+        return (yield from changes.insert(given, source))
+    if there is None:
+        raise unknown(changes.namespace, key)
+    users = there.provenance is not None and there.provenance.trust == "user"
+    known = _texts(own_fields(there.value)) if users else ()
+    source = attribution.of(_texts(changes.value(given, there.value)), known)
+    return (yield from changes.replace(key, given, source, _CHANGES[action]))
 
 
 def _texts(value: Any) -> Iterator[str]:

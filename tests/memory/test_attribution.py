@@ -41,7 +41,9 @@ def says(*said: tuple[str, str]) -> Attribution:
         "fetch": lambda text, id: ToolMessage(text, id=id, name="fetch", tool_call_id="c"),
         "search": lambda text, id: ToolMessage(text, id=id, name="search", tool_call_id="c"),
     }
-    return Attribution([made[who](text, f"m{i}") for i, (who, text) in enumerate(said)], ["search"])
+    return Attribution(
+        ANN, [made[who](text, f"m{i}") for i, (who, text) in enumerate(said)], ["search"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,13 +66,13 @@ def says(*said: tuple[str, str]) -> Attribution:
          "Ann drinks coffee", "user", ("m0",)),
         (says(("user", "Hello"), ("ai", "You seem to be fond of birds")), "Fond of birds",
          "assistant", ()),
-        (Attribution(), "Ann likes tea", "assistant", ()),
+        (Attribution(ANN), "Ann likes tea", "assistant", ()),
         (says(("user", "the of and")), "of the", "assistant", ()),
     ],
 )  # fmt: skip
 def test_whose_words_they_are(attribution: Attribution, text: str, trust: str, ids: Any) -> None:
     """The user's, a tool's or the model's own, and the messages that they are in."""
-    provenance = attribution.of([text], ANN)
+    provenance = attribution.of([text])
 
     assert (provenance.trust, provenance.message_ids) == (trust, ids)
     assert provenance.thread_id == "t"
@@ -81,23 +83,23 @@ def test_what_the_user_has_said_before_is_the_users() -> None:
     attribution = says(("user", "Correct the spelling: Ghent"), ("fetch", "Gotham"))
     known = ["Ann lives in Gent"]
 
-    assert attribution.of(["Ann lives in Ghent"], ANN, known).trust == "user"
-    assert attribution.of(["Ann Gotham"], ANN, known).trust == "tool"
+    assert attribution.of(["Ann lives in Ghent"], known).trust == "user"
+    assert attribution.of(["Ann Gotham"], known).trust == "tool"
 
 
 def test_a_summary_is_not_what_the_user_said() -> None:
     """langchain's has the user's role, and holds what tools said."""
     summary = HumanMessage(PAGE, id="s", additional_kwargs={"lc_source": "summarization"})
 
-    assert Attribution([summary]).of([EVIL], ANN).trust == "assistant"
+    assert Attribution(ANN, [summary]).of([EVIL]).trust == "assistant"
 
 
 def test_a_message_with_a_name_names_the_actor() -> None:
     """Whoever of the users, or which tool."""
-    attribution = Attribution([HumanMessage("I like tea", name="eva", id="m")])
+    attribution = Attribution(ANN, [HumanMessage("I like tea", name="eva", id="m")])
 
-    assert attribution.of(["Eva likes tea"], ANN).actor == "eva"
-    assert says(("fetch", RATES)).of([RATES], ANN).actor == "fetch"
+    assert attribution.of(["Eva likes tea"]).actor == "eva"
+    assert says(("fetch", RATES)).of([RATES]).actor == "fetch"
 
 
 # -- in graphs
