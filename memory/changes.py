@@ -10,7 +10,8 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, get_args
+from functools import wraps
+from typing import Any, Concatenate, Final, Literal, get_args
 
 from langchain_core.runnables import RunnableConfig
 from pydantic import BaseModel, ValidationError
@@ -19,7 +20,7 @@ from pydantic_core import to_json
 from perdure.errors import ConfigurationError, InvalidValue, LimitExceeded, UnknownMemory
 from perdure.memory.admission import REDACTED, admit
 from perdure.memory.conflicts import change_note, one_by_one
-from perdure.memory.effects import Effects
+from perdure.memory.effects import Effects, P
 from perdure.memory.gate.gate import Gate
 from perdure.memory.records import Candidate, Memory, Outcome, Role
 from perdure.memory.run_config import source
@@ -39,6 +40,16 @@ _KEY: Final = 9  # characters of a key, which a model has to copy
 _LETTERS: Final = "23456789abcdefghjkmnpqrstuvwxyz"  # none looks like another
 _SAME: Final = "it says so already"
 _FAULTS: Final = 5
+
+
+def _in_turn(
+    attempt: Callable[Concatenate[Changes, P], Effects[Outcome]],
+) -> Callable[Concatenate[Changes, P], Effects[Outcome]]:
+    @wraps(attempt)
+    def changed(self: Changes, /, *args: P.args, **kwargs: P.kwargs) -> Effects[Outcome]:
+        return one_by_one(self.adapter, self.namespace, lambda: attempt(self, *args, **kwargs))
+
+    return changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +72,35 @@ class Changes:
     kind: str
     by_model: bool = False
 
+    @_in_turn
     def insert(
-        self, given: Given, provenance: Provenance, key: str | None = None
+        self,
+        given: Given,
+        provenance: Provenance,
+        key: str | None = None,
+        instead: Replacement | None = None,
     ) -> Effects[Outcome]:
-        """Add a memory, unless it is there already."""
+        """Add a memory; a different one with the key is changed `instead`, or is an error."""
         value = self.value(given)
-        return self._one_by_one(lambda: self._inserted(value, provenance, key))
+        note = yield from change_note(self.adapter, self.namespace)
+        there = None if key is None else (yield from self.adapter.got(self.namespace, key))
+        if there is not None:
+            if own_fields(there.value) == value:
+                return Outcome("unchanged", there.key, _SAME)
+            if instead is not None:
+                return (yield from self._replaced(there.key, given, provenance, instead, None))
+            raise ConfigurationError(
+                f"the key {key!r} is that of another memory in {self.namespace!r}; update or "
+                "supersede that one, or leave key= out for a new one"
+            )
+        wanted = key or (yield from self._new_key())
+        outcome, puts = yield from self._admitted(value, self.kind, provenance, wanted, None)
+        if outcome.change == "added":
+            puts = [*(replace(put, if_version=0) for put in puts), *note]
+        yield from self.adapter.written(puts)
+        return outcome
 
-    def put(
-        self, given: Given, provenance: Provenance, key: str, change: Replacement
-    ) -> Effects[Outcome]:
-        """Add a memory under a key, or change the one that has it."""
-        value = self.value(given)
-
-        def put() -> Effects[Outcome]:
-            if (yield from self.adapter.got(self.namespace, key)) is None:
-                return (yield from self._inserted(value, provenance, key))
-            return (yield from self._replaced(key, given, provenance, change, None))
-
-        return self._one_by_one(put)
-
+    @_in_turn
     def replace(
         self,
         key: str,
@@ -90,11 +110,21 @@ class Changes:
         at: datetime | None = None,
     ) -> Effects[Outcome]:
         """Update or supersede a memory."""
-        return self._one_by_one(lambda: self._replaced(key, given, provenance, change, at))
+        return self._replaced(key, given, provenance, change, at)
 
+    @_in_turn
     def delete(self, key: str) -> Effects[Outcome]:
         """Close a memory."""
-        return self._one_by_one(lambda: self._deleted(key))
+        memory = yield from self._present(key)
+        removal = removal_of(self.namespace, key, memory.version)
+        past = yield from self.adapter.versions(self.namespace, key)
+        tombstones = [put for each in (*past, memory) for put in tombstones_of(each, "deleted")]
+        try:
+            yield from self.adapter.written([removal, *tombstones])
+        except LimitExceeded:  # without room for tombstones it is deleted all the same
+            yield from self.adapter.written([removal])
+            return Outcome("deleted", key, NO_TOMBSTONE)
+        return Outcome("deleted", key)
 
     def value(self, given: Given, previous: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The text and fields of a memory, as JSON; those of the previous value stay.
@@ -110,30 +140,6 @@ class Changes:
                 f"text is {text!r:.80}; expected a sentence that can stand alone, in Unicode"
             )
         return {**value, TEXT: text.strip()}
-
-    # -- one attempt
-
-    def _one_by_one(self, attempt: Callable[[], Effects[Outcome]]) -> Effects[Outcome]:
-        return one_by_one(self.adapter, self.namespace, attempt)
-
-    def _inserted(
-        self, value: dict[str, Any], provenance: Provenance, key: str | None
-    ) -> Effects[Outcome]:
-        note = yield from change_note(self.adapter, self.namespace)
-        there = None if key is None else (yield from self.adapter.got(self.namespace, key))
-        if there is not None:
-            if own_fields(there.value) == value:
-                return Outcome("unchanged", there.key, _SAME)
-            raise ConfigurationError(
-                f"the key {key!r} is that of another memory in {self.namespace!r}; update or "
-                "supersede that one, or leave key= out for a new one"
-            )
-        wanted = key or (yield from self._new_key())
-        outcome, puts = yield from self._admitted(value, self.kind, provenance, wanted, None)
-        if outcome.change == "added":
-            puts = [*(replace(put, if_version=0) for put in puts), *note]
-        yield from self.adapter.written(puts)
-        return outcome
 
     def _replaced(
         self,
@@ -161,20 +167,6 @@ class Changes:
             outcome = replace(outcome, change=change)
         yield from self.adapter.written(puts)
         return outcome
-
-    def _deleted(self, key: str) -> Effects[Outcome]:
-        memory = yield from self._present(key)
-        removal = removal_of(self.namespace, key, memory.version)
-        past = yield from self.adapter.versions(self.namespace, key)
-        tombstones = [put for each in (*past, memory) for put in tombstones_of(each, "deleted")]
-        try:
-            yield from self.adapter.written([removal, *tombstones])
-        except LimitExceeded:  # without room for tombstones it is deleted all the same
-            yield from self.adapter.written([removal])
-            return Outcome("deleted", key, NO_TOMBSTONE)
-        return Outcome("deleted", key)
-
-    # -- parts of an attempt
 
     def _present(self, key: str) -> Effects[Memory]:
         """The memory as it is; another document, for example instructions, is none."""

@@ -282,9 +282,8 @@ def _remember(
     """
     changes = Collection(store, namespace, kind=kind).changes(config)
     source = provenance_of(config, provenance)
-    if key is None:
-        return changes.insert(memory, source)
-    return changes.put(memory, source, check_key(key), "superseded")
+    wanted = None if key is None else check_key(key)
+    return changes.insert(memory, source, wanted, "superseded")
 
 
 def _forget(

@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Final
 
 from perdure.errors import AlreadyLocked, StorageUnavailable, VersionConflict
@@ -45,57 +45,46 @@ def change_note(adapter: StoreAdapter, namespace: Namespace) -> Effects[list[Put
 def one_by_one(
     adapter: StoreAdapter, namespace: Namespace, attempt: Callable[[], Effects[T]]
 ) -> Effects[T]:
-    """Attempt a change when no other of this process is under way, until it meets no conflict.
-
-    Args:
-        adapter: The store.
-        namespace: The namespace of the changed memories.
-        attempt: Reads, judges and writes.
+    """Attempt a change, while this process attempts no other here, until it meets no conflict.
 
     Raises:
         VersionConflict: Other processes changed memories here, again and again.
     """
-    # stores on one file share its database
+    # stores on one file share its database; a forked process has locks of its own
     name = f"{id(getattr(adapter.store, 'database', adapter.store))} {namespace!r}"
-    turn: Turn | None = yield Effect(lambda: _acquired(name), lambda: _aacquired(name))
+    locks = _locks(os.getpid())
+    turn = yield Effect(lambda: _acquired(locks, name), lambda: _aacquired(locks, name))
     try:
         for number in range(_TRIES):
             try:
                 return (yield from attempt())
             except VersionConflict:
-                yield _pause(random.uniform(0, min(_LONGEST_S, _SHORTEST_S * 2**number)))
+                pause = random.uniform(0, min(_LONGEST_S, _SHORTEST_S * 2**number))
+                yield Effect(partial(time.sleep, pause), partial(asyncio.sleep, pause))
         return (yield from attempt())
     finally:
         if turn is not None:
-            _locks(os.getpid()).release(turn)
+            locks.release(turn)
 
 
 @cache
 def _locks(process: int) -> Locks:
-    """The locks of a process; a forked one has its own."""
     return Locks(None)
 
 
-def _acquired(name: str) -> Turn | None:
-    """The lock; None: it is not free in time, or a check of the holder asks for it.
-
-    An event loop is not blocked: the holder may need it.
-    """
+def _acquired(locks: Locks, name: str) -> Turn | None:
+    """The lock; None: it is not free in time, or is held by the change that calls this."""
     try:
         asyncio.get_running_loop()
-        wait_s = 0.0
+        wait_s = 0.0  # the holder may need the event loop
     except RuntimeError:
         wait_s = _WAIT_S
     with suppress(AlreadyLocked, StorageUnavailable):
-        return _locks(os.getpid()).acquire(name, wait_s)
+        return locks.acquire(name, wait_s)
     return None
 
 
-async def _aacquired(name: str) -> Turn | None:
+async def _aacquired(locks: Locks, name: str) -> Turn | None:
     with suppress(AlreadyLocked, StorageUnavailable):
-        return await _locks(os.getpid()).aacquire(name, _WAIT_S)
+        return await locks.aacquire(name, _WAIT_S)
     return None
-
-
-def _pause(seconds: float) -> Effect:
-    return Effect(lambda: time.sleep(seconds), lambda: asyncio.sleep(seconds))

@@ -9,8 +9,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import reduce
-from operator import add
 from typing import Any, Final, Protocol, runtime_checkable
 
 from perdure.errors import LimitExceeded
@@ -56,9 +54,9 @@ def forgotten(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[
     tombstones = _tombstones(versions)
     written = yield from _written(adapter, tombstones)
     receipt = yield from _erased(adapter, namespace, key)
-    place = quarantine_of(namespace)
     texts = {version.text for version in versions}
     texts.update(previous.text for version in versions for previous in version.previous)
+    place = quarantine_of(namespace)
     for entry in (yield from _entries(adapter, place, key, texts)):
         receipt += yield from _erased(adapter, place, entry)
     if not written and not (yield from _written(adapter, tombstones)):
@@ -82,7 +80,7 @@ def forgotten_matching(
     query: str | None = None,
     dry_run: bool = False,
 ) -> Effects[Receipt]:
-    """Erase the memories under namespaces that match, with their quarantine.
+    """Erase the memories under namespaces that match, with their quarantine; or only count them.
 
     The file is rewritten once for each namespace.
 
@@ -102,22 +100,22 @@ def forgotten_matching(
     if thread_id is not None:
         what["provenance"] = {"thread_id": thread_id}
     places = [each for own in namespaces for each in (own, quarantine_of(own))]
-    found: list[Receipt] = []
+    found = _nothing(clean=False)
     for place in places:
-        found.append((yield _forget(adapter, place, **what, dry_run=True)))
+        found += yield _forget(adapter, place, **what, dry_run=True)
     if dry_run:
-        return reduce(add, found)
+        return found
     versions: list[Memory] = []
-    for namespace, key in (each for receipt in found for each in receipt.keys):
+    for namespace, key in found.keys:
         if namespace[0] != RESERVED:  # an entry in quarantine is no memory yet
             versions += yield from adapter.versions(namespace, key)
     tombstones = _tombstones(versions)
     for start in range(0, len(tombstones), _AT_ONCE):
         yield from adapter.written(tombstones[start : start + _AT_ONCE])
-    receipts: list[Receipt] = []
+    receipt = _nothing(clean=True)
     for place in places:
-        receipts.append((yield _forget(adapter, place, **what)))
-    return reduce(add, receipts)
+        receipt += yield _forget(adapter, place, **what)
+    return receipt
 
 
 def _emptied(adapter: StoreAdapter, place: Namespace) -> Effects[Receipt]:

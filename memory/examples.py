@@ -148,18 +148,11 @@ class ExampleSelector(BaseExampleSelector):
     ) -> Effects[Outcome]:
         """Keep an example. Added again, with another reason or score, it is updated.
 
-        Args:
-            input: What was asked.
-            outcome: What was done, or answered.
-            context: The situation; searched as well.
-            why: Why it went well, or badly.
-            score: How well, on a scale of your own.
-            provenance: Where it comes from; see `Collection.insert`.
-            config: Of the run.
+        The parts are those of an `Example`; the context is searched as well, and the score is on a
+        scale of your own. `provenance` and other errors: see `Collection`.
 
         Raises:
             InvalidValue: A part is no text, or input or outcome is blank.
-            ConfigurationError: See `Collection.insert`, also for other errors.
         """
         config = config or self.config
         parts = {"context": context, "why": why, "score": score}
@@ -170,17 +163,14 @@ class ExampleSelector(BaseExampleSelector):
         same = "\0".join(value[name] or "" for name in ("input", "context", "outcome"))
         digest = blake2b(same.encode("utf-8", "surrogatepass"), digest_size=10)
         source = provenance_of(config, provenance)
-        return (yield from changes.put(given, source, f"episode-{digest.hexdigest()}", "updated"))
+        return (
+            yield from changes.insert(given, source, f"episode-{digest.hexdigest()}", "updated")
+        )
 
     def _select(
         self, query: str, *, as_of: datetime | None = None, config: RunnableConfig | None = None
     ) -> Effects[list[Example]]:
-        """The examples most like a situation, best first.
-
-        Args:
-            query: What is asked now, with its context.
-            as_of: At that moment of the past.
-            config: Of the run.
+        """The examples most like a situation, best first; now, or at a moment of the past.
 
         Raises:
             ConfigurationError: The query is no text, or there is no store.
@@ -214,9 +204,7 @@ class ExampleSelector(BaseExampleSelector):
     def _select_examples(self, input_variables: dict[str, str]) -> Effects[list[dict[str, Any]]]:
         """The examples for the variables of a prompt, best first.
 
-        Args:
-            input_variables: The input and, if there is one, `context` are searched for; without an
-                input, all variables.
+        The input and, if there is one, `context` are searched for; without an input, all of them.
         """
         named = [input_variables.get(key) for key in (self.input_key, "context")]
         parts = named if named[0] else list(input_variables.values())

@@ -288,7 +288,8 @@ def _managed(
     try:
         outcome = yield from _changed(changes, action, key, given, attribution)
     except tuple(_ERRORS) as exc:
-        answer = _ERRORS[type(exc)].format(id=quoted(key[:80]), error=str(exc)[:_LONG])
+        answer = next(text for kind, text in _ERRORS.items() if isinstance(exc, kind))
+        answer = answer.format(id=quoted(key[:80]), error=str(exc)[:_LONG])
         raise ToolException(answer) from exc
     kind: str = outcome.change
     if kind == "unchanged" and action != "create" and outcome.key != key:
