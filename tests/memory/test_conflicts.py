@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -202,6 +204,34 @@ def test_who_would_wait_for_itself_goes_at_once(store: SQLiteStore) -> None:
     asyncio.run(blocking())
 
     assert kept(store) == ["ann sings", "ann swims", "slow", "something was kept"]
+
+
+_TELLS = """
+import sys
+from perdure.memory.collection import Collection
+from perdure.stores import SQLiteStore
+with SQLiteStore.open(sys.argv[1], index=None, synchronous="normal") as store:
+    facts = Collection(store, ("memories", "ann"))
+    for number in range(30):
+        facts.insert(f"Ann keeps item{number} in room{number}")
+        facts.supersede("home", f"Ann lives in town {sys.argv[2]} {number}")
+"""
+
+
+def test_two_processes(store: SQLiteStore) -> None:
+    """What both tell is kept once, and each correction of both is in the history of the memory."""
+    facts = Collection(store, ("memories", "ann"))
+    facts.insert("Ann lives in Ghent", key="home")
+    path = str(store.database.path)
+    tells = [[sys.executable, "-c", _TELLS, path, name] for name in ("north", "south")]
+    running = [subprocess.Popen(command) for command in tells]
+
+    assert [process.wait() for process in running] == [0, 0]
+    assert len(facts.list()) == 31
+    assert sorted(version.text for version in facts.history("home")) == sorted(
+        ["Ann lives in Ghent"]
+        + [f"Ann lives in town {name} {n}" for name in ("north", "south") for n in range(30)]
+    )
 
 
 def other_process(store: SQLiteStore, times: int) -> Any:
