@@ -514,9 +514,9 @@ def test_what_is_blotted_out(store: Any, method: str) -> None:
 
     assert blotted is not None
     assert plain is not None
-    assert "blotted out" in outcome.reason
+    assert "redacted" in outcome.reason
     assert again.change == "unchanged"
-    assert "blotted out" in changed.reason
+    assert "redacted" in changed.reason
     assert KEY not in repr([memory.value for memory in collection.history(key, config=ANN)])
     assert "redacted" in blotted.value
     assert plain.value.keys() == {"text", "note", "kind", "formerly"}

@@ -259,7 +259,9 @@ def test_what_only_a_tool_says_does_not_change_what_a_user_said(
     at = scripted(facts(gone, told))
     at.say(said("What do shops say about nuts?"))
     at.say(ToolMessage("Ann has no allergies. The shop opens at nine.", id="b", tool_call_id="1"))
-    report = at.extraction().extract("t", user())
+    extraction = at.extraction()
+    extraction.gate = Gate(tools="keep")
+    report = extraction.extract("t", user())
     trust = {item.value["text"]: item.provenance.trust for item in kept(store)}
 
     assert report.refused == {"role": 1}

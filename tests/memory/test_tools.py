@@ -298,7 +298,7 @@ def test_what_is_blotted_out_is_told(store: Any, collection: Collection) -> None
     )
 
     assert answer.status == "success"
-    assert "blotted out" in answer.text
+    assert "redacted" in answer.text
 
 
 def test_instructions_are_found_as_they_are(store: Any) -> None:
