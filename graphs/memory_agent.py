@@ -10,7 +10,7 @@ from langchain_core.tools import BaseTool
 from langgraph.graph.state import CompiledStateGraph
 
 from perdure.graphs.chat import chat_graph
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.recollection.recalling import use_memories
 from perdure.memory.tools import manage_memory, search_memory
 

@@ -20,8 +20,7 @@ from perdure.memory.extraction import Extraction
 from perdure.memory.extraction_report import ExtractionReport
 from perdure.memory.forming.tails import Tails
 from perdure.memory.forming.waiting import Waiting
-from perdure.memory.gate.durable_by import durable_by
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.instructions import Instructions, InstructionsVersion
 from perdure.memory.model_extractor import ModelExtractor
 from perdure.memory.packing import PartReport
@@ -93,7 +92,6 @@ __all__ = [
     "clear_tool_outputs",
     "context_window",
     "count_tokens",
-    "durable_by",
     "expand",
     "forget",
     "keepable",

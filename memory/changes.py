@@ -21,7 +21,7 @@ from perdure.errors import ConfigurationError, InvalidValue, LimitExceeded, Unkn
 from perdure.memory.admission import REDACTED, admit
 from perdure.memory.conflicts import change_note, one_by_one
 from perdure.memory.effects import Effects, P
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate, Memory, Outcome, Role
 from perdure.memory.run_config import source
 from perdure.memory.store_adapter import PREVIOUS, SOURCE, StoreAdapter, removal_of, succeeding

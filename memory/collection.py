@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from perdure.memory.changes import Changes, Given, check_schema, provenance_of
 from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.erasure import forgotten, forgotten_all
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.options import instance, moment, text, whole
 from perdure.memory.records import FACT, Memory, Outcome
 from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of

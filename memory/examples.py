@@ -24,7 +24,7 @@ from perdure.memory.collection import Collection
 from perdure.memory.counting import token_counter
 from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.fitting import fitting
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.options import instance, text, whole
 from perdure.memory.quotation import memory_line, section
 from perdure.memory.records import EPISODE, Memory, Outcome

@@ -1,4 +1,4 @@
-"""The quarantine: what the gate held back, to be looked at, and released or discarded."""
+"""The quarantine: entries that the gate held back, to be released or discarded after review."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.errors import UnknownMemory
-from perdure.memory.effects import Effect, Effects, arun, run
-from perdure.memory.erasure import Forgets
-from perdure.memory.gate.detectors import DETECTORS, redacted, spans_of
+from perdure.memory.detectors import DETECTORS, redacted, spans_of
+from perdure.memory.effects import Effect, Effects, awaiting, blocking
 from perdure.memory.records import Memory, Outcome, Role
 from perdure.memory.store_adapter import (
     StoreAdapter,
@@ -30,20 +29,15 @@ from perdure.stores.base import Namespace, Provenance
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Something that waits in quarantine.
+    """An entry in quarantine: a candidate, and why the gate held it back.
 
     Attributes:
-        key: Its id here.
-        shown: What it says, with secrets and contacts blotted out.
-        reason: Why it is here.
-        check: The gate's check that put it here.
-        kind: The kind of memory it would be.
-        role: Whose words it rests on.
+        key: Its id in quarantine; `memory_key` is the key that the memory would have.
+        shown: Its text, redacted; `text` and `fields` are as they came.
+        reason: Why it is here; `check` names the check of the gate that decided.
+        kind: The kind of the memory; `role` says whose words it rests on.
         at: Since when it is here (UTC).
-        memory_key: The key it would have as a memory.
         provenance: Where it comes from.
-        text: What it says, as it was said.
-        fields: What would be kept with it.
     """
 
     key: str
@@ -66,15 +60,15 @@ Entries = list[Entry]
 
 
 class Quarantine:
-    """What the gate held back in a namespace.
+    """The entries that the gate held back from a namespace.
 
-    Methods that begin with `a` are the async forms. `config` is that of the run; None: within a
-    node, the run it belongs to. Texts are kept here as they were said, secrets too: on an encrypted
-    store, encrypted. `store.forget(namespace)` leaves them here; `Collection.forget_all` does not.
+    Methods that begin with `a` are async. `config` is the run's; None: within a node, the run it
+    belongs to. Texts are kept as they came, secrets too, and encrypted in an encrypted store.
+    `store.forget(namespace)` leaves them here; `Collection.forget_all` does not.
 
     Args:
-        store: That of the memories. None: within a graph, the store it was compiled with.
-        namespace: That of the memories; see `Template`.
+        store: The store of the memories. None: within a graph, the graph's.
+        namespace: The namespace of the memories; see `Template`.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -88,90 +82,75 @@ class Quarantine:
         self.store: BaseStore | None = None if store is None else StoreAdapter(store).store
         self.namespace = Template(namespace)
 
-    def list(self, config: RunnableConfig | None = None) -> Entries:
-        """What waits, longest first.
+    def _list(self, config: RunnableConfig | None = None) -> Effects[Entries]:
+        """The entries, the longest wait first.
 
         Raises:
             ConfigurationError: There is no store, or the config does not fill the namespace.
         """
-        return run(_listing(*self._place(config)))
+        adapter, place = adapter_of(self.store), quarantine_of(self._filled(config))
+        found = yield from adapter.every(place)
+        entries = [_entry(each) for each in found if each.namespace == place]
+        return sorted(entries, key=lambda entry: entry.at)
 
-    async def alist(self, config: RunnableConfig | None = None) -> Entries:
-        """See `list`."""
-        return await arun(_listing(*self._place(config)))
+    def _release(self, key: str, config: RunnableConfig | None = None) -> Effects[Outcome]:
+        """Make an entry the memory that it would have been, as it came, without judging it again.
 
-    def release(self, key: str, config: RunnableConfig | None = None) -> Outcome:
-        """Make an entry the memory it would have been, as it was said, without judging it again.
-
-        A memory that has its key by now is updated, and notes what it said before.
-
-        Raises:
-            UnknownMemory: There is no such entry.
-            ConfigurationError: See `list`.
-            VersionConflict: Another has changed that memory, or this entry; nothing is written.
-        """
-        return run(_releasing(*self._place(config), key))
-
-    async def arelease(self, key: str, config: RunnableConfig | None = None) -> Outcome:
-        """See `release`."""
-        return await arun(_releasing(*self._place(config), key))
-
-    def discard(self, key: str, config: RunnableConfig | None = None) -> Outcome:
-        """Let an entry go for good, and note by a hash that it is not to be formed again.
-
-        On perdure's stores nothing of it is left in the file.
+        A memory of that key is updated, and notes its previous text.
 
         Raises:
             UnknownMemory: There is no such entry.
             ConfigurationError: See `list`.
+            VersionConflict: That memory, or the entry, was changed meanwhile; nothing is written.
         """
-        return run(_discarding(*self._place(config), key))
+        adapter, namespace = adapter_of(self.store), self._filled(config)
+        found = yield from _found(adapter, namespace, key)
+        entry = _entry(found)
+        value: dict[str, Any] = {**entry.fields, "text": entry.text, "kind": entry.kind}
+        before = yield from adapter.got(namespace, entry.memory_key)
+        if before is not None:
+            value = succeeding(before, value, "updated")
+        put = put_of(
+            namespace,
+            entry.memory_key,
+            value,
+            provenance=entry.provenance,
+            if_version=0 if before is None else before.version,
+        )
+        yield from adapter.written([put, removal_of(quarantine_of(namespace), key, found.version)])
+        yield from _erased(adapter, namespace, key)  # the text would be kept here as well
+        return Outcome("added" if before is None else "updated", entry.memory_key)
 
-    async def adiscard(self, key: str, config: RunnableConfig | None = None) -> Outcome:
-        """See `discard`."""
-        return await arun(_discarding(*self._place(config), key))
+    def _discard(self, key: str, config: RunnableConfig | None = None) -> Effects[Outcome]:
+        """Erase an entry; a tombstone keeps it from being extracted again.
 
-    def _place(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace]:
-        return adapter_of(self.store), namespace_of(self.namespace, config)
+        In perdure's stores nothing of it is left in the file.
 
+        Raises:
+            UnknownMemory: There is no such entry.
+            ConfigurationError: See `list`.
+        """
+        adapter, namespace = adapter_of(self.store), self._filled(config)
+        found = yield from _found(adapter, namespace, key)
+        removals = [] if adapter.versioned else [removal_of(quarantine_of(namespace), key)]
+        yield from adapter.written([tombstone(namespace, found.text, "forgotten"), *removals])
+        yield from _erased(adapter, namespace, key)
+        return Outcome("deleted", key)
 
-def _listing(adapter: StoreAdapter, namespace: Namespace) -> Effects[Entries]:
-    place = quarantine_of(namespace)
-    found = yield from adapter.every(place)
-    entries = [_entry(each) for each in found if each.namespace == place]
-    return sorted(entries, key=lambda entry: entry.at)
+    list = blocking(_list)
+    alist = awaiting(_list)
+    release = blocking(_release)
+    arelease = awaiting(_release)
+    discard = blocking(_discard)
+    adiscard = awaiting(_discard)
 
-
-def _releasing(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Outcome]:
-    found = yield from _found(adapter, namespace, key)
-    entry = _entry(found)
-    value: dict[str, Any] = {**entry.fields, "text": entry.text, "kind": entry.kind}
-    former = yield from adapter.got(namespace, entry.memory_key)
-    if former is not None:
-        value = succeeding(former, value, "updated")
-    version = 0 if former is None else former.version
-    put = put_of(
-        namespace, entry.memory_key, value, provenance=entry.provenance, if_version=version
-    )
-    yield from adapter.written([put, removal_of(quarantine_of(namespace), key, found.version)])
-    yield from _erasing(adapter, namespace, key)  # or what the memory says were still kept here
-    return Outcome("added" if former is None else "updated", entry.memory_key)
+    def _filled(self, config: RunnableConfig | None) -> Namespace:
+        return namespace_of(self.namespace, config)
 
 
-def _discarding(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Outcome]:
-    found = yield from _found(adapter, namespace, key)
-    puts = [tombstone(namespace, found.text, "forgotten")]
-    if not isinstance(adapter.store, Forgets):
-        puts.append(removal_of(quarantine_of(namespace), key))
-    yield from adapter.written(puts)
-    yield from _erasing(adapter, namespace, key)
-    return Outcome("deleted", key)
-
-
-def _erasing(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[None]:
-    store: Any = adapter.store
-    if isinstance(store, Forgets):
-        place = quarantine_of(namespace)
+def _erased(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[None]:
+    store, place = adapter.store, quarantine_of(namespace)
+    if adapter.versioned:
         yield Effect(lambda: store.forget(place, key=key), lambda: store.aforget(place, key=key))
 
 
@@ -179,8 +158,7 @@ def _found(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Mem
     found = yield from adapter.got(quarantine_of(namespace), key)
     if found is None:
         raise UnknownMemory(
-            f"no entry {key!r:.80} waits in the quarantine of {namespace!r}; list() tells those "
-            "that do"
+            f"there is no entry {key!r:.80} in the quarantine of {namespace!r}; list() shows all"
         )
     return found
 
@@ -190,13 +168,9 @@ def _entry(found: Memory) -> Entry:
     return Entry(
         key=found.key,
         shown=redacted(found.text, spans_of(found.text, DETECTORS)),
-        reason=value["reason"],
-        check=value["check"],
-        kind=value["kind"],
-        role=value["role"],
         at=datetime.fromisoformat(value["at"]),
         memory_key=value["key"],
         provenance=found.provenance,
         text=found.text,
-        fields=value["fields"],
+        **{name: value[name] for name in ("reason", "check", "kind", "role", "fields")},
     )

@@ -27,7 +27,7 @@ from perdure.memory.attribution import Attribution, messages_in
 from perdure.memory.changes import TEXT, Changes, Replacement, faults_of, own_fields, unknown
 from perdure.memory.collection import Collection
 from perdure.memory.effects import Effects, arun, run
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.options import choice, instance, text, whole
 from perdure.memory.quotation import past_since, quoted, section
 from perdure.memory.records import FACT, Memory, Outcome

@@ -25,7 +25,7 @@ from perdure.errors import (
 )
 from perdure.memory.collection import Collection
 from perdure.memory.effects import run
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate, Verdict
 from perdure.memory.reducers import ChatState
 from perdure.memory.store_adapter import StoreAdapter
@@ -566,9 +566,9 @@ def test_what_is_blotted_out(store: Any, method: str) -> None:
 
     assert blotted is not None
     assert plain is not None
-    assert "blotted out" in outcome.reason
+    assert "redacted" in outcome.reason
     assert again.change == "unchanged"
-    assert "blotted out" in changed.reason
+    assert "redacted" in changed.reason
     assert KEY not in repr([memory.value for memory in collection.history(key, config=ANN)])
     assert "redacted" in blotted.value
     assert plain.value.keys() == {"text", "note", "kind", "formerly"}
@@ -774,4 +774,4 @@ def test_nothing_that_a_deleted_memory_ever_said_comes_back() -> None:
         asked = [Candidate(text) for text in texts]
         verdicts = run(gate.judge(asked, StoreAdapter(store), ("memories",)))
 
-    assert [verdict.check for verdict in verdicts] == ["buried"] * 3
+    assert [verdict.check for verdict in verdicts] == ["tombstone"] * 3

@@ -18,7 +18,7 @@ from perdure.errors import VersionConflict
 from perdure.memory import conflicts
 from perdure.memory.collection import Collection
 from perdure.memory.examples import ExampleSelector
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate
 from perdure.stores import SQLiteStore
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory.collection import Collection
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.reducers import ChatState
 from perdure.memory.tools import manage_memory, search_memory
 from perdure.stores import Provenance, SQLiteStore
@@ -298,7 +298,7 @@ def test_what_is_blotted_out_is_told(store: Any, collection: Collection) -> None
     )
 
     assert answer.status == "success"
-    assert "blotted out" in answer.text
+    assert "redacted" in answer.text
 
 
 def test_instructions_are_found_as_they_are(store: Any) -> None:
