@@ -26,18 +26,18 @@ from perdure.memory.profile.past import ProfileVersion
 from perdure.memory.profile.profile import Profile
 from perdure.memory.profile.update_profile import ProfileUpdate, update_profile
 from perdure.memory.proposals import Usage
-from perdure.memory.recollection.check_reports import CheckReport
-from perdure.memory.recollection.checks import acheck, any_of, check
-from perdure.memory.recollection.recall import Recollection, arecall, recall
-from perdure.memory.recollection.recalling import use_memories
+from perdure.memory.recall import RecallResult, arecall, recall
+from perdure.memory.recall_check import RecallReport, acheck_recall, check_recall
 from perdure.memory.records import Candidate, Memory, Outcome, Previous, Verdict
 from perdure.memory.reducers import ChatState, Keep, keepable, message_reducer, messages
+from perdure.memory.remember_turns import remember_turns
 from perdure.memory.summarize import SummaryState, summarize
 from perdure.memory.tokens import TokenCounter
 from perdure.memory.trim import trim
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.update_instructions import update_instructions
 from perdure.memory.use_instructions import use_instructions
+from perdure.memory.use_memories import use_memories
 from perdure.memory.view import view
 
 __all__ = [
@@ -45,7 +45,6 @@ __all__ = [
     "Background",
     "Candidate",
     "ChatState",
-    "CheckReport",
     "Collection",
     "Example",
     "ExampleSelector",
@@ -66,7 +65,8 @@ __all__ = [
     "ProfileUpdate",
     "ProfileVersion",
     "Quarantine",
-    "Recollection",
+    "RecallReport",
+    "RecallResult",
     "Summary",
     "SummaryState",
     "Tails",
@@ -75,14 +75,13 @@ __all__ = [
     "Usage",
     "Verdict",
     "Waiting",
-    "acheck",
+    "acheck_recall",
     "aexpand",
-    "any_of",
     "arecall",
     "as_section",
     "assemble",
     "assembled",
-    "check",
+    "check_recall",
     "clear_tool_outputs",
     "context_window",
     "count_tokens",
@@ -93,6 +92,7 @@ __all__ = [
     "message_reducer",
     "messages",
     "recall",
+    "remember_turns",
     "search_memory",
     "summarize",
     "token_counter",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from perdure.memory.rendering import section
+from perdure.memory.quotation import section
 from perdure.memory.tokens import TokenCounter
 
 

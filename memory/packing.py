@@ -17,8 +17,8 @@ from langchain_core.messages import SystemMessage
 from perdure.errors import BudgetExceeded
 from perdure.memory.conversation import Turn
 from perdure.memory.presenting import summary_of
-from perdure.memory.quoting import quoted
-from perdure.memory.rendering import memory_line, section
+from perdure.memory.quotation import quoted
+from perdure.memory.quotation import memory_line, section
 from perdure.memory.shown import Shown
 from perdure.memory.tokens import TokenCounter
 from perdure.memory.window import choose

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no J
 from perdure.errors import ConfigurationError
 from perdure.memory.conversation import Messages
 from perdure.memory.options import choice as check_choice
-from perdure.memory.quoting import as_record
+from perdure.memory.quotation import as_record
 from perdure.memory.shown import Shown
 
 Form = Literal["system", "human"]

@@ -18,7 +18,7 @@ from perdure.errors import ConfigurationError, InstructionsRefused, ModelFailed
 from perdure.memory.effects import Effects
 from perdure.memory.model_call import ModelCall, fault_of, is_final, is_too_long, text_of, waiting
 from perdure.memory.options import number, seconds, whole
-from perdure.memory.quoting import fenced
+from perdure.memory.quotation import fenced
 from perdure.memory.transcript import newest, units_of
 
 PROMPT: Final = """\

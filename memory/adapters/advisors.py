@@ -31,7 +31,7 @@ from perdure.errors import ConfigurationError, InvalidConfig, InvalidMessages
 from perdure.memory.adapters.spring import ChatMemory
 from perdure.memory.adapters.thread import checked_new
 from perdure.memory.conversation import role, says_something
-from perdure.memory.quoting import quoted
+from perdure.memory.quotation import quoted
 from perdure.memory.shown import sequence
 
 PROMPT_TEMPLATE: Final = """{instructions}

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from perdure.errors import ConfigurationError, InvalidValue
 from perdure.memory.options import is_number
 from perdure.memory.records import EPISODE, Memory
-from perdure.memory.rendering import memory_line, section
+from perdure.memory.quotation import memory_line, section
 
 _TEXTS: Final = ("input", "outcome", "context", "why")
 

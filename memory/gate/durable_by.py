@@ -16,7 +16,7 @@ from perdure.memory.effects import Effects
 from perdure.memory.gate.durability import passing
 from perdure.memory.model_call import ModelCall, fault_of, text_of
 from perdure.memory.options import seconds, whole
-from perdure.memory.quoting import quoted
+from perdure.memory.quotation import quoted
 
 PROMPT: Final = """\
 You decide what an assistant remembers of its users. You are given statements, numbered, each \
