@@ -315,5 +315,5 @@ def test_reflection_runs_when_the_agent_is_done(colour: str) -> None:
 def test_what_is_no_node_is_refused() -> None:
     """Before there is an agent."""
     for nodes in ((), (print,)):
-        with pytest.raises(ConfigurationError, match="expected nodes like"):
+        with pytest.raises(ConfigurationError, match="expected parts like"):
             MemoryMiddleware(*nodes)

@@ -115,9 +115,9 @@ def test_the_parts_of_a_view_in_order() -> None:
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        ((), "no parts"),
+        ((), "a part of the view is None"),
         ((print,), "a part of the view is <built-in function print>"),
-        ((_learns(),), r"no part of a view; expected use_instructions\(\) there"),
+        ((_learns(),), "no part of a view; add it to the graph"),
         ((trim(turns=1), trim(turns=1, messages_key="talk")), r"\['messages', 'talk'\]"),
     ],
 )
