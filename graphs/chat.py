@@ -53,7 +53,7 @@ def chat_graph(
         checkpointer: Makes the thread resumable.
         store: Long-term memory, where instructions and memories are kept.
         tools: What the model may call, like `manage_memory()` and `search_memory()`.
-        window: What of the thread the model is shown: `trim(tokens=4_000)`. In the mode `"state"`
+        window: What of the thread the model is shown: `trim(max_tokens=4_000)`. In the mode `"state"`
             the rest leaves the state too, and stays in the checkpointer's history.
         summary: Summarises what is old, after the answer: `summarize(model)`.
         instructions: What the agent has learned, as its system message: `use_instructions(…)`.

@@ -48,7 +48,7 @@ def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, An
     Raises:
         ConfigurationError: The settings cannot be read.
     """
-    window = trim(tokens=TOKENS)
+    window = trim(max_tokens=TOKENS)
     model = configured_model(_chosen())
     if model is None:
         return chat_graph(window=window)
@@ -77,7 +77,7 @@ def agent(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
 
     Those of a run that names no user, as Studio's first, are the settings' user's.
     """
-    model, window = configured_model(_chosen()), trim(tokens=TOKENS)
+    model, window = configured_model(_chosen()), trim(max_tokens=TOKENS)
     return memory_agent(model, namespace=_namespace(config), gate=_GATE, window=window)
 
 
@@ -87,7 +87,7 @@ def remembering_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, An
     forms = _forms(namespace)
     return chat_graph(
         configured_model(_chosen()),
-        window=trim(tokens=TOKENS),
+        window=trim(max_tokens=TOKENS),
         recall=use_memories(namespaces=[namespace], tails=forms.tails),
         background=Notes(forms.extraction),
     )

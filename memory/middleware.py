@@ -50,7 +50,7 @@ class MemoryState(AgentState[Any]):
 class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     """Nodes of short-term memory around each call of an agent's model.
 
-    `create_agent(model, tools, middleware=[MemoryMiddleware(trim(tokens=4_000))])`
+    `create_agent(model, tools, middleware=[MemoryMiddleware(trim(max_tokens=4_000))])`
 
     A budget of tokens is one for the whole request: the agent's system prompt and the schemas of
     its tools count, whether or not `trim` was told of them.
@@ -73,7 +73,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         kinds = (MessagesNode, Learner)
         if not nodes or not all(isinstance(node, kinds) for node in nodes):
             raise ConfigurationError(
-                f"the nodes are {nodes!r:.120}; expected nodes like trim(tokens=4_000)"
+                f"the nodes are {nodes!r:.120}; expected nodes like trim(max_tokens=4_000)"
             )
         self._learns = [node for node in nodes if isinstance(node, Learner)]
         shown = [node for node in nodes if isinstance(node, MessagesNode)]

@@ -10,14 +10,14 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import ConfigurationError
 from perdure.memory.nodes import MessagesNode
-from perdure.memory.shown import Shown
+from perdure.memory.nodes import Shown
 from perdure.memory.update_instructions import UpdateInstructions
 
 
 def view(*parts: MessagesNode) -> View:
     """A node that shows the model what is left after each part in turn.
 
-    `view(summary, clear_tool_outputs(), trim(tokens=4_000))` shows the summary and what it does not
+    `view(summary, clear_tool_outputs(), trim(max_tokens=4_000))` shows the summary and what it does not
     cover, without bulky old results, cut to 4,000 tokens. The part that cuts comes last: what
     follows it could pass its budget. The state stays as it is, whatever the modes of the parts.
 
@@ -26,7 +26,7 @@ def view(*parts: MessagesNode) -> View:
             channels.
     """
     if not parts:
-        raise ConfigurationError("a view has no parts; expected nodes like trim(tokens=4_000)")
+        raise ConfigurationError("a view has no parts; expected nodes like trim(max_tokens=4_000)")
     for part in parts:
         if isinstance(part, UpdateInstructions):
             raise ConfigurationError(
@@ -35,7 +35,7 @@ def view(*parts: MessagesNode) -> View:
             )
         if not isinstance(part, MessagesNode):
             raise ConfigurationError(
-                f"a part of the view is {part!r:.80}; expected nodes like trim(tokens=4_000)"
+                f"a part of the view is {part!r:.80}; expected nodes like trim(max_tokens=4_000)"
             )
     keys = {part.messages_key for part in parts}
     if len(keys) > 1:

@@ -11,9 +11,9 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.errors import ConfigurationError
-from perdure.memory.counting import Countable, token_counter
+from perdure.memory.tokens import Countable, token_counter
 from perdure.memory.effects import Effects, arun, run
-from perdure.memory.fitting import fitting
+from perdure.memory.context import fitting
 from perdure.memory.instructions import TEXT
 from perdure.memory.options import whole
 from perdure.memory.recollection.merging import Hit, Standing, merged

@@ -20,7 +20,7 @@ from langgraph.store.base import BaseStore
 from perdure.errors import EmbeddingFailed, PerdureError, StorageError
 from perdure.memory.clock import Clock, clock_of
 from perdure.memory.conversation import Turn
-from perdure.memory.counting import Countable
+from perdure.memory.tokens import Countable
 from perdure.memory.effects import Effects, arun, run
 from perdure.memory.nodes import MessagesNode
 from perdure.memory.options import choice, whole
@@ -28,7 +28,7 @@ from perdure.memory.recollection.reach import NAMESPACES, ThreadHistory
 from perdure.memory.recollection.recall import Recall, Recollection, Waiting
 from perdure.memory.recollection.unformed import Tails
 from perdure.memory.run_config import source
-from perdure.memory.shown import Shown
+from perdure.memory.nodes import Shown
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.stores.text import STOP_WORDS, query_tokens
 
@@ -57,7 +57,7 @@ def use_memories(
 ) -> UseMemories:
     """A node that shows the model what is remembered: `recall`, before each call.
 
-    `view(use_memories(store), trim(tokens=4_000))`: it comes before the part that cuts, whose
+    `view(use_memories(store), trim(max_tokens=4_000))`: it comes before the part that cuts, whose
     budget then counts the memories, and after `use_instructions`, which would replace them; adds a
     section `<memories>` to the system message; the state stays as it is.
 
@@ -145,7 +145,7 @@ class UseMemories(MessagesNode):
     def _found(
         self, query: str, turns: Sequence[Turn], config: RunnableConfig | None
     ) -> Effects[Recollection]:
-        ids = {message.id for turn in turns[: self._recent] for message in turn.said}
+        ids = {message.id for turn in turns[: self._recent] for message in turn.messages}
         said = ThreadHistory(source(config)[0], frozenset(id for id in ids if id is not None))
         as_of, now = self._as_of(config), self._now(config)
         return self._asks.use_memories(query, self._store, config, as_of, now, said)
@@ -159,7 +159,7 @@ class UseMemories(MessagesNode):
 
 def query_of(turns: Sequence[Turn]) -> str:
     """What to ask memory, given the newest turns, newest first; "": there is no text."""
-    asked = [turn.said[0].text.strip() for turn in turns[:2]]
+    asked = [turn.messages[0].text.strip() for turn in turns[:2]]
     if not asked or not asked[0]:
         return ""
     text = "\n".join(reversed(asked)) if _is_elliptic(asked[0]) else asked[0]

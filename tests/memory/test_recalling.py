@@ -30,7 +30,7 @@ from perdure.memory import (
 )
 from perdure.memory.middleware import MemoryMiddleware
 from perdure.memory.recollection.recalling import query_of, use_memories
-from perdure.memory.shown import Shown
+from perdure.memory.nodes import Shown
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import Talk, conversations, keys
 from tests.memory.remembered import AS_ANN, Ends, fact, filled, turns
@@ -273,7 +273,7 @@ def test_the_budget_of_trim_counts_the_memories(shows: Any) -> None:
     puts = [fact(f"k{n}", f"the train number {n} goes to Ghent and back") for n in range(10)]
     talk = [HumanMessage(f"{n} " + "of the train " * 20) for n in range(60)]
     counter = token_counter(None)
-    cuts = trim(tokens=1_000, counter=counter)
+    cuts = trim(max_tokens=1_000, counter=counter)
     with filled(*puts) as store:
         shown = shows(view(use_memories(store, budget=400), cuts), talk)
         bare = shows(cuts, talk)
@@ -356,7 +356,7 @@ def test_in_an_agent_every_call_of_the_model_has_the_memories(
 ) -> None:
     """Also after a tool has answered; the thread has none of them."""
     with ScriptedServer([CALLS, "In the blue bag."]) as server:
-        memory = MemoryMiddleware(use_memories(limit=1), trim(tokens=2_000))
+        memory = MemoryMiddleware(use_memories(limit=1), trim(max_tokens=2_000))
         agent: Any = create_agent(
             client(server), [look], system_prompt="Be kind.", middleware=[memory], store=store
         )
