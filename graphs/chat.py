@@ -30,7 +30,7 @@ from perdure.memory.summary_node import Summarize
 from perdure.memory.view import changes_state, parts_of, view
 
 Part = MessagesNode | Learner
-_EXPECTED: Final = "parts like use_memories(), trim(tokens=4_000) or remember_turns()"
+_EXPECTED: Final = "parts like use_memories(), trim(max_tokens=4_000) or remember_turns()"
 _NAMES: Final = {"RememberTurns": "remember", "UpdateInstructions": "reflect"}
 
 
@@ -45,7 +45,7 @@ def chat_graph(
     """Compile a chat: the node `respond`, and after it the nodes that keep its memory.
 
     `chat_graph("openai:gpt-5-mini", memory=[use_memories(), summarize("openai:gpt-5-mini"),
-    trim(tokens=4_000), remember_turns()], checkpointer=saver, store=store)`
+    trim(max_tokens=4_000), remember_turns()], checkpointer=saver, store=store)`
 
     Instructions, summaries and memories that the model is shown are in no channel of the state, so
     they are in no stream; neither are removals.

@@ -55,13 +55,13 @@ def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, An
     parts: list[Part] = [use_memories(namespace=namespace)]
     if model is not None:
         parts.append(summarize(model, when={"tokens": TOKENS * 3 // 4}, on_failure="keep"))
-    parts += [trim(tokens=TOKENS), remember_turns(namespace=namespace, gate=_GATE)]
+    parts += [trim(max_tokens=TOKENS), remember_turns(namespace=namespace, gate=_GATE)]
     return chat_graph(model, memory=parts)
 
 
 def agent(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
     """The memory agent; without a `user_id` in the config the memories are the local user's."""
-    model, window = configured_model(_chosen()), trim(tokens=TOKENS)
+    model, window = configured_model(_chosen()), trim(max_tokens=TOKENS)
     return memory_agent(model, memory=[window], namespace=_namespace(config), gate=_GATE)
 
 

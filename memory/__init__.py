@@ -1,26 +1,21 @@
 """Memory of agents: what to show the model, what to keep in the state, what to know next time."""
 
-from perdure.memory.assembling import Assembly, assemble, assembled
 from perdure.memory.background.background import Background
 from perdure.memory.background.jobs import Job
-from perdure.memory.clearing import clear_tool_outputs
 from perdure.memory.collection.collection import Collection
 from perdure.memory.collection.episodes import Example, as_section
 from perdure.memory.collection.examples import Examples
 from perdure.memory.collection.quarantine import Quarantine
 from perdure.memory.collection.selector import ExampleSelector
 from perdure.memory.collection.tools import manage_memory, search_memory
-from perdure.memory.counting import context_window, count_tokens, token_counter
-from perdure.memory.expanding import aexpand, expand
+from perdure.memory.context import assemble
 from perdure.memory.extraction import Extraction
 from perdure.memory.extraction_report import ExtractionReport
-from perdure.memory.forming.tails import Tails
 from perdure.memory.forming.waiting import Waiting
 from perdure.memory.gate.durable_by import durable_by
 from perdure.memory.gate.gate import Gate
 from perdure.memory.instructions import Instructions, InstructionsVersion
 from perdure.memory.model_extractor import ModelExtractor
-from perdure.memory.packing import PartReport
 from perdure.memory.presenting import Summary
 from perdure.memory.profile.past import ProfileVersion
 from perdure.memory.profile.profile import Profile
@@ -32,7 +27,8 @@ from perdure.memory.records import Candidate, Memory, Outcome, Previous, Verdict
 from perdure.memory.reducers import ChatState, Keep, keepable, message_reducer, messages
 from perdure.memory.remember_turns import remember_turns
 from perdure.memory.summarize import SummaryState, summarize
-from perdure.memory.tokens import TokenCounter
+from perdure.memory.tokens import TokenCounter, context_window, count_tokens, token_counter
+from perdure.memory.tool_outputs import aexpand, clear_tool_outputs, expand
 from perdure.memory.trim import trim
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.update_instructions import update_instructions
@@ -41,7 +37,6 @@ from perdure.memory.use_memories import use_memories
 from perdure.memory.view import view
 
 __all__ = [
-    "Assembly",
     "Background",
     "Candidate",
     "ChatState",
@@ -59,7 +54,6 @@ __all__ = [
     "Memory",
     "ModelExtractor",
     "Outcome",
-    "PartReport",
     "Previous",
     "Profile",
     "ProfileUpdate",
@@ -69,7 +63,6 @@ __all__ = [
     "RecallResult",
     "Summary",
     "SummaryState",
-    "Tails",
     "TokenCounter",
     "TurnExtractor",
     "Usage",
@@ -80,7 +73,6 @@ __all__ = [
     "arecall",
     "as_section",
     "assemble",
-    "assembled",
     "check_recall",
     "clear_tool_outputs",
     "context_window",

@@ -33,7 +33,7 @@ except ImportError as exc:
         'perdure.memory.middleware needs langchain: pip install "perdure[agents]"'
     ) from exc
 
-_EXPECTED: Final = "parts like trim(tokens=4_000) or remember_turns()"
+_EXPECTED: Final = "parts like trim(max_tokens=4_000) or remember_turns()"
 
 
 class MemoryState(AgentState[Any]):
@@ -48,7 +48,7 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     """Memory around each call of an agent's model.
 
     `create_agent(model, tools, middleware=[MemoryMiddleware(remember_turns(), use_memories(),
-    summarize(model), trim(tokens=4_000))], store=store)`
+    summarize(model), trim(max_tokens=4_000))], store=store)`
 
     A budget of tokens is one for the whole request: the agent's system prompt and the schemas of
     its tools count.

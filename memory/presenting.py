@@ -13,7 +13,7 @@ from perdure.errors import ConfigurationError
 from perdure.memory.conversation import Messages
 from perdure.memory.options import choice as check_choice
 from perdure.memory.quotation import as_record
-from perdure.memory.shown import Shown
+from perdure.memory.nodes import Shown
 
 Form = Literal["system", "human"]
 FORMS: Final = ("system", "human")

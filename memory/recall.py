@@ -11,9 +11,9 @@ from unicodedata import normalize
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
-from perdure.memory.counting import token_counter
+from perdure.memory.tokens import token_counter
 from perdure.memory.effects import Effects, awaiting, blocking
-from perdure.memory.fitting import fitting
+from perdure.memory.context import fitting
 from perdure.memory.normal_form import normal
 from perdure.memory.options import instance, whole
 from perdure.memory.quotation import memory_line, past_since, section

@@ -13,7 +13,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
 
 from perdure.errors import ConfigurationError
-from perdure.memory.counting import Countable, context_window, token_counter
+from perdure.memory.tokens import Countable, context_window, token_counter
 from perdure.memory.model_call import ModelCall
 from perdure.memory.nodes import MODES, Mode
 from perdure.memory.options import choice as check_choice

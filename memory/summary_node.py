@@ -16,7 +16,7 @@ from perdure.memory.conversation import Messages, Turn, role, turns
 from perdure.memory.effects import Effects, arun, run
 from perdure.memory.nodes import SHOWN, MessagesNode, Mode, channel
 from perdure.memory.presenting import Form, Summary, present, presented, summary_of, taken_apart
-from perdure.memory.shown import Shown
+from perdure.memory.nodes import Shown
 from perdure.memory.summarizing import Summarizer
 from perdure.memory.tokens import TokenCounter
 from perdure.memory.transcript import units_of
@@ -186,7 +186,7 @@ class Summarize(MessagesNode):
         messages = channel(state, self.messages_key)
         if messages is None:
             every = list(turns)
-            messages = [message for turn in reversed(every) for message in turn.said]
+            messages = [message for turn in reversed(every) for message in turn.messages]
             turns = iter(every)
         fresh = self._fresh(messages, state)
         if not fresh.start:
@@ -194,7 +194,7 @@ class Summarize(MessagesNode):
         gone = {message.id for message in messages[: fresh.start]}
         newest = islice(turns, 1)  # whatever a summary says it stands for
         return chain(
-            newest, takewhile(lambda turn: not all(m.id in gone for m in turn.said), turns)
+            newest, takewhile(lambda turn: not all(m.id in gone for m in turn.messages), turns)
         )
 
 

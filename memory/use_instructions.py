@@ -11,7 +11,7 @@ from perdure.memory.clock import Clock, clock_of
 from perdure.memory.instructions import Instructions, check_instructions
 from perdure.memory.nodes import MessagesNode
 from perdure.memory.presenting import presented, taken_apart
-from perdure.memory.shown import Shown
+from perdure.memory.nodes import Shown
 
 
 def use_instructions(

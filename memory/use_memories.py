@@ -25,7 +25,7 @@ from perdure.memory.nodes import MessagesNode
 from perdure.memory.options import choice
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch, ShownMessages
 from perdure.memory.run_config import source
-from perdure.memory.shown import Shown
+from perdure.memory.nodes import Shown
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.stores.text import STOP_WORDS, query_tokens
 
@@ -49,7 +49,7 @@ def use_memories(
 ) -> UseMemories:
     """A part of a view that adds a section `<memories>` to the system message.
 
-    `view(use_memories(), trim(tokens=4_000))`: before the part that cuts, so that its budget counts
+    `view(use_memories(), trim(max_tokens=4_000))`: before the part that cuts, so that its budget counts
     the memories, and after `use_instructions`, which replaces the system message.
 
     The query is the newest human message, with the one before it if it is as short as "and then?".

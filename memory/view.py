@@ -12,9 +12,9 @@ from perdure.errors import ConfigurationError
 from perdure.memory.learner import Learner
 from perdure.memory.nodes import MessagesNode
 from perdure.memory.options import instance
-from perdure.memory.shown import Shown
+from perdure.memory.nodes import Shown
 
-_EXPECTED = "parts like trim(tokens=4_000)"
+_EXPECTED = "parts like trim(max_tokens=4_000)"
 
 
 @runtime_checkable
@@ -28,7 +28,7 @@ class LooksAhead(Protocol):
 def view(*parts: MessagesNode) -> View:
     """A node that shows the model what each part in turn leaves.
 
-    `view(summary, use_memories(), trim(tokens=4_000))` shows the summary, the messages that it does
+    `view(summary, use_memories(), trim(max_tokens=4_000))` shows the summary, the messages that it does
     not cover and the memories that answer them, cut to 4,000 tokens. The part that cuts comes last.
     The state stays as it is, whatever the modes of the parts.
 

@@ -13,7 +13,7 @@ from typing import Literal
 from langchain_core.messages import BaseMessage
 
 from perdure.memory.conversation import Turn, Unit
-from perdure.memory.shown import Shown
+from perdure.memory.nodes import Shown
 
 Strategy = Literal["last", "first"]
 Measure = Callable[[BaseMessage], int]

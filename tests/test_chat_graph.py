@@ -119,7 +119,7 @@ def test_a_window_bounds_what_the_model_is_shown(size: int, file_saver: SQLiteCh
     """The model is shown whole turns within the window; the state and history keep everything."""
     turns = 6
     with OpenAIServer([f"a{n}" for n in range(turns)]) as server:
-        graph = chat_graph(client(server), checkpointer=file_saver, window=trim(messages=size))
+        graph = chat_graph(client(server), checkpointer=file_saver, window=trim(max_messages=size))
         for n in range(turns):
             out = graph.invoke(says(f"q{n}"), THREAD)
     shown = [[text for _, text in server.shown(n)] for n in range(turns)]
@@ -133,7 +133,7 @@ def test_a_window_bounds_what_the_model_is_shown(size: int, file_saver: SQLiteCh
 def test_a_window_of_the_state_leaves_the_rest_to_history(file_saver: SQLiteCheckpointer) -> None:
     """What is cut is no longer in the state; history has it, and says that it is not seen."""
     with OpenAIServer([f"a{n}" for n in range(4)]) as server:
-        window = trim(messages=3, mode="state")
+        window = trim(max_messages=3, mode="state")
         graph = chat_graph(client(server), checkpointer=file_saver, window=window)
         for n in range(4):
             out = graph.invoke(says(f"q{n}"), THREAD)
@@ -147,7 +147,7 @@ def test_a_window_of_the_state_leaves_the_rest_to_history(file_saver: SQLiteChec
 def test_a_system_message_is_shown_first(file_saver: SQLiteCheckpointer) -> None:
     """It stays, however short the window."""
     with OpenAIServer(["fine", "well"]) as server:
-        graph = chat_graph(client(server), checkpointer=file_saver, window=trim(messages=2))
+        graph = chat_graph(client(server), checkpointer=file_saver, window=trim(max_messages=2))
         graph.invoke({"messages": [SystemMessage("be brief"), HumanMessage("hi")]}, THREAD)
         graph.invoke(says("again"), THREAD)
 
@@ -164,7 +164,7 @@ def test_a_window_leaves_tool_calls_with_their_results(file_saver: SQLiteCheckpo
         ToolMessage("found", tool_call_id="c1"),
     ]
     with OpenAIServer(["it is so", "yes"]) as server:
-        graph = chat_graph(client(server), checkpointer=file_saver, window=trim(messages=3))
+        graph = chat_graph(client(server), checkpointer=file_saver, window=trim(max_messages=3))
         graph.invoke({"messages": told}, THREAD)
         graph.invoke(says("sure?"), THREAD)
 
@@ -203,7 +203,7 @@ def test_a_chat_with_summary_instructions_and_a_window(tmp_path: Path, colour: s
                 model,
                 checkpointer=saver,
                 store=store,
-                window=trim(messages=6),
+                window=trim(max_messages=6),
                 summary=summarize(model, when={"messages": 6}, keep_turns=1),
                 instructions=use_instructions(learned),
                 reflection=update_instructions(model, learned),
@@ -267,7 +267,7 @@ def test_the_asynchronous_graph_answers_and_streams(tmp_path: Path) -> None:
     async def talk(server: OpenAIServer) -> list[str]:
         async with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
             graph = chat_graph(
-                client(server), checkpointer=saver, window=trim(messages=3, mode="state")
+                client(server), checkpointer=saver, window=trim(max_messages=3, mode="state")
             )
             await graph.ainvoke(says("one"), THREAD)
             stream: Any = graph.astream(says("two"), THREAD, stream_mode="messages")
@@ -285,7 +285,7 @@ def test_after_an_error_of_the_model_the_turn_can_be_finished(tmp_path: Path) ->
     with OpenAIServer(["fine", Failure(400, "out of order"), "back again"]) as server:
         with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
             graph = chat_graph(
-                client(server), checkpointer=saver, window=trim(messages=5, mode="state")
+                client(server), checkpointer=saver, window=trim(max_messages=5, mode="state")
             )
             graph.invoke(says("one"), THREAD)
             with pytest.raises(openai.APIStatusError, match="out of order"):
@@ -293,7 +293,7 @@ def test_after_an_error_of_the_model_the_turn_can_be_finished(tmp_path: Path) ->
             before = history(saver)
         with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
             graph = chat_graph(
-                client(server), checkpointer=saver, window=trim(messages=5, mode="state")
+                client(server), checkpointer=saver, window=trim(max_messages=5, mode="state")
             )
             waiting = graph.get_state(THREAD).next
             out = graph.invoke(None, THREAD)
@@ -322,7 +322,7 @@ def test_a_stream_of_messages_has_the_answers_and_nothing_else(
             model,
             checkpointer=file_saver,
             store=store,
-            window=trim(messages=4, mode="state" if options == "window" else "view"),
+            window=trim(max_messages=4, mode="state" if options == "window" else "view"),
             summary=None if options == "window" else summary,
             instructions=use_instructions(learned),
             reflection=update_instructions(model, learned),
@@ -347,7 +347,7 @@ def everything(model: Any, saver: Any, store: SQLiteStore, *, window: bool) -> A
     return chat_graph(
         model,
         checkpointer=saver,
-        window=trim(messages=3, mode="state") if window else trim(messages=9),
+        window=trim(max_messages=3, mode="state") if window else trim(max_messages=9),
         summary=None if window else summarize(model, when={"messages": 4}, keep_turns=1),
         instructions=use_instructions(learned),
         reflection=update_instructions(model, learned),
@@ -397,7 +397,7 @@ class Asking(QuotingResponder):
         return ChatResult(generations=[ChatGeneration(message=AIMessage(f"You said {said}."))])
 
 
-@pytest.mark.parametrize("window", [trim(messages=3, mode="state"), trim(messages=3), None])
+@pytest.mark.parametrize("window", [trim(max_messages=3, mode="state"), trim(max_messages=3), None])
 def test_a_model_that_asks_a_human_is_resumed_with_the_answer(window: Any, tmp_path: Path) -> None:
     """The question of the turn is stored once, and the turn ends as any other."""
     for n in range(3):

@@ -23,9 +23,9 @@ from perdure.memory.collection.episodes import (
     value_of,
 )
 from perdure.memory.collection.forgetting import unknown
-from perdure.memory.counting import Countable, token_counter
+from perdure.memory.tokens import Countable, token_counter
 from perdure.memory.effects import Effects, arun, run
-from perdure.memory.fitting import fitting
+from perdure.memory.context import fitting
 from perdure.memory.gate.gate import Gate
 from perdure.memory.options import whole
 from perdure.memory.records import EPISODE, Outcome, Role

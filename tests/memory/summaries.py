@@ -13,7 +13,7 @@ from langchain_core.messages import (
 from langchain_core.runnables import RunnableLambda
 from langgraph.graph import END, START, StateGraph
 
-from perdure.memory.counting import token_counter
+from perdure.memory.tokens import token_counter
 from perdure.memory.summarize import SummaryState, summarize
 from perdure.memory.summary_node import Summarize
 from tests.memory.scripted import (
@@ -21,7 +21,7 @@ from tests.memory.scripted import (
     client,
 )
 
-COUNTER = token_counter("estimate")
+COUNTER = token_counter("approximate")
 THREAD: Any = {"configurable": {"thread_id": "t"}}
 
 

@@ -32,7 +32,7 @@ from perdure.memory import (
 )
 from perdure.memory.middleware import MemoryMiddleware, MemoryState
 from perdure.memory.nodes import MessagesNode
-from perdure.memory.shown import Shown
+from perdure.memory.nodes import Shown
 from tests.memory.conversations import Talk, conversations, keys, newest_human
 from tests.memory.providers import refusals
 from tests.openai_server import OpenAIServer
@@ -64,7 +64,7 @@ def test_a_view_cuts_what_the_model_is_shown_and_leaves_the_state(tmp_path: Path
             client(server),
             [look],
             system_prompt="Be kind.",
-            middleware=[MemoryMiddleware(trim(messages=4))],
+            middleware=[MemoryMiddleware(trim(max_messages=4))],
             checkpointer=saver,
         )
         for n in range(3):
@@ -149,8 +149,8 @@ CHANGING: dict[str, MessagesNode] = {
     "clears": clear_tool_outputs(keep=0, at_least=40, mode="state"),
     "two turns": trim(turns=2, mode="state"),
     "one turn": trim(turns=1, mode="state"),
-    "five messages": trim(messages=5, mode="state", strategy="first"),
-    "tokens": trim(tokens=250, truncate=True, mode="state"),
+    "five messages": trim(max_messages=5, mode="state", strategy="first"),
+    "tokens": trim(max_tokens=250, truncate=True, mode="state"),
     "reverses": Reversed(),
     "sums up": summarize(RunnableLambda(sums_up), when={"messages": 4}, keep_turns=1),
 }
@@ -230,7 +230,7 @@ def test_the_budget_holds_with_the_agents_tools(colour: str) -> None:
 
     def sent(tools: list[Any], budget: int) -> tuple[int, int]:
         with OpenAIServer(["done"]) as server:
-            memory = MemoryMiddleware(trim(tokens=budget, counter=counter))
+            memory = MemoryMiddleware(trim(max_tokens=budget, counter=counter))
             agent: Any = create_agent(client(server), tools, middleware=[memory])
             given: Any = {"messages": talk}
             if colour == "sync":
@@ -254,7 +254,7 @@ def test_the_budget_holds_with_the_agents_tools(colour: str) -> None:
 def test_tools_are_counted_once_for_all_calls_with_the_same() -> None:
     """A turn must not cost the schemas of all tools again; other tools are counted anew."""
     counter = Counting()
-    memory = MemoryMiddleware(trim(tokens=4_000, counter=counter))
+    memory = MemoryMiddleware(trim(max_tokens=4_000, counter=counter))
     one, other = fat("one"), fat("other")
     with OpenAIServer(["a0", "a1", "a2"]) as server:
         agent: Any = create_agent(client(server), [one, other], middleware=[memory])

@@ -9,10 +9,10 @@ import pytest
 from langchain_core.messages import BaseMessage, HumanMessage
 
 from perdure.errors import ConfigurationError, UnknownModel
-from perdure.memory.counting import token_counter
+from perdure.memory.tokens import token_counter
 from perdure.memory.triggers import trigger
 
-COUNTER = token_counter("estimate")
+COUNTER = token_counter("approximate")
 
 
 def window() -> int:

@@ -29,7 +29,7 @@ from perdure.memory import (
     view,
 )
 from perdure.memory.middleware import MemoryMiddleware
-from perdure.memory.shown import Shown
+from perdure.memory.nodes import Shown
 from perdure.memory.use_memories import query_of, use_memories
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import Talk, conversations, keys
@@ -175,7 +175,7 @@ def test_memories_of_messages_that_the_model_is_shown_are_left_out(shows: Any) -
         memory = use_memories(store)
         parts: dict[int, Any] = {
             4: memory,
-            3: view(memory, trim(messages=4)),  # and the system message
+            3: view(memory, trim(max_messages=4)),  # and the system message
             2: view(memory, trim(turns=2)),
             1: view(view(memory), view(trim(turns=1))),
         }
@@ -195,7 +195,7 @@ def test_a_message_that_was_cut_off_is_found_from_its_own_thread(shows: Any) -> 
     asked = [*said, HumanMessage("What is my canoe called?", id="q")]
     config: Any = {"configurable": {"user_id": "ann", "thread_id": "c"}}
     with filled(*turns("c", NOW, *(message.text for message in said))) as store:
-        shown = shows(view(use_memories(store), trim(tokens=3_000)), asked, config)
+        shown = shows(view(use_memories(store), trim(max_tokens=3_000)), asked, config)
         whole = shows(use_memories(store), asked, config)
     left = {message.text for message in shown if message.type == "human"}
 
@@ -224,7 +224,7 @@ def test_memories_leave_room_for_the_newest_turn(shows: Any) -> None:
     said = [HumanMessage("the train to Ghent", id="t-0"), AIMessage("At 8.", id="t-1")]
     said.append(HumanMessage("the train to Bruges", id="t-2"))
     with filled(*turns("t", NOW, *(message.text for message in said))) as store:
-        shown = shows(view(use_memories(store), trim(tokens=900)), said, ON_T)
+        shown = shows(view(use_memories(store), trim(max_tokens=900)), said, ON_T)
 
     assert "the train to Bruges" not in memories(shown)
 
@@ -303,7 +303,7 @@ def test_the_budget_of_trim_counts_the_memories(shows: Any) -> None:
     puts = [fact(f"k{n}", f"the train number {n} goes to Ghent and back") for n in range(10)]
     talk = [HumanMessage(f"{n} " + "of the train " * 20) for n in range(60)]
     counter = token_counter(None)
-    cuts = trim(tokens=1_000, counter=counter)
+    cuts = trim(max_tokens=1_000, counter=counter)
     with filled(*puts) as store:
         shown = shows(view(use_memories(store, max_tokens=400), cuts), talk)
         bare = shows(cuts, talk)
@@ -386,7 +386,7 @@ def test_in_an_agent_every_call_of_the_model_has_the_memories(
 ) -> None:
     """Also after a tool has answered; the thread has none of them."""
     with ScriptedServer([CALLS, "In the blue bag."]) as server:
-        memory = MemoryMiddleware(use_memories(limit=1), trim(tokens=2_000))
+        memory = MemoryMiddleware(use_memories(limit=1), trim(max_tokens=2_000))
         agent: Any = create_agent(
             client(server), [look], system_prompt="Be kind.", middleware=[memory], store=store
         )

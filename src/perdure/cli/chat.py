@@ -109,7 +109,7 @@ def _window(keep_last: int | None) -> Any:
         return None
     if keep_last < 1:
         raise ConfigurationError(f"--keep-last is {keep_last}; expected at least 1")
-    return trim(messages=keep_last + 1, mode="state")
+    return trim(max_messages=keep_last + 1, mode="state")
 
 
 def _carried(saver: Any, thread: str) -> dict[str, Any]:
