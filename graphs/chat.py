@@ -25,8 +25,7 @@ from perdure.memory.model_call import chat_model
 from perdure.memory.nodes import SHOWN, MessagesNode
 from perdure.memory.options import instance
 from perdure.memory.reducers import ChatState
-from perdure.memory.summarize import SummaryState
-from perdure.memory.summary_node import Summarize
+from perdure.memory.summary import Summarize, SummaryState
 from perdure.memory.view import changes_state, parts_of, view
 
 Part = MessagesNode | Learner

@@ -27,7 +27,7 @@ from perdure.memory.gate.gate import Gate
 from perdure.memory.instructions import Instructions
 from perdure.memory.recall import NAMESPACE
 from perdure.memory.remember_turns import remember_turns
-from perdure.memory.summarize import summarize
+from perdure.memory.summary import summarize
 from perdure.memory.trim import trim
 from perdure.memory.update_instructions import update_instructions
 from perdure.memory.use_memories import use_memories
@@ -54,7 +54,7 @@ def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, An
     model, namespace = configured_model(_chosen()), _namespace(config)
     parts: list[Part] = [use_memories(namespace=namespace)]
     if model is not None:
-        parts.append(summarize(model, when={"tokens": TOKENS * 3 // 4}, on_failure="keep"))
+        parts.append(summarize(model, trigger=("tokens", TOKENS * 3 // 4)))
     parts += [trim(max_tokens=TOKENS), remember_turns(namespace=namespace, gate=_GATE)]
     return chat_graph(model, memory=parts)
 

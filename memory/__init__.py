@@ -14,9 +14,8 @@ from perdure.memory.extraction_report import ExtractionReport
 from perdure.memory.forming.waiting import Waiting
 from perdure.memory.gate.durable_by import durable_by
 from perdure.memory.gate.gate import Gate
-from perdure.memory.instructions import Instructions, InstructionsVersion
+from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
 from perdure.memory.model_extractor import ModelExtractor
-from perdure.memory.presenting import Summary
 from perdure.memory.profile.past import ProfileVersion
 from perdure.memory.profile.profile import Profile
 from perdure.memory.profile.update_profile import ProfileUpdate, update_profile
@@ -26,13 +25,12 @@ from perdure.memory.recall_check import RecallReport, acheck_recall, check_recal
 from perdure.memory.records import Candidate, Memory, Outcome, Previous, Verdict
 from perdure.memory.reducers import ChatState, Keep, keepable, message_reducer, messages
 from perdure.memory.remember_turns import remember_turns
-from perdure.memory.summarize import SummaryState, summarize
+from perdure.memory.summary import Summary, SummaryState, summarize
 from perdure.memory.tokens import TokenCounter, context_window, count_tokens, token_counter
 from perdure.memory.tool_outputs import aexpand, clear_tool_outputs, expand
 from perdure.memory.trim import trim
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.update_instructions import update_instructions
-from perdure.memory.use_instructions import use_instructions
 from perdure.memory.use_memories import use_memories
 from perdure.memory.view import view
 

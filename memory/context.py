@@ -20,9 +20,8 @@ from perdure.errors import BudgetExceeded
 from perdure.memory.conversation import Turn
 from perdure.memory.nodes import MessagesNode, Shown, channel, checked
 from perdure.memory.options import whole
-from perdure.memory.presenting import summary_of
-from perdure.memory.quotation import quoted
-from perdure.memory.quotation import memory_line, section
+from perdure.memory.quotation import memory_line, quoted, section
+from perdure.memory.summary import summary_of
 from perdure.memory.tokens import Countable, TokenCounter
 from perdure.memory.tokens import token_counter as counter_of
 from perdure.memory.window import choose

@@ -22,7 +22,7 @@ from perdure.memory.conversation import Messages
 from perdure.memory.learner import Learner
 from perdure.memory.nodes import SHOWN, MessagesNode
 from perdure.memory.options import instance
-from perdure.memory.presenting import Summary
+from perdure.memory.summary import Summary
 from perdure.memory.trim import removals
 from perdure.memory.view import View, changes_state, parts_of, view
 

@@ -21,11 +21,10 @@ from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, Storag
 from perdure.memory.clock import Clock, clock_of
 from perdure.memory.conversation import Turn
 from perdure.memory.effects import Effect, Effects, arun, run
-from perdure.memory.nodes import MessagesNode
+from perdure.memory.nodes import MessagesNode, Shown
 from perdure.memory.options import choice
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch, ShownMessages
 from perdure.memory.run_config import source
-from perdure.memory.nodes import Shown
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.stores.text import STOP_WORDS, query_tokens
 

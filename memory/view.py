@@ -10,9 +10,8 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import ConfigurationError
 from perdure.memory.learner import Learner
-from perdure.memory.nodes import MessagesNode
+from perdure.memory.nodes import MessagesNode, Shown
 from perdure.memory.options import instance
-from perdure.memory.nodes import Shown
 
 _EXPECTED = "parts like trim(max_tokens=4_000)"
 

@@ -11,8 +11,8 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from perdure.errors import ConfigurationError, InvalidValue
 from perdure.memory.options import is_number
-from perdure.memory.records import EPISODE, Memory
 from perdure.memory.quotation import memory_line, section
+from perdure.memory.records import EPISODE, Memory
 
 _TEXTS: Final = ("input", "outcome", "context", "why")
 

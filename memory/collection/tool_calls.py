@@ -29,9 +29,8 @@ from perdure.memory.collection.shaping import OWN, TEXT
 from perdure.memory.effects import Effects
 from perdure.memory.gate.sensitive import texts_in
 from perdure.memory.listing import Readable
-from perdure.memory.quotation import quoted
+from perdure.memory.quotation import quoted, section
 from perdure.memory.records import FACT, Memory, Outcome
-from perdure.memory.quotation import section
 from perdure.stores.namespaces import check_key
 
 Act = Literal["create", "update", "supersede", "delete"]
