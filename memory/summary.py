@@ -285,7 +285,7 @@ class Summarize(MessagesNode):
         messages = channel(state, self.messages_key)
         if messages is None:
             every = list(turns)
-            messages = [message for turn in reversed(every) for message in turn.said]
+            messages = [message for turn in reversed(every) for message in turn.messages]
             turns = iter(every)
         fresh = self._fresh(messages, state)
         if not fresh.start:
@@ -293,7 +293,7 @@ class Summarize(MessagesNode):
         gone = {message.id for message in messages[: fresh.start]}
         newest = islice(turns, 1)  # whatever a summary claims to stand for
         return chain(
-            newest, takewhile(lambda turn: not all(m.id in gone for m in turn.said), turns)
+            newest, takewhile(lambda turn: not all(m.id in gone for m in turn.messages), turns)
         )
 
 

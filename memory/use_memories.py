@@ -130,7 +130,7 @@ class UseMemories(MessagesNode):
             left = [message for turn in shown.turns for u in turn.units for message in u.messages]
         except BudgetExceeded:  # the newest turn fits beside fewer memories, or the model is asked
             left = []  # nothing: the part raises again
-        ids = {message.id for message in (*left, *(m for turn in newest for m in turn.said))}
+        ids = {message.id for message in (*left, *(m for turn in newest for m in turn.messages))}
         return ShownMessages(source(config)[0], frozenset(id for id in ids if id is not None))
 
     def _section(
@@ -163,7 +163,7 @@ def _through(part: MessagesNode, shown: Shown, state: Any, config: RunnableConfi
 
 def query_of(turns: Sequence[Turn]) -> str:
     """The query for the newest turns, newest first; "" if there is no text."""
-    texts = [turn.said[0].text.strip() for turn in turns[:2]]
+    texts = [turn.messages[0].text.strip() for turn in turns[:2]]
     if not texts or not texts[0]:
         return ""
     text = "\n".join(reversed(texts)) if _is_elliptic(texts[0]) else texts[0]

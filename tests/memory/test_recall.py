@@ -128,7 +128,7 @@ def test_only_the_kinds_that_are_wanted(recalls: Any) -> None:
 
 def test_the_budget_holds(store: SQLiteStore, recalls: Any) -> None:
     """By the tokens of what the model is shown; one that is too long makes room for others."""
-    counter = token_counter("estimate")
+    counter = token_counter("approximate")
     every = recalls("the blue train, the museum, my keys", store, max_tokens=None)
     for budget in (1, 30, 60, 100, 200, 1_000):
         found = recalls("the blue train, the museum, my keys", store, max_tokens=budget)

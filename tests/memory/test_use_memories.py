@@ -19,6 +19,7 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig, StorageError
+from perdure.graphs import QuotingResponder
 from perdure.memory import (
     ChatState,
     Instructions,
@@ -176,11 +177,11 @@ def test_memories_of_messages_that_the_model_is_shown_are_left_out(shows: Any) -
         parts: dict[int, Any] = {
             4: memory,
             3: view(memory, trim(max_messages=4)),  # and the system message
-            2: view(memory, trim(turns=2)),
-            1: view(view(memory), view(trim(turns=1))),
+            2: view(memory, trim(max_messages=3)),
+            1: view(view(memory), view(trim(max_messages=2))),
         }
         found = {left: set(memories(shows(part, said, ON_T))) for left, part in parts.items()}
-        after = set(memories(shows(view(trim(turns=2), memory), said, ON_T)))
+        after = set(memories(shows(view(trim(max_messages=2), memory), said, ON_T)))
 
     for left, texts_found in found.items():
         assert texts_found == others | set(texts[: 4 - left])
@@ -212,7 +213,7 @@ def test_what_a_summary_stands_for_may_be_recalled(shows: Any) -> None:
     said = [HumanMessage(f"the train number {n}", id=f"t-{n}") for n in range(4)]
     summary = {"text": "They spoke of trains.", "last": "t-1", "count": 2}
     state = {"messages": said, "summary": summary, "summarized": ["t-0", "t-1"]}
-    sums_up = summarize(client_of_nothing(), when={"messages": 90}, mode="view")
+    sums_up = summarize(QuotingResponder(), trigger=("messages", 90), mode="view")
     with filled(*turns("t", NOW, *(message.text for message in said))) as store:
         for parts in ([sums_up, use_memories(store)], [use_memories(store), sums_up]):
             shown = shows(view(*parts), state, ON_T)
@@ -303,7 +304,7 @@ def test_the_budget_of_trim_counts_the_memories(shows: Any) -> None:
     puts = [fact(f"k{n}", f"the train number {n} goes to Ghent and back") for n in range(10)]
     talk = [HumanMessage(f"{n} " + "of the train " * 20) for n in range(60)]
     counter = token_counter(None)
-    cuts = trim(max_tokens=1_000, counter=counter)
+    cuts = trim(max_tokens=1_000, token_counter=counter)
     with filled(*puts) as store:
         shown = shows(view(use_memories(store, max_tokens=400), cuts), talk)
         bare = shows(cuts, talk)
@@ -318,18 +319,13 @@ def test_the_budget_of_trim_counts_the_memories(shows: Any) -> None:
 def test_instructions_and_a_summary_stand_before_the_memories(store: SQLiteStore) -> None:
     """One system message with all three, in this order."""
     instructions = Instructions(store, default="Be kind.")
-    summary = summarize(client_of_nothing(), when={"messages": 90})
-    shown = view(use_instructions(instructions), summary, use_memories(store), trim(turns=3))
+    summary = summarize(QuotingResponder(), trigger=("messages", 90))
+    shown = view(use_instructions(instructions), summary, use_memories(store), trim(max_messages=9))
     state = {"messages": [KEYS], "summary": "They met in Oslo."}
     text = shown(state, AS_ANN)[0].text
 
     order = [text.index(part) for part in ("Be kind.", "They met in Oslo.", "<memories>")]
     assert order == sorted(order)
-
-
-def client_of_nothing() -> Any:
-    """A model that is not asked."""
-    return trim(turns=1)
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
