@@ -54,7 +54,9 @@ def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, An
     model, namespace = configured_model(_chosen()), _namespace(config)
     parts: list[Part] = [use_memories(namespace=namespace)]
     if model is not None:
-        parts.append(summarize(model, trigger=("tokens", TOKENS * 3 // 4)))
+        parts.append(
+            summarize(model, trigger=("tokens", TOKENS * 3 // 4), keep=("tokens", TOKENS // 4))
+        )
     parts += [trim(max_tokens=TOKENS), remember_turns(namespace=namespace, gate=_GATE)]
     return chat_graph(model, memory=parts)
 
