@@ -1,7 +1,7 @@
 """Memory of agents: what to show the model, what to keep in the state, what to know next time."""
 
 from perdure.memory.background.background import Background
-from perdure.memory.background.jobs import Job
+from perdure.memory.background.jobs import Job, Pace
 from perdure.memory.collection.collection import Collection
 from perdure.memory.collection.episodes import Example, as_section
 from perdure.memory.collection.examples import Examples
@@ -9,12 +9,11 @@ from perdure.memory.collection.quarantine import Quarantine
 from perdure.memory.collection.selector import ExampleSelector
 from perdure.memory.collection.tools import manage_memory, search_memory
 from perdure.memory.context import assemble
-from perdure.memory.extraction import Extraction
-from perdure.memory.extraction_report import ExtractionReport
-from perdure.memory.forming.waiting import Waiting
-from perdure.memory.gate.durable_by import durable_by
+from perdure.memory.extraction import Extraction, ExtractionReport
+from perdure.memory.forming.answers import Episode
 from perdure.memory.gate.gate import Gate
 from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
+from perdure.memory.model_call import ModelCall
 from perdure.memory.model_extractor import ModelExtractor
 from perdure.memory.profile.past import ProfileVersion
 from perdure.memory.profile.profile import Profile
@@ -39,6 +38,7 @@ __all__ = [
     "Candidate",
     "ChatState",
     "Collection",
+    "Episode",
     "Example",
     "ExampleSelector",
     "Examples",
@@ -50,8 +50,10 @@ __all__ = [
     "Job",
     "Keep",
     "Memory",
+    "ModelCall",
     "ModelExtractor",
     "Outcome",
+    "Pace",
     "Previous",
     "Profile",
     "ProfileUpdate",
@@ -65,7 +67,6 @@ __all__ = [
     "TurnExtractor",
     "Usage",
     "Verdict",
-    "Waiting",
     "acheck_recall",
     "aexpand",
     "arecall",
@@ -75,7 +76,6 @@ __all__ = [
     "clear_tool_outputs",
     "context_window",
     "count_tokens",
-    "durable_by",
     "expand",
     "keepable",
     "manage_memory",

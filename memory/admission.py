@@ -22,7 +22,7 @@ REDACTED: Final = "redacted"
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Admitted:
     """What becomes of candidates.
 
     Attributes:
@@ -34,13 +34,13 @@ class Judged:
     outcomes: list[Outcome]
 
 
-def keeping(
+def admit(
     gate: Gate,
     adapter: StoreAdapter,
     namespace: Namespace,
     candidates: Sequence[Candidate],
     keys: Sequence[str],
-) -> Effects[Judged]:
+) -> Effects[Admitted]:
     """Judge candidates, and plan what is to be written of them.
 
     Args:
@@ -54,8 +54,8 @@ def keeping(
         ConfigurationError: There is not a key for each.
         StorageError: The store cannot be read.
     """
-    verdicts = yield from gate.judging(candidates, adapter, namespace, keys=keys)
-    judged = Judged([], [])
+    verdicts = yield from gate.judge(candidates, adapter, namespace, keys=keys)
+    judged = Admitted([], [])
     for candidate, key, verdict in zip(candidates, keys, verdicts, strict=True):
         if verdict.action == "refuse":
             outcome = _refused(verdict)

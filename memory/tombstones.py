@@ -43,7 +43,7 @@ def tombstones_of(memory: Memory, how: How, *, at: datetime | None = None) -> li
     return [_note(memory.namespace, key, value) for key in keys]
 
 
-def burial(namespace: Namespace, text: str, how: How) -> PutItem:
+def tombstone(namespace: Namespace, text: str, how: How) -> PutItem:
     """The note that a text is gone which was no memory yet."""
     value = {"change": how, "at": datetime.now(UTC).isoformat(), "message_ids": []}
     return _note(namespace, digest(text), value)
@@ -56,7 +56,7 @@ def sources(provenance: Provenance | None) -> list[str]:
     return [_source(provenance.thread_id, each) for each in provenance.message_ids]
 
 
-def newest_grave(adapter: StoreAdapter, namespace: Namespace) -> Effects[Any]:
+def newest_tombstone(adapter: StoreAdapter, namespace: Namespace) -> Effects[Any]:
     """What changes whenever something is buried; it equals nothing where nobody can tell."""
     if not adapter.versioned:
         return object()
@@ -64,7 +64,7 @@ def newest_grave(adapter: StoreAdapter, namespace: Namespace) -> Effects[Any]:
     return [(note.key, note.valid_from) for note in page] if len(page) < _PAGE else object()
 
 
-def buried(
+def entombed(
     adapter: StoreAdapter, namespace: Namespace, digests: Collection[str]
 ) -> Effects[set[str]]:
     """Which of these texts and sources are buried, each given by the key of its note.

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from perdure.errors import ConfigurationError, LimitExceeded
-from perdure.memory.admission import Judged, keeping
+from perdure.memory.admission import Admitted, admit
 from perdure.memory.collection.forgetting import UNNOTED, unknown
 from perdure.memory.collection.shaping import OWN, TEXT, Given, MemoryShape
 from perdure.memory.conflicts import persevering, taking_turns
@@ -182,8 +182,8 @@ class Changing:
             by_model=telling.by_model,
         )
 
-    def _judged(self, candidate: Candidate, key: str, adapter: StoreAdapter) -> Effects[Judged]:
-        return keeping(self.gate, adapter, self.namespace, [candidate], [key])
+    def _judged(self, candidate: Candidate, key: str, adapter: StoreAdapter) -> Effects[Admitted]:
+        return admit(self.gate, adapter, self.namespace, [candidate], [key])
 
     def _waiting(self, candidate: Candidate) -> Effects[Memory | None]:
         """What waits for review in the same words."""

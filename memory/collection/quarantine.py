@@ -24,7 +24,7 @@ from perdure.memory.store_adapter import (
     succeeding,
 )
 from perdure.memory.templates import Template
-from perdure.memory.tombstones import burial
+from perdure.memory.tombstones import tombstone
 from perdure.stores.base import Namespace, Provenance
 
 
@@ -160,7 +160,7 @@ def _releasing(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects
 
 def _discarding(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Outcome]:
     found = yield from _found(adapter, namespace, key)
-    puts = [burial(namespace, found.text, "forgotten")]
+    puts = [tombstone(namespace, found.text, "forgotten")]
     if not isinstance(adapter.store, Forgets):
         puts.append(removal_of(quarantine_of(namespace), key))
     yield from adapter.written(puts)

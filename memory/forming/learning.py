@@ -91,7 +91,7 @@ def _of_instructions(
     former = yield from learn.reading(place)
     wishes, outcomes = _wishes(answer.instructions, batch)
     wishes = [each for each in wishes if _plain(each.text) not in _plain(former.text)]
-    verdicts = yield from gate.judging(wishes, around.adapter, around.namespace)
+    verdicts = yield from gate.judge(wishes, around.adapter, around.namespace)
     kept: list[Candidate] = []
     text = former.text.rstrip()
     for wish, verdict in zip(wishes, verdicts, strict=True):

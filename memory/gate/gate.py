@@ -91,7 +91,7 @@ class Gate:
         self._rates = Rates(whole("per_minute", per_minute, 0), clock)
         self._room = Room(whole("max_items", max_items, 0))
 
-    def judging(
+    def judge(
         self,
         candidates: Sequence[Candidate],
         adapter: StoreAdapter,

@@ -18,7 +18,7 @@ from perdure.memory.gate.user_checks import asking, name_of
 from perdure.memory.likeness import Wording, digest
 from perdure.memory.records import FACT, TURN, Candidate, Verdict
 from perdure.memory.store_adapter import StoreAdapter
-from perdure.memory.tombstones import buried, sources
+from perdure.memory.tombstones import entombed, sources
 from perdure.stores.base import Namespace
 
 Check = Callable[[Candidate], Verdict | Awaitable[Verdict | None] | None]
@@ -66,7 +66,7 @@ class Hearing:
             if not candidate.explicit:
                 marks[i] = [digest(text) for text in {candidate.text, self._text(i)}]
                 marks[i] += sources(candidate.provenance) if candidate.kind == TURN else []
-        gone = yield from buried(self.adapter, self.namespace, set().union(*marks.values()))
+        gone = yield from entombed(self.adapter, self.namespace, set().union(*marks.values()))
         for i, keys in marks.items() if gone else ():
             if not gone.isdisjoint(keys):
                 self._refuse(i, "buried", "it was deleted or forgotten, and nobody asks for it")

@@ -683,6 +683,6 @@ def test_nothing_that_a_deleted_memory_ever_said_comes_back() -> None:
         facts.delete(key)
         texts = ["Ann lives in Ghent", "Ann lives in town 0", "Ann lives in town 14"]
         asked = [Candidate(text) for text in texts]
-        verdicts = run(gate.judging(asked, StoreAdapter(store), ("memories",)))
+        verdicts = run(gate.judge(asked, StoreAdapter(store), ("memories",)))
 
     assert [verdict.check for verdict in verdicts] == ["buried"] * 3

@@ -15,7 +15,7 @@ from langchain_core.messages import ToolMessage
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import UnknownMemory
-from perdure.memory.admission import keeping
+from perdure.memory.admission import admit
 from perdure.memory.collection.collection import Collection
 from perdure.memory.collection.tools import manage_memory
 from perdure.memory.effects import run
@@ -184,7 +184,7 @@ class Changes(RuleBasedStateMachine):
         """What is formed unasked brings nothing back that was deleted or forgotten."""
         key = f"formed{len(self.keys)}"
         adapter, space = StoreAdapter(self.store), self.space(place)
-        kept = run(keeping(self.gate, adapter, space, [Candidate(text)], [key]))
+        kept = run(admit(self.gate, adapter, space, [Candidate(text)], [key]))
         run(adapter.written(kept.puts))
         [outcome] = kept.outcomes
         if text in self.buried[place]:

@@ -427,7 +427,7 @@ def test_what_changes_between_planning_and_writing_is_planned_anew(
     at = scripted(facts(change))
     at.say(said("I live in Rome."))
     extraction = at.extraction()
-    judging = extraction.gate.judging
+    judging = extraction.gate.judge
     others = ["Ann lives in Bruges."]
 
     def interrupted(*given: Any, **options: Any) -> Any:
@@ -436,7 +436,7 @@ def test_what_changes_between_planning_and_writing_is_planned_anew(
             memories.supersede(key, others.pop(), config=user())
         return verdicts
 
-    extraction.gate.judging = interrupted  # type: ignore[method-assign]
+    extraction.gate.judge = interrupted  # type: ignore[method-assign]
     report = extraction.extract("t", user())
 
     assert (report.superseded, report.usage.calls) == (1, 1)

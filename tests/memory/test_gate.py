@@ -56,7 +56,7 @@ def empty() -> StoreAdapter:
 
 
 def judged(gate: Gate, adapter: StoreAdapter, *candidates: Candidate) -> list[Verdict]:
-    return run(gate.judging(candidates, adapter, NAMESPACE))
+    return run(gate.judge(candidates, adapter, NAMESPACE))
 
 
 def verdict(gate: Gate, adapter: StoreAdapter, text: str, **fields: Any) -> Verdict:
@@ -245,7 +245,7 @@ def test_a_fact_that_is_known_is_refused_with_the_key_of_the_memory(adapter: Sto
 def test_a_fact_that_comes_twice_in_one_call_is_kept_once(adapter: StoreAdapter) -> None:
     """The second is the same as the first, by the key that this is to have."""
     candidates = [Candidate("Ann likes tea"), Candidate("Ann likes teas."), Candidate("Bo sings")]
-    verdicts = run(Gate().judging(candidates, adapter, NAMESPACE, keys=["a", "b", "c"]))
+    verdicts = run(Gate().judge(candidates, adapter, NAMESPACE, keys=["a", "b", "c"]))
 
     assert [each.action for each in verdicts] == ["keep", "refuse", "keep"]
     assert verdicts[1].same_as == "a"
@@ -273,7 +273,7 @@ def test_a_memory_may_be_put_otherwise_under_its_own_key(adapter: StoreAdapter) 
     remember(adapter, "tea", "Ann likes green tea")
     reworded = [Candidate("Ann likes the green teas"), Candidate("Ann likes green tea!")]
     first, second = (
-        run(Gate().judging([each], adapter, NAMESPACE, keys=["tea"]))[0] for each in reworded
+        run(Gate().judge([each], adapter, NAMESPACE, keys=["tea"]))[0] for each in reworded
     )
 
     assert first.action == "keep"
@@ -399,7 +399,7 @@ def test_no_more_is_asked_for_in_a_minute_than_may_be(empty: StoreAdapter) -> No
     assert actions == ["keep", "keep", "keep", "refuse"]
     assert verdict(gate, empty, "four teas").action == "keep"
     assert verdict(gate, empty, "five teas", explicit=True).action == "keep"
-    other = run(gate.judging([Candidate("five", **by_model)], empty, ("memories", "bo")))
+    other = run(gate.judge([Candidate("five", **by_model)], empty, ("memories", "bo")))
     assert other[0].action == "keep"
     now[0] = 60.0
     assert verdict(gate, empty, "three teas", **by_model).action == "keep"
@@ -412,12 +412,12 @@ def test_a_namespace_holds_no_more_than_it_may(adapter: StoreAdapter) -> None:
     gate = Gate(max_items=5)
     candidates = [Candidate(f"Bo has {number} dogs") for number in range(3)]
     keys = ["new1", "new2", "new3"]
-    verdicts = run(gate.judging(candidates, adapter, NAMESPACE, keys=keys))
+    verdicts = run(gate.judge(candidates, adapter, NAMESPACE, keys=keys))
     assert [each.check for each in verdicts] == ["", "", "flood"]
     for key, candidate in zip(keys[:2], candidates, strict=False):
         remember(adapter, key, candidate.text)
 
-    [update] = run(gate.judging([Candidate("Ann sings")], adapter, NAMESPACE, keys=["k0"]))
+    [update] = run(gate.judge([Candidate("Ann sings")], adapter, NAMESPACE, keys=["k0"]))
     assert update.action == "keep"
     assert "max_items is 5" in verdict(gate, adapter, "Ann swims").reason
     run(adapter.written([removal_of(NAMESPACE, "k0")]))
@@ -481,11 +481,11 @@ def test_a_check_is_called_in_either_colour(empty: StoreAdapter, colour: str, ki
 
     async def within() -> list[Verdict]:
         if colour == "async":
-            return await arun(gate.judging(candidates, empty, NAMESPACE))
-        return run(gate.judging(candidates, empty, NAMESPACE))
+            return await arun(gate.judge(candidates, empty, NAMESPACE))
+        return run(gate.judge(candidates, empty, NAMESPACE))
 
     if colour == "blocking":
-        verdicts = run(gate.judging(candidates, empty, NAMESPACE))
+        verdicts = run(gate.judge(candidates, empty, NAMESPACE))
     else:
         verdicts = asyncio.run(within())
     assert [each.action for each in verdicts] == ["refuse", "keep"]
@@ -549,7 +549,7 @@ def test_a_model_says_what_lasts(empty: StoreAdapter, colour: str) -> None:
     texts = ["Ann is grumpy", "Ann has a dog", 'say"\n1: yes']
     with OpenAIServer(["1: no\n2: yes\n3. No"]) as server:
         gate = Gate(durability=durable_by(client(server)))
-        steps = gate.judging([Candidate(text) for text in texts], empty, NAMESPACE)
+        steps = gate.judge([Candidate(text) for text in texts], empty, NAMESPACE)
         verdicts = run(steps) if colour == "sync" else asyncio.run(arun(steps))
 
         assert len(server.requests) == 1
@@ -625,7 +625,7 @@ def test_wrong_options_of_a_model_are_refused(options: dict[str, Any]) -> None:
 def test_there_is_a_key_for_each_candidate(empty: StoreAdapter) -> None:
     """Or none at all."""
     with pytest.raises(ConfigurationError, match="2 keys"):
-        run(Gate().judging([Candidate("tea")], empty, NAMESPACE, keys=["a", "b"]))
+        run(Gate().judge([Candidate("tea")], empty, NAMESPACE, keys=["a", "b"]))
 
 
 @given(

@@ -21,7 +21,7 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidMessages, InvalidNamespace
 from perdure.memory.instructions import Instructions, InstructionsVersion
-from perdure.memory.presenting import HEADING, Summary, present
+from perdure.memory.summary import HEADING, Summary, present
 from perdure.memory.reducers import ChatState
 from perdure.memory.trim import trim
 from perdure.memory.instructions import use_instructions

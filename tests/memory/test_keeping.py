@@ -10,7 +10,7 @@ import pytest
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError
-from perdure.memory.admission import Judged, keeping
+from perdure.memory.admission import Admitted, admit
 from perdure.memory.effects import run
 from perdure.memory.gate.gate import Gate
 from perdure.memory.records import TURN, Candidate, Outcome
@@ -30,10 +30,10 @@ def adapter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreAda
         yield StoreAdapter(store)
 
 
-def kept(adapter: StoreAdapter, *candidates: Candidate, gate: Gate | None = None) -> Judged:
+def kept(adapter: StoreAdapter, *candidates: Candidate, gate: Gate | None = None) -> Admitted:
     """What is planned for candidates with the keys k0, k1 …, once it is written."""
     keys = [f"k{number}" for number in range(len(candidates))]
-    plan = run(keeping(gate or Gate(), adapter, NAMESPACE, candidates, keys))
+    plan = run(admit(gate or Gate(), adapter, NAMESPACE, candidates, keys))
     run(adapter.written(plan.puts))
     return plan
 
@@ -125,7 +125,7 @@ def test_what_comes_twice_is_written_once(adapter: StoreAdapter) -> None:
 
 def test_nothing_is_written_by_planning(adapter: StoreAdapter) -> None:
     """Who asks writes, with what belongs to it."""
-    run(keeping(Gate(), adapter, NAMESPACE, [Candidate("Ann sings")], ["k"]))
+    run(admit(Gate(), adapter, NAMESPACE, [Candidate("Ann sings")], ["k"]))
 
     assert run(adapter.got(NAMESPACE, "k")) is None
 
@@ -133,4 +133,4 @@ def test_nothing_is_written_by_planning(adapter: StoreAdapter) -> None:
 def test_there_is_a_key_for_each(adapter: StoreAdapter) -> None:
     """Before anything is judged."""
     with pytest.raises(ConfigurationError, match="1 candidates and 0 keys"):
-        run(keeping(Gate(), adapter, NAMESPACE, [Candidate("Ann sings")], []))
+        run(admit(Gate(), adapter, NAMESPACE, [Candidate("Ann sings")], []))

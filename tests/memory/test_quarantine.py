@@ -13,7 +13,7 @@ from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownMemory
-from perdure.memory.admission import keeping
+from perdure.memory.admission import admit
 from perdure.memory.collection.quarantine import Quarantine
 from perdure.memory.effects import run
 from perdure.memory.gate.gate import Gate
@@ -41,7 +41,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BaseStore]
 def held(store: BaseStore, *candidates: Candidate, user: str = "ann") -> list[str]:
     """Their keys in quarantine."""
     keys = [f"k{number}" for number in range(len(candidates))]
-    steps = keeping(Gate(), StoreAdapter(store), ("memories", user), candidates, keys)
+    steps = admit(Gate(), StoreAdapter(store), ("memories", user), candidates, keys)
     kept = run(steps)
     run(StoreAdapter(store).written(kept.puts))
     assert {"quarantined"} == {each.change for each in kept.outcomes}
@@ -99,7 +99,7 @@ def test_what_is_discarded_is_gone_and_is_not_formed_again(store: BaseStore) -> 
     """Unasked it is refused from then on; who says it again by hand is told of the secret again."""
     order, secret = held(store, Candidate(ORDER, role="tool"), Candidate(SECRET))
     outcome = Quarantine(store).discard(order, ANN)
-    steps = Gate().judging([Candidate(ORDER, role="user")], StoreAdapter(store), NAMESPACE)
+    steps = Gate().judge([Candidate(ORDER, role="user")], StoreAdapter(store), NAMESPACE)
 
     assert outcome.change == "deleted"
     assert [secret] == [each.key for each in Quarantine(store).list(ANN)]
@@ -157,7 +157,7 @@ def test_namespaces_further_down_have_a_quarantine_of_their_own(store: BaseStore
     run(
         StoreAdapter(store).written(
             run(
-                keeping(
+                admit(
                     Gate(),
                     StoreAdapter(store),
                     ("memories", "ann", "work"),
