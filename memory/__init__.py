@@ -1,7 +1,6 @@
 """Memory of agents: what to show the model, what to keep in the state, what to know next time."""
 
-from perdure.memory.background.background import Background
-from perdure.memory.background.jobs import Job, Pace
+from perdure.memory.background import Background
 from perdure.memory.collection.collection import Collection
 from perdure.memory.collection.episodes import Example, as_section
 from perdure.memory.collection.examples import Examples
@@ -9,6 +8,7 @@ from perdure.memory.collection.quarantine import Quarantine
 from perdure.memory.collection.selector import ExampleSelector
 from perdure.memory.collection.tools import manage_memory, search_memory
 from perdure.memory.context import assemble
+from perdure.memory.due import Job, Pace
 from perdure.memory.extraction import Extraction, ExtractionReport
 from perdure.memory.forming.answers import Episode
 from perdure.memory.gate.gate import Gate
