@@ -56,8 +56,9 @@ def chat(
     with ExitStack() as stack:
         mind = None if no_memory else stack.enter_context(opened_mind(db, user, create=True))
         saver = stack.enter_context(open_saver(db)) if mind is None else mind.saver
+        # without a user the thread is nobody's, so that no worker extracts it either
+        config["configurable"]["user_id"] = "" if mind is None else mind.user
         if mind is not None:
-            config["configurable"] |= mind.config["configurable"]
             stack.enter_context(_extracted(mind))
         memory = [*_window(keep_last), *_memory(mind)]  # what is recalled is no earlier message
         graph = chat_graph(configured_model(settings), memory=memory, checkpointer=saver)
@@ -98,7 +99,7 @@ def _extract(mind: Mind) -> None:
     extraction = mind.extraction()
     try:
         with at_work("reading what was cut off …"):
-            for job in DueThreads(extraction, Pace(), mind.config["configurable"]).jobs():
+            for job in DueThreads(extraction, Pace()).jobs():
                 if job.namespace == mind.namespace and job.state != "dead":
                     with suppress(UnknownThread, InvalidMessages):  # deleted; a program's own
                         extraction.extract(job.thread_id, job.config)
