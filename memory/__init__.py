@@ -1,9 +1,6 @@
 """Memory of agents: what to show the model, what to keep in the state, what to know next time."""
 
-from perdure.memory.assembling import Assembly, assemble, assembled
-from perdure.memory.background.background import Background
-from perdure.memory.background.jobs import Job
-from perdure.memory.clearing import clear_tool_outputs
+from perdure.memory.background import Background
 from perdure.memory.collection import (
     Collection,
     aforget,
@@ -13,45 +10,41 @@ from perdure.memory.collection import (
     memories,
     remember,
 )
-from perdure.memory.counting import context_window, count_tokens, token_counter
+from perdure.memory.context import assemble
+from perdure.memory.due import Job, Pace
 from perdure.memory.examples import Example, ExampleSelector
-from perdure.memory.expanding import aexpand, expand
-from perdure.memory.extraction import Extraction
-from perdure.memory.extraction_report import ExtractionReport
-from perdure.memory.forming.tails import Tails
-from perdure.memory.forming.waiting import Waiting
+from perdure.memory.extraction import Extraction, ExtractionReport
+from perdure.memory.forming.answers import Episode
 from perdure.memory.gate import Gate
-from perdure.memory.instructions import Instructions, InstructionsVersion
+from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
+from perdure.memory.model_call import ModelCall
 from perdure.memory.model_extractor import ModelExtractor
-from perdure.memory.packing import PartReport
-from perdure.memory.presenting import Summary
 from perdure.memory.profile.past import ProfileVersion
 from perdure.memory.profile.profile import Profile
 from perdure.memory.profile.update_profile import ProfileUpdate, update_profile
 from perdure.memory.proposals import Usage
 from perdure.memory.quarantine import Quarantine
-from perdure.memory.recollection.check_reports import CheckReport
-from perdure.memory.recollection.checks import acheck, any_of, check
-from perdure.memory.recollection.recall import Recollection, arecall, recall
-from perdure.memory.recollection.recalling import use_memories
+from perdure.memory.recall import RecallResult, arecall, recall
+from perdure.memory.recall_check import RecallReport, acheck_recall, check_recall
 from perdure.memory.records import Candidate, Memory, Outcome, Previous, Verdict
 from perdure.memory.reducers import ChatState, Keep, keepable, message_reducer, messages
-from perdure.memory.summarize import SummaryState, summarize
-from perdure.memory.tokens import TokenCounter
+from perdure.memory.remember_turns import remember_turns
+from perdure.memory.summary import Summary, SummaryState, summarize
+from perdure.memory.tokens import TokenCounter, context_window, count_tokens, token_counter
+from perdure.memory.tool_outputs import aexpand, clear_tool_outputs, expand
 from perdure.memory.tools import manage_memory, search_memory
 from perdure.memory.trim import trim
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.update_instructions import update_instructions
-from perdure.memory.use_instructions import use_instructions
+from perdure.memory.use_memories import use_memories
 from perdure.memory.view import view
 
 __all__ = [
-    "Assembly",
     "Background",
     "Candidate",
     "ChatState",
-    "CheckReport",
     "Collection",
+    "Episode",
     "Example",
     "ExampleSelector",
     "Extraction",
@@ -62,33 +55,31 @@ __all__ = [
     "Job",
     "Keep",
     "Memory",
+    "ModelCall",
     "ModelExtractor",
     "Outcome",
-    "PartReport",
+    "Pace",
     "Previous",
     "Profile",
     "ProfileUpdate",
     "ProfileVersion",
     "Quarantine",
-    "Recollection",
+    "RecallReport",
+    "RecallResult",
     "Summary",
     "SummaryState",
-    "Tails",
     "TokenCounter",
     "TurnExtractor",
     "Usage",
     "Verdict",
-    "Waiting",
-    "acheck",
+    "acheck_recall",
     "aexpand",
     "aforget",
     "amemories",
-    "any_of",
     "arecall",
     "aremember",
     "assemble",
-    "assembled",
-    "check",
+    "check_recall",
     "clear_tool_outputs",
     "context_window",
     "count_tokens",
@@ -101,6 +92,7 @@ __all__ = [
     "messages",
     "recall",
     "remember",
+    "remember_turns",
     "search_memory",
     "summarize",
     "token_counter",

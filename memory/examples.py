@@ -21,13 +21,13 @@ from pydantic import BaseModel, Field, model_validator
 from perdure.errors import ConfigurationError, InvalidValue
 from perdure.memory.changes import provenance_of
 from perdure.memory.collection import Collection
-from perdure.memory.counting import token_counter
+from perdure.memory.context import fitting
 from perdure.memory.effects import Effects, awaiting, blocking
-from perdure.memory.fitting import fitting
 from perdure.memory.gate import Gate
 from perdure.memory.options import instance, text, whole
 from perdure.memory.quotation import memory_line, section
 from perdure.memory.records import EPISODE, Memory, Outcome
+from perdure.memory.tokens import token_counter
 from perdure.stores.base import Provenance
 
 _OTHERS: Final = 2  # memories read for one example: some of the namespace may be none

@@ -53,6 +53,8 @@ class ModelExtractor:
         ConfigurationError: An argument is wrong, or the model gives no structured output.
     """
 
+    name = "model"
+
     def __init__(
         self,
         model: Runnable[Any, Any],

@@ -18,7 +18,7 @@ from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.instructions import TEXT as INSTRUCTIONS
 from perdure.memory.options import instance
-from perdure.memory.quoting import quoted
+from perdure.memory.quotation import quoted
 from perdure.memory.records import Memory, Previous
 from perdure.memory.run_config import Versioned, store_of_graph
 from perdure.memory.templates import Template
