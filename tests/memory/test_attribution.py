@@ -156,7 +156,8 @@ def test_a_page_that_says_what_the_user_wants(
             out = asyncio.run(agent.ainvoke(state, ANN))["messages"]
     told = [message for message in out if message.name == "manage_memory"]
     entries = Quarantine(store).list(ANN)
-    found = {memory.text: memory.provenance for memory in Collection(store).list(config=ANN)}
+    facts = Collection(store).list(kind="fact", config=ANN)
+    found = {memory.text: memory.provenance for memory in facts}
 
     assert [message.status for message in told] == ["error", "error", "success"]
     assert "review" in told[0].text

@@ -20,7 +20,7 @@ from langchain_core.prompts import (
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidValue
-from perdure.memory import assembled, token_counter
+from perdure.memory import assemble, token_counter
 from perdure.memory.collection import Collection
 from perdure.memory.examples import ExampleSelector
 from perdure.stores import Provenance, SQLiteStore
@@ -290,8 +290,8 @@ def test_the_selector_takes_and_gives_the_dicts_of_prompts(ours: SQLiteStore, do
 def test_examples_in_an_assembled_context(ours: SQLiteStore) -> None:
     """A function of the state gives them, and they are quoted within their section."""
     examples = filled(ours, limit=1)
-    node = assembled(
-        budget=1_000,
+    node = assemble(
+        max_tokens=1_000,
         examples=lambda state, config: examples.select(state["messages"][-1].text, config=config),
     )
     shown = node({"messages": [HumanMessage("Where is my parcel?")]}, AS_ANN)
