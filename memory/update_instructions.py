@@ -1,10 +1,8 @@
-"""Updating instructions: a model rewrites them after a conversation, or they stay.
+"""Reflection: a model rewrites the instructions after a conversation, or they stay.
 
-The technique is reflection, or meta-prompting, as LangGraph's concepts of memory describe it
-(https://docs.langchain.com/oss/python/concepts/memory). The rewrite is checked before it is
-written: instructions that were lost, cut off or bloated would spoil every later conversation. It
-comes between a beginning and an end mark, so that a text that was cut off is known as such whatever
-the provider reports.
+See "Update own instructions" in https://docs.langchain.com/oss/python/concepts/memory. A rewrite
+that was cut off or lost most of the rules would spoil every later conversation, so it comes between
+marks and is checked before it is written.
 """
 
 from __future__ import annotations
@@ -152,14 +150,10 @@ class UpdateInstructions(Learner):
                     return previous
                 writing = self.instructions.writing(place, previous, rewritten, "update")
                 return (yield from writing)
-            except VersionConflict as exc:
+            except (ModelFailed, VersionConflict) as exc:
                 conflicts += 1
-                if conflicts <= _CONFLICTS:
+                if isinstance(exc, VersionConflict) and conflicts <= _CONFLICTS:
                     continue
-                if not self._keeps:
-                    raise
-                _LOG.warning("the instructions stay as they are: %s", exc)
-            except ModelFailed as exc:
                 if not self._keeps:
                     raise
                 _LOG.warning("the instructions stay as they are: %s", exc)
@@ -207,27 +201,26 @@ class UpdateInstructions(Learner):
         if answered.count(_BEGIN) != answered.count(_END):
             raise _refused(f"the answer has {_BEGIN} and {_END} a different number of times")
         # a model may name the marks before it uses them
-        rewritten = max(_MARKED.findall(answered), key=len).strip()
+        rewritten: str = max(_MARKED.findall(answered), key=len).strip()
         if rewritten == previous.strip():
             return previous
-        self._check_length(previous, rewritten)
-        return str(rewritten)
+        if fault := self._fault(previous, rewritten):
+            raise _refused(fault)
+        return rewritten
 
-    def _check_length(self, previous: str, rewritten: str) -> None:
-        length = f"they have {len(rewritten)} characters"
-        if 2 * sum(map(str.isalnum, rewritten)) < _SHORTEST or len(rewritten) < _SHORTEST:
-            raise _refused(f"{length}, of which letters and digits are too few to say anything")
-        if len(rewritten) > self._max_chars:
-            raise _refused(f"{length}, max_chars is {self._max_chars}")
-        if len(rewritten) < _LEAST_SHARE * len(previous):
-            raise _refused(f"{length}, the previous {len(previous)}: most of them is lost")
-        most = int(_GROWTH * max(len(previous), _SHORT))
-        if len(rewritten) > most:
-            raise _refused(f"{length}, the previous {len(previous)}: at most {most} are allowed")
-        try:
-            rewritten.encode()
-        except UnicodeEncodeError as exc:
-            raise _refused(f"they are no Unicode text ({exc.reason})") from exc
+    def _fault(self, previous: str, rewritten: str) -> str | None:
+        """Why a text cannot take the place of the previous one; None: it can."""
+        length, letters = len(rewritten), sum(map(str.isalnum, rewritten))
+        most = min(self._max_chars, int(_GROWTH * max(len(previous), _SHORT)))
+        if any("\ud800" <= char <= "\udfff" for char in rewritten):
+            return "they are no Unicode text"
+        if length < _SHORTEST or 2 * letters < _SHORTEST:
+            return f"they have {length} characters and {letters} letters or digits: too few"
+        if length < _LEAST_SHARE * len(previous):
+            return f"they have {length} characters of {len(previous)}: most of them is lost"
+        if length > most:
+            return f"they have {length} characters instead of {len(previous)}: {most} are allowed"
+        return None
 
 
 def _answered(answer: Any) -> Any:

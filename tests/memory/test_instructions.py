@@ -20,15 +20,15 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidMessages, InvalidNamespace
-from perdure.memory.instructions import Instructions, InstructionsVersion
-from perdure.memory.presenting import HEADING, Summary, present
+from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
 from perdure.memory.reducers import ChatState
+from perdure.memory.summary import HEADING, Summary
 from perdure.memory.trim import trim
-from perdure.memory.instructions import use_instructions
 from perdure.memory.view import view
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations, newest_human
 from tests.memory.providers import refusals
+from tests.memory.summaries import presented
 
 PER_USER = ("instructions", "{user_id}")
 ASK = HumanMessage("hello", id="h")
@@ -377,15 +377,14 @@ def test_one_system_message_an_equal_one_stays_a_different_one_goes(store: SQLit
     assert node.invoke([other, ASK]) == asyncio.run(node.ainvoke([other, ASK])) == node([ASK])
 
 
-@pytest.mark.parametrize("form", ["system", "human"])
-def test_the_summary_in_a_view_stays(store: SQLiteStore, form: Any) -> None:
+def test_the_summary_in_a_view_stays(store: SQLiteStore) -> None:
     """Whichever node comes first."""
     node = use_instructions(Instructions(store, default="Be brief."))
     summary = Summary(text="Ann came.", last="h0", count=3)
 
-    there = node(present([SystemMessage("Old."), ASK], summary, form))
+    there = node(presented([SystemMessage("Old."), ASK], summary))
 
-    assert there == present([SystemMessage("Be brief."), ASK], summary, form)
+    assert there == presented([SystemMessage("Be brief."), ASK], summary)
     assert HEADING in "".join(str(message.content) for message in there)
     assert node(there) == there
 
