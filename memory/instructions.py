@@ -283,5 +283,5 @@ class UseInstructions(MessagesNode):
         bare = replace(shown, system=plain[0] if plain else None).under(text)
         return with_summary(bare, summary)
 
-    through = blocking(_through)
-    athrough = awaiting(_through)
+    through = blocking(_through)  # type: ignore[arg-type]
+    athrough = awaiting(_through)  # type: ignore[arg-type]

@@ -67,5 +67,5 @@ class Learner(Runnable[Any, Any]):
 
     __call__ = blocking(_call)
     acall = awaiting(_call)
-    invoke = blocking(_invoke)
-    ainvoke = awaiting(_invoke)
+    invoke = blocking(_invoke)  # type: ignore[arg-type]
+    ainvoke = awaiting(_invoke)  # type: ignore[arg-type]

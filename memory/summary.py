@@ -10,7 +10,7 @@ import logging
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, chain, islice, takewhile
 from typing import Annotated, Any, Final, Literal
 
@@ -117,20 +117,16 @@ def summarize(
     counter, max_input = _counter(token_counter, known), _INPUT_TOKENS
     with suppress(ConfigurationError):
         max_input = int(_SHARE * context_window(known))
-    choice("mode", mode, MODES)
-    choice("on_failure", on_failure, ON_FAILURE)
-    several = isinstance(trigger, list | tuple) and not (trigger and isinstance(trigger[0], str))
-    sizes: Any = trigger if several and trigger else [trigger]
+    several = isinstance(trigger, list | tuple) and trigger and not isinstance(trigger[0], str)
+    sizes: Sequence[Any] = trigger if several else [trigger]  # type: ignore[assignment]
     return Summarize(
         SummaryRequest(call, text("summary_prompt", summary_prompt), counter.text, max_input),
-        Due(
-            tuple(_limits("trigger", size, known) for size in sizes),
-            _limits("keep", keep, known),
-            counter,
-        ),
-        mode=mode,
-        on_failure=on_failure,
-        messages_key=messages_key,
+        counter,
+        [_limits("trigger", size, known) for size in sizes],
+        _limits("keep", keep, known),
+        choice("mode", mode, MODES),
+        choice("on_failure", on_failure, ON_FAILURE),
+        messages_key,
     )
 
 
@@ -165,15 +161,17 @@ class Summarize(MessagesNode):
     def __init__(
         self,
         request: SummaryRequest,
-        due: Due,
-        *,
-        mode: Mode,
-        on_failure: OnFailure,
+        counter: TokenCounter,
+        trigger: Sequence[tuple[int, int]],
+        keep: tuple[int, int],
+        mode: str,
+        on_failure: str,
         messages_key: str,
     ) -> None:
         super().__init__(messages_key)
-        self._request, self._due, self._on_failure = request, due, on_failure
-        self.mode = mode
+        self._request, self._counter = request, counter
+        self._trigger, self._keep = trigger, keep
+        self.mode, self._on_failure = mode, on_failure
 
     # -- over a plain list
 
@@ -182,15 +180,15 @@ class Summarize(MessagesNode):
     ) -> Effects[list[BaseMessage]]:
         """What the model is to be shown of messages: summarised, if they are many."""
         previous, rest = without_summary(messages)
-        old = self._due.old(rest, range(len(rest)))
+        old = self._old(rest, range(len(rest)))
         extended = yield from self._extended(previous, [rest[i] for i in old], config)
         if extended is not None:
             gone = set(old)
             rest = [message for i, message in enumerate(rest) if i not in gone]
         return with_summary(Shown.of(rest), extended or previous).messages()
 
-    applied = blocking(_applied)
-    aapplied = awaiting(_applied)
+    applied = blocking(_applied)  # type: ignore[arg-type]
+    aapplied = awaiting(_applied)  # type: ignore[arg-type]
 
     # -- as a node
 
@@ -205,13 +203,13 @@ class Summarize(MessagesNode):
     def is_due(self, state: Any) -> bool:
         """Whether the node would summarise something of a state now."""
         messages = self.messages_in(state)
-        return bool(self._due.old(messages, self._fresh(messages, state)))
+        return bool(self._old(messages, self._fresh(messages, state)))
 
     def _changes(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
         """An update without what is shown: what it leaves to be asked for by `shown`."""
         messages = self.messages_in(state)
         _check_channels(state, config)
-        old = self._due.old(messages, self._fresh(messages, state))
+        old = self._old(messages, self._fresh(messages, state))
         ids = [self.id_of(messages[i]) for i in old]
         extended = yield from self._extended(_summary_in(state), [messages[i] for i in old], config)
         if extended is None:
@@ -238,8 +236,8 @@ class Summarize(MessagesNode):
 
     changes = blocking(_changes)
     achanges = awaiting(_changes)
-    update = blocking(_update)
-    aupdate = awaiting(_update)
+    update = blocking(_update)  # type: ignore[arg-type]
+    aupdate = awaiting(_update)  # type: ignore[arg-type]
 
     def _extended(
         self, previous: Summary | None, old: list[BaseMessage], config: RunnableConfig | None
@@ -259,7 +257,37 @@ class Summarize(MessagesNode):
         count = len(old) + (previous["count"] if previous else 0)
         return Summary(text=summary, last=old[-1].id, count=count)
 
-    # -- what a summary stands for
+    # -- which messages are summarised
+
+    def _old(self, messages: Messages, fresh: Sequence[int]) -> list[int]:
+        """Where the messages stand that are to be summarised now: those before the kept turns."""
+        candidates = [i for i in fresh if role(messages[i]) != "system"]
+        if not self._is_reached([messages[i] for i in candidates]):
+            return []
+        cut = self._cut(messages)
+        return [i for i in candidates if i < cut]
+
+    def _is_reached(self, messages: Messages) -> bool:
+        """Whether a trigger is. Tokens are counted only if they decide."""
+        asked = [tokens for count, tokens in self._trigger if len(messages) >= count]
+        if not asked or 0 in asked:
+            return bool(asked)
+        measure = self._counter.fitted(messages).message
+        return any(total >= min(asked) for total in accumulate(map(measure, messages)))
+
+    def _cut(self, messages: Messages) -> int:
+        """Where the kept turns begin; 0 if all of them are kept."""
+        most_messages, most_tokens = self._keep
+        count = tokens = cut = 0
+        for turn in turns(messages):
+            members = [messages[i] for i in turn if role(messages[i]) != "system"]
+            count += len(members)
+            # by the counter as it is: fitted to the conversation, a removal would move the cut
+            tokens += sum(map(self._counter.message, members)) if most_tokens else 0
+            if cut and (0 < most_messages < count or 0 < most_tokens < tokens):
+                return cut
+            cut = turn.start
+        return 0
 
     def _fresh(self, messages: Messages, state: Any) -> range:
         """Where the messages stand that the summary does not stand for.
@@ -299,52 +327,6 @@ class Summarize(MessagesNode):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
-    """Decides which messages are to be summarised now.
-
-    Args:
-        trigger: Messages and tokens that have to be reached together; any of these pairs.
-        keep: Messages and tokens that the kept turns may have; 0: no limit.
-        counter: Counts tokens.
-    """
-
-    trigger: tuple[tuple[int, int], ...]
-    keep: tuple[int, int]
-    counter: TokenCounter
-
-    def old(self, messages: Messages, fresh: Sequence[int]) -> list[int]:
-        """Where the messages stand that are to be summarised: those before the kept turns."""
-        candidates = [i for i in fresh if role(messages[i]) != "system"]
-        if not self.fires([messages[i] for i in candidates]):
-            return []
-        cut = self._cut(messages)
-        return [i for i in candidates if i < cut]
-
-    def fires(self, messages: Messages) -> bool:
-        """Whether any pair is reached. Tokens are counted only if they decide."""
-        asked = [tokens for count, tokens in self.trigger if len(messages) >= count]
-        if not asked or 0 in asked:
-            return bool(asked)
-        measure = self.counter.fitted(messages).message
-        return any(total >= min(asked) for total in accumulate(map(measure, messages)))
-
-    def _cut(self, messages: Messages) -> int:
-        """Where the kept turns begin; 0 if all of them are kept."""
-        most_messages, most_tokens = self.keep
-        count = tokens = cut = 0
-        for turn in turns(messages):
-            members = [messages[i] for i in turn if role(messages[i]) != "system"]
-            count += len(members)
-            # as the counter is, without the conversation: else a removal would move the cut
-            tokens += sum(map(self.counter.message, members)) if most_tokens else 0
-            full = 0 < most_messages < count or 0 < most_tokens < tokens
-            if full and cut:
-                return cut
-            cut = turn.start
-        return 0
-
-
 # -- how a summary is shown
 
 
@@ -378,7 +360,7 @@ def without_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessag
         if mark is None:
             rest.append(message)
             continue
-        found = summary_of({key: mark[key] for key in Summary.__annotations__})
+        found = summary_of(mark)
         if isinstance(message, SystemMessage) and mark[_INSTRUCTIONS] is not None:
             kwargs = {k: v for k, v in message.additional_kwargs.items() if k != _MARK}
             before = {"content": mark[_INSTRUCTIONS], "additional_kwargs": kwargs}
@@ -396,13 +378,8 @@ def summary_of(value: Any) -> Summary | None:
         return None
     if isinstance(value, str):
         return Summary(text=value, last=None, count=0)
-    if (
-        isinstance(value, Mapping)
-        and isinstance(value.get("text"), str)
-        and isinstance(value.get("last"), str | None)
-        and isinstance(value.get("count"), int)
-    ):
-        return Summary(text=value["text"], last=value["last"], count=value["count"])
+    if isinstance(value, Mapping) and isinstance(value.get("text"), str):
+        return Summary(text=value["text"], last=value.get("last"), count=value.get("count", 0))
     raise ConfigurationError(
         f"the channel of the summary holds {value!r:.80}; expected what summarize() writes, or text"
     )
