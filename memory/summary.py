@@ -14,11 +14,12 @@ from dataclasses import replace
 from itertools import accumulate, chain, islice, takewhile
 from typing import Annotated, Any, Final, Literal
 
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, RemoveMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no JSON schema
 
-from perdure.errors import ConfigurationError, SummaryFailed
+from perdure.errors import ConfigurationError, SummaryFailed, UnknownModel
 from perdure.memory.conversation import Messages, Turn, role, turns
 from perdure.memory.counting import Countable, context_window, token_counter
 from perdure.memory.effects import Effects, awaiting, blocking
@@ -79,7 +80,7 @@ def summarize(
     model: Any,
     *,
     trigger: Size | Sequence[Size] = ("messages", 40),
-    keep: Size = ("messages", 20),
+    keep: Size | None = None,
     token_counter: Countable | None = None,
     summary_prompt: str = PROMPT,
     mode: Mode = "state",
@@ -97,7 +98,8 @@ def summarize(
         model: Writes the summaries: a chat model, its name, or `ModelCall(model, timeout_s=…)`.
         trigger: When to summarise, counted over the messages that are not summarised yet, without
             system messages; a list means any of its sizes.
-        keep: How much of the end is never summarised, in whole turns; the newest turn always.
+        keep: How much of the end is not summarised, in whole turns, the newest turn always; None:
+            half of what triggers.
         token_counter: Counts tokens; None: the counter that fits the model.
         summary_prompt: Instructions to the model instead of perdure's; `{max_words}` in it stands
             for 400. The conversation follows in a message of its own.
@@ -119,11 +121,12 @@ def summarize(
         max_input = int(_SHARE * context_window(known))
     several = isinstance(trigger, list | tuple) and trigger and not isinstance(trigger[0], str)
     sizes: Sequence[Any] = trigger if several else [trigger]  # type: ignore[assignment]
+    limits = [_limits("trigger", size, known) for size in sizes]
     return Summarize(
         SummaryRequest(call, text("summary_prompt", summary_prompt), counter.text, max_input),
         counter,
-        [_limits("trigger", size, known) for size in sizes],
-        _limits("keep", keep, known),
+        limits,
+        _half(limits) if keep is None else _limits("keep", keep, known),
         choice("mode", mode, MODES),
         choice("on_failure", on_failure, ON_FAILURE),
         messages_key,
@@ -131,8 +134,8 @@ def summarize(
 
 
 def _counter(given: Countable | None, model: Any) -> TokenCounter:
-    if given is None:
-        with suppress(ConfigurationError):  # nothing is known of it: an estimate
+    if given is None and isinstance(model, BaseChatModel | str):
+        with suppress(UnknownModel):  # the estimate counts then
             return token_counter(model)
     return token_counter(given)
 
@@ -153,6 +156,12 @@ def _limits(name: str, size: Any, model: Any) -> tuple[int, int]:
         share = number(f"{name} fraction", size["fraction"], 0.01, 1)
         tokens = max(tokens, int(share * context_window(model)))
     return least.get("messages", 0), tokens
+
+
+def _half(limits: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    columns = zip(*limits, strict=True)
+    messages, tokens = (min((-(-n // 2) for n in each if n), default=0) for each in columns)
+    return messages, tokens
 
 
 class Summarize(MessagesNode):

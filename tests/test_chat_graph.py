@@ -204,7 +204,7 @@ def test_a_chat_with_summary_instructions_and_a_window(tmp_path: Path, colour: s
                 checkpointer=saver,
                 store=store,
                 window=trim(messages=6),
-                summary=summarize(model, when={"messages": 6}, keep_turns=1),
+                summary=summarize(model, trigger=("messages", 6), keep=("messages", 1)),
                 instructions=use_instructions(learned),
                 reflection=update_instructions(model, learned),
             )
@@ -236,7 +236,7 @@ def test_a_summary_is_made_only_when_it_is_due(file_saver: SQLiteCheckpointer) -
     """A turn without one is a superstep of input and one of the answer."""
     with OpenAIServer(replies) as server:
         model = client(server)
-        summary = summarize(model, when={"messages": 6}, keep_turns=1)
+        summary = summarize(model, trigger=("messages", 6), keep=("messages", 1))
         graph = chat_graph(model, checkpointer=file_saver, summary=summary)
         steps = []
         for n in range(3):
@@ -317,7 +317,7 @@ def test_a_stream_of_messages_has_the_answers_and_nothing_else(
         model = client(server)
         learned = Instructions(store, default="SECRET RULES")
         mode: Any = "state" if options == "summary" else "view"
-        summary = summarize(model, when={"messages": 4}, keep_turns=1, mode=mode)
+        summary = summarize(model, trigger=("messages", 4), keep=("messages", 1), mode=mode)
         graph = chat_graph(
             model,
             checkpointer=file_saver,
@@ -348,7 +348,7 @@ def everything(model: Any, saver: Any, store: SQLiteStore, *, window: bool) -> A
         model,
         checkpointer=saver,
         window=trim(messages=3, mode="state") if window else trim(messages=9),
-        summary=None if window else summarize(model, when={"messages": 4}, keep_turns=1),
+        summary=None if window else summarize(model, trigger=("messages", 4), keep=("messages", 1)),
         instructions=use_instructions(learned),
         reflection=update_instructions(model, learned),
     )
@@ -431,7 +431,7 @@ def test_a_model_that_asks_a_human_is_resumed_with_the_answer(window: Any, tmp_p
         (
             {
                 "window": trim(turns=2, mode="state"),
-                "summary": summarize(QuotingResponder(), when={"messages": 9}),
+                "summary": summarize(QuotingResponder(), trigger=("messages", 9)),
             },
             "window .* summary has not read yet; expected the window in the mode 'view'",
         ),

@@ -86,7 +86,7 @@ def test_a_summary_shortens_the_state_and_is_shown(tmp_path: Path, colour: str, 
     with OpenAIServer(replies) as server, SQLiteCheckpointer.open(tmp_path / "a") as saver:
         model = client(server)
         nodes: list[MessagesNode] = [
-            summarize(model, when={"messages": 5}, keep_turns=1),
+            summarize(model, trigger=("messages", 5), keep=("messages", 1)),
             trim(turns=9),
         ]
         if form != "nodes":
@@ -152,7 +152,7 @@ CHANGING: dict[str, MessagesNode] = {
     "five messages": trim(messages=5, mode="state", strategy="first"),
     "tokens": trim(tokens=250, truncate=True, mode="state"),
     "reverses": Reversed(),
-    "sums up": summarize(RunnableLambda(sums_up), when={"messages": 4}, keep_turns=1),
+    "sums up": summarize(RunnableLambda(sums_up), trigger=("messages", 4), keep=("messages", 1)),
 }
 
 

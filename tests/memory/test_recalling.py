@@ -288,7 +288,7 @@ def test_the_budget_of_trim_counts_the_memories(shows: Any) -> None:
 def test_instructions_and_a_summary_stand_before_the_memories(store: SQLiteStore) -> None:
     """One system message with all three, in this order."""
     instructions = Instructions(store, default="Be kind.")
-    summary = summarize(client_of_nothing(), when={"messages": 90})
+    summary = summarize(client_of_nothing(), trigger=("messages", 90))
     shown = view(use_instructions(instructions), summary, use_memories(store), trim(turns=3))
     state = {"messages": [KEYS], "summary": "They met in Oslo."}
     text = shown(state, AS_ANN)[0].text

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
@@ -226,6 +226,37 @@ def test_the_next_turn_uses_what_was_learned(instructions: Instructions) -> None
     assert learned == instructions.current()
     view = use_instructions(instructions)(TALK[:1])
     assert [message.text for message in view] == ["Be brief. Use metres.", "Shorter, please."]
+
+
+def test_the_update_instructions_of_langgraphs_concepts(store: SQLiteStore) -> None:
+    """`callModel` reads them, `updateInstructions` writes them, both of the graph's store."""
+    default = "Summarise papers for Twitter."
+    instructions = Instructions(namespace=("agent_instructions",), key="agent_a", default=default)
+    learned = f"{default} Use no hashtags."
+    with OpenAIServer(["#AI is here!", marked(learned), "AI is here."]) as server:
+        model = client(server)
+
+        def call_model(state: Any) -> dict[str, Any]:
+            prompt = SystemMessage(instructions.current().text)
+            return {"messages": [model.invoke([prompt, *state["messages"]])]}
+
+        builder = StateGraph(Learning).add_node("call_model", call_model)
+        builder.add_node("update_instructions", node_of(model, instructions))
+        builder.add_edge(START, "call_model")
+        builder.add_conditional_edges(
+            "call_model",
+            lambda state: "update_instructions" if state.get("feedback") else END,
+            ["update_instructions", END],
+        )
+        graph: Any = builder.compile(store=store)
+        graph.invoke({"messages": [HumanMessage("a paper")], "feedback": "No hashtags, please."})
+        graph.invoke({"messages": [HumanMessage("another paper")]})
+
+        assert [server.shown(n)[0][1] for n in (0, 2)] == [default, learned]
+        assert "No hashtags, please." in server.shown(1)[1][1]
+    item = store.get(("agent_instructions",), "agent_a")
+    assert item is not None
+    assert item.value["instructions"] == learned
 
 
 def test_sync_and_async_do_the_same() -> None:
