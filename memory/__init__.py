@@ -19,6 +19,7 @@ from perdure.memory.forming.waiting import Waiting
 from perdure.memory.gate.durable_by import durable_by
 from perdure.memory.gate.gate import Gate
 from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
+from perdure.memory.model_call import ModelCall
 from perdure.memory.model_extractor import ModelExtractor
 from perdure.memory.packing import PartReport
 from perdure.memory.profile.past import ProfileVersion
@@ -56,6 +57,7 @@ __all__ = [
     "Job",
     "Keep",
     "Memory",
+    "ModelCall",
     "ModelExtractor",
     "Outcome",
     "PartReport",
