@@ -65,12 +65,7 @@ class Summary(TypedDict):
 
 
 class SummaryState(ChatState, total=False):
-    """A chat with a running summary.
-
-    Attributes:
-        summary: The summary.
-        summarized: The ids of the messages it stands for, in order.
-    """
+    """A chat with a running summary, and the ids of the messages it stands for, in order."""
 
     summary: Summary
     summarized: Annotated[list[str], operator.add]
@@ -89,23 +84,18 @@ def summarize(
 ) -> Summarize:
     """A node that keeps a running summary: `summarize("openai:gpt-5-mini")`.
 
-    As a node it writes the summary to the state (`SummaryState` has the channels) and, in the mode
-    `"state"`, removes the summarised messages by id. `shown` gives what the model is to be shown.
-    Over a plain list it gives what is to be shown, with the summary in it; given that and the
-    messages since, it extends the summary.
+    Over a state with the channels of `SummaryState` it writes the summary; `shown` gives what the
+    model is to be shown. Over a plain list it gives what is to be shown, with the summary in it;
+    given that and the messages since, it extends the summary.
 
     Args:
         model: Writes the summaries: a chat model, its name, or `ModelCall(model, timeout_s=…)`.
-        trigger: When to summarise, counted over the messages that are not summarised yet, without
-            system messages; a list means any of its sizes.
-        keep: How much of the end is not summarised, in whole turns, the newest turn always; None:
-            half of what triggers.
+        trigger: When to summarise, counted over what is not summarised yet; a list means any of it.
+        keep: How much of the end stays, in whole turns, the newest always; None: half of `trigger`.
         token_counter: Counts tokens; None: the counter that fits the model.
-        summary_prompt: Instructions to the model instead of perdure's; `{max_words}` in it stands
-            for 400. The conversation follows in a message of its own.
+        summary_prompt: Instructions to the model; `{max_words}` in it stands for 400.
         mode: `"state"`: summarised messages are removed from the state; a perdure checkpointer's
             history still has them. `"view"`: the state keeps all, `llm_input_messages` is shown.
-            An edit of a summarised message under its id is then not summarised again.
         on_failure: If the model gives no summary: `"keep"` everything, log a warning, and try again
             the next time; or `"raise"` `SummaryFailed`.
         messages_key: The channel of the messages.
@@ -146,9 +136,8 @@ def _limits(name: str, size: Any, model: Any) -> tuple[int, int]:
         size = {size[0]: size[1]}
     if not isinstance(size, Mapping) or not size or not set(size) <= _SIZES:
         raise ConfigurationError(
-            f'{name} is {size!r:.80}; expected ("messages", 40), ("tokens", 4000), '
-            '("fraction", 0.7) of the model\'s window, or a dict such as {"tokens": 4000, '
-            '"messages": 10}, which means both'
+            f'{name} is {size!r:.80}; expected ("messages", 40), ("tokens", 4000), ("fraction", '
+            "0.7) of the model's window, or a dict of several, all of which are meant"
         )
     least = {key: whole(f"{name} {key}", size[key], 1) for key in size if key != "fraction"}
     tokens = least.get("tokens", 0)
@@ -192,8 +181,7 @@ class Summarize(MessagesNode):
         old = self._old(rest, range(len(rest)))
         extended = yield from self._extended(previous, [rest[i] for i in old], config)
         if extended is not None:
-            gone = set(old)
-            rest = [message for i, message in enumerate(rest) if i not in gone]
+            rest = [message for i, message in enumerate(rest) if i not in {*old}]
         return with_summary(Shown.of(rest), extended or previous).messages()
 
     applied = blocking(_applied)  # type: ignore[arg-type]
@@ -236,12 +224,10 @@ class Summarize(MessagesNode):
         if self.mode == "state":
             return changes
         messages = self.messages_in(state)
-        after = {
-            self.messages_key: messages,
-            _SUMMARY: changes.get(_SUMMARY, channel(state, _SUMMARY)),
-            _SUMMARIZED: [*_summarized_in(state), *changes.get(_SUMMARIZED, ())],
-        }
-        return {**changes, SHOWN: self.shown(messages, after, config)}
+        summarized = [*_summarized_in(state), *changes.get(_SUMMARIZED, ())]
+        after = {_SUMMARY: _summary_in(state), **changes, _SUMMARIZED: summarized}
+        shown = self.shown(messages, {**after, self.messages_key: messages}, config)
+        return {**changes, SHOWN: shown}
 
     changes = blocking(_changes)
     achanges = awaiting(_changes)
@@ -330,35 +316,30 @@ class Summarize(MessagesNode):
         if not fresh.start:
             return turns
         gone = {message.id for message in messages[: fresh.start]}
-        newest = islice(turns, 1)  # whatever a summary claims to stand for
-        return chain(
-            newest, takewhile(lambda turn: not all(m.id in gone for m in turn.said), turns)
-        )
+        newest = islice(turns, 1)  # is shown whatever a summary claims to stand for
+        rest = takewhile(lambda turn: not all(m.id in gone for m in turn.said), turns)
+        return chain(newest, rest)
 
 
 # -- how a summary is shown
 
 
 def with_summary(shown: Shown, summary: Summary | None) -> Shown:
-    """What is shown, with a summary in the system message; one that is there is replaced.
-
-    Users and tools had a part in its text, so it stands under its heading as a record of theirs.
-    """
+    """What is shown, with a summary in the system message; one that is there is replaced."""
     if summary is None or not summary["text"]:
         return shown
+    # users and tools had a part in its text: it stands there as a record, not as instructions
     section = f"{HEADING}:\n\n{as_record(summary['text'])}"
     system = next(iter(without_summary([shown.system])[1]), None) if shown.system else None
     if system is None:
-        mark: dict[str, Any] = {_MARK: {**summary, _INSTRUCTIONS: None}}
-        return replace(shown, system=SystemMessage(section, additional_kwargs=mark))
-    content, joined = system.content, section
-    if not isinstance(content, str):  # its blocks stay, so that a provider's cache of them holds
-        joined = [*content, {"type": "text", "text": section}]  # type: ignore[assignment]
-    elif content:
-        joined = f"{content}\n\n{section}"
-    kwargs = {**system.additional_kwargs, _MARK: {**summary, _INSTRUCTIONS: content}}
-    update = {"content": joined, "additional_kwargs": kwargs}
-    return replace(shown, system=system.model_copy(update=update))
+        made = _changed(SystemMessage(""), section, {**summary, _INSTRUCTIONS: None})
+        return replace(shown, system=made)
+    content: Any = system.content
+    if isinstance(content, str):
+        joined: Any = f"{content}\n\n{section}" if content else section
+    else:  # its blocks stay, so that a provider's cache of them holds
+        joined = [*content, {"type": "text", "text": section}]
+    return replace(shown, system=_changed(system, joined, {**summary, _INSTRUCTIONS: content}))
 
 
 def without_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage]]:
@@ -371,10 +352,15 @@ def without_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessag
             continue
         found = summary_of(mark)
         if isinstance(message, SystemMessage) and mark[_INSTRUCTIONS] is not None:
-            kwargs = {k: v for k, v in message.additional_kwargs.items() if k != _MARK}
-            before = {"content": mark[_INSTRUCTIONS], "additional_kwargs": kwargs}
-            rest.append(message.model_copy(update=before))
+            rest.append(_changed(message, mark[_INSTRUCTIONS], None))
     return found, rest
+
+
+def _changed(system: BaseMessage, content: Any, mark: Any) -> BaseMessage:
+    kwargs = {name: value for name, value in system.additional_kwargs.items() if name != _MARK}
+    if mark is not None:
+        kwargs[_MARK] = mark
+    return system.model_copy(update={"content": content, "additional_kwargs": kwargs})
 
 
 def summary_of(value: Any) -> Summary | None:
@@ -407,6 +393,6 @@ def _check_channels(state: Any, config: RunnableConfig | None) -> None:
     in_graph = "langgraph_node" in ((config or {}).get("metadata") or {})
     if in_graph and channel(state, _SUMMARIZED) is None:
         raise ConfigurationError(
-            f"the graph's state has no channel {_SUMMARIZED!r}; a summary needs {_SUMMARY!r} and "
-            f"{_SUMMARIZED!r}: derive the state from SummaryState"
+            "the graph's state has no channels 'summary' and 'summarized', which a summary needs: "
+            "derive the state from SummaryState"
         )

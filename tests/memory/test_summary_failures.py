@@ -42,7 +42,7 @@ from tests.openai_server import Failure, Held
         ([BLANK] * 3, "the answer was empty", 3),
         ([CALLS] * 3, "the model called tools and said nothing", 3),
         ([CUT_OFF] * 3, "cut off at the model's limit", 3),
-        (["They spoke of trains. " * 1_000] * 3, "tokens, and 100 words were asked for", 3),
+        (["They spoke of trains. " * 1_000] * 3, "tokens, 100 words were asked for", 3),
         ([Failure(500, "no luck")] * 3, "Error code: 500 - no luck", 3),
         ([Failure(400, "no such thing")], "no such thing", 1),
         ([Failure(401, "who are you?")], "who are you?", 1),
