@@ -181,7 +181,8 @@ class Summarize(MessagesNode):
         old = self._old(rest, range(len(rest)))
         extended = yield from self._extended(previous, [rest[i] for i in old], config)
         if extended is not None:
-            rest = [message for i, message in enumerate(rest) if i not in {*old}]
+            gone = set(old)
+            rest = [message for i, message in enumerate(rest) if i not in gone]
         return with_summary(Shown.of(rest), extended or previous).messages()
 
     applied = blocking(_applied)  # type: ignore[arg-type]

@@ -69,13 +69,11 @@ def update_instructions(
 ) -> UpdateInstructions:
     """A node that learns: the model rewrites the instructions after a conversation.
 
-    The rewrite is a new version, with the thread and checkpoint of the run and a diff; one that is
-    equal to what holds is not written. If another run wrote meanwhile, the model is asked again
-    with the newer text, so no change is lost. The state stays as it is.
+    The rewrite is a new version. If another run wrote meanwhile, the model is asked again with the
+    newer text, so no change is lost. The state stays as it is.
 
     Args:
-        model: Rewrites them: a chat model, its name, or `ModelCall(model, timeout_s=…)`. Its
-            answer is not streamed to the user.
+        model: Rewrites them: a chat model, its name, or `ModelCall(model, timeout_s=…)`.
         instructions: Where they are.
         prompt: What the model is told to do; the form of its answer is always added.
         max_chars: Characters that the instructions have at most. A rewrite that has less than 40 %
@@ -131,11 +129,9 @@ class UpdateInstructions(Learner):
         """Learn from messages. Returns what holds then.
 
         Raises:
-            InstructionsRefused: With `on_failure="raise"`: the rewrite is not usable.
-            ModelFailed: So too: the model did not answer.
+            ModelFailed: With `on_failure="raise"`: the model gave no usable rewrite.
             VersionConflict: So too: others wrote, again and again, while the model was asked.
             ConfigurationError: See `Instructions.current`.
-            StorageError: The store refuses.
         """
         units = ["\n".join(unit) for unit in units_of(checked(messages, "the messages"))]
         place, conflicts = self.instructions.place(config), 0
