@@ -268,8 +268,8 @@ class Summarize(MessagesNode):
         asked = [tokens for count, tokens in self._trigger if len(messages) >= count]
         if not asked or 0 in asked:
             return bool(asked)
-        measure = self._counter.fitted(messages).message
-        return any(total >= min(asked) for total in accumulate(map(measure, messages)))
+        least, measure = min(asked), self._counter.fitted(messages).message
+        return any(total >= least for total in accumulate(map(measure, messages)))
 
     def _cut(self, messages: Messages) -> int:
         """Where the kept turns begin; 0 if all of them are kept."""
