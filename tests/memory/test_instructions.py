@@ -136,7 +136,7 @@ def test_instructions_do_not_expire_and_are_found_by_what_they_say() -> None:
         assert item.expires_at is None
 
 
-def test_the_async_doors_do_the_same(store: SQLiteStore) -> None:
+def test_the_async_methods_do_the_same(store: SQLiteStore) -> None:
     instructions = Instructions(store)
 
     async def use() -> list[Any]:
@@ -173,9 +173,9 @@ def test_no_writer_is_lost_among_threads(tmp_path: Path) -> None:
 
         history = instructions.history()
     assert sorted(texts(history)) == [f"from {number}" for number in range(8)]
-    formers = ["0", *texts(history)]
-    for former, version in zip(formers, history, strict=False):
-        assert f"-{former}\n+{version.text}" in version.diff
+    previous_texts = ["0", *texts(history)]
+    for previous, version in zip(previous_texts, history, strict=False):
+        assert f"-{previous}\n+{version.text}" in version.diff
 
 
 # -- where
@@ -202,7 +202,7 @@ def test_users_never_mix(users: list[str]) -> None:
 
 @pytest.mark.parametrize("user", [None, "", 3])
 def test_a_run_without_a_user_is_refused(store: SQLiteStore, user: Any) -> None:
-    """By every door, and nothing is written."""
+    """By every method, and nothing is written."""
     instructions = Instructions(store, PER_USER)
     for config in (run_of(user_id=user), run_of(), None):
         with pytest.raises(InvalidConfig):
@@ -291,7 +291,7 @@ def graph_of(*nodes: tuple[str, Any], **compiled: Any) -> Any:
 
 
 def test_as_a_node_with_the_graphs_store(store: SQLiteStore) -> None:
-    """The store is the graph's, the user the run's; the state keeps what it had. Both colours."""
+    """The store is the graph's, the user the run's; the state keeps what it had. Both sync and async."""
     instructions = Instructions(namespace=PER_USER)
     Instructions(store, PER_USER).set("Call her Ann.", run_of(user_id="ann"))
     graph = graph_of(("use", use_instructions(instructions)), store=store)
@@ -390,7 +390,7 @@ def test_the_summary_in_a_view_stays(store: SQLiteStore) -> None:
 
 
 def test_in_a_view_the_budget_counts_the_instructions(store: SQLiteStore) -> None:
-    """With the part that cuts behind them; both colours, as a node of a graph."""
+    """With the part that cuts behind them; sync and async, as a node of a graph."""
     node = view(use_instructions(Instructions(store, default="Be brief.")), trim(messages=3))
     said = [HumanMessage(text, id=text) for text in ("one", "two", "three")]
     graph = graph_of(("show", node))

@@ -183,6 +183,20 @@ def test_a_failure_is_tried_again_in_the_next_turn(
         assert text in scribe.asked_for()
 
 
+def test_a_model_without_its_key_ends_no_turn(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A name is enough to build the node; the log says what is missing."""
+    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    summary = summarize("openai:gpt-5-mini", trigger=("fraction", 0.7), keep=("messages", 1))
+    assert summary.invoke({"messages": turns(4)}) == {}
+
+    summary = summarize("openai:gpt-5-mini", trigger=("messages", 5))
+    assert summary.invoke({"messages": turns(4)}) == {}
+    assert "OPENAI_API_KEY" in caplog.text
+
+
 @pytest.mark.parametrize("run", [invoked, awaited])
 def test_an_interrupt_is_no_failure(run: Any) -> None:
     """langgraph's own signals pass through a call of a model."""

@@ -1,4 +1,4 @@
-"""Updating instructions: what a reflection may change, and what leaves the former ones standing."""
+"""Updating instructions: what a reflection may change, and what leaves them as they were."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def instructions(store: SQLiteStore) -> Instructions:
     return Instructions(store)
 
 
-# -- doors
+# -- called as a node
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_it_is_called_as_every_node_is(store: SQLiteStore, colour: str) -> None:
+@pytest.mark.parametrize("method", ["sync", "async"])
+def test_it_is_called_as_every_node_is(store: SQLiteStore, method: str) -> None:
     """A state or messages, with the config of a run; what comes back is the messages."""
     instructions = Instructions(store, ("instructions", "{user_id}"))
     ann = run_of(user_id="ann", thread_id="t")
@@ -88,7 +88,7 @@ def test_it_is_called_as_every_node_is(store: SQLiteStore, colour: str) -> None:
         node = node_of(client(server), instructions)
         state = {"messages": TALK, "feedback": "Fine."}
         for said, text in zip((state, TALK), texts, strict=True):
-            left = node(said, ann) if colour == "sync" else asyncio.run(node.acall(said, ann))
+            left = node(said, ann) if method == "sync" else asyncio.run(node.acall(said, ann))
             assert left == TALK
             assert left is not TALK
             assert instructions.current(ann).text == text
@@ -97,15 +97,15 @@ def test_it_is_called_as_every_node_is(store: SQLiteStore, colour: str) -> None:
     assert [version.thread_id for version in instructions.history(ann)] == ["t", "t"]
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_function_node_calls_it_with_its_state(store: SQLiteStore, colour: str) -> None:
+@pytest.mark.parametrize("method", ["sync", "async"])
+def test_a_function_node_calls_it_with_its_state(store: SQLiteStore, method: str) -> None:
     """Within a graph the config is known without being passed."""
     instructions = Instructions(namespace=("instructions", "{user_id}"))
     with OpenAIServer([marked("Be brief, always.")]) as server:
         node = node_of(client(server), instructions)
 
         async def learn(state: Any) -> dict[str, Any]:
-            if colour == "sync":
+            if method == "sync":
                 node(state)
             else:
                 await node.acall(state)
@@ -207,9 +207,9 @@ def test_an_unchanged_text_is_no_new_version(instructions: Instructions) -> None
         node = node_of(client(server), instructions)
         node.invoke(STATE)
         assert instructions.history() == []
-        former = instructions.set("Be kind and brief.\n")
-        assert node.rewrite(TALK) == former
-    assert instructions.history() == [former]
+        previous = instructions.set("Be kind and brief.\n")
+        assert node.rewrite(TALK) == previous
+    assert instructions.history() == [previous]
 
 
 def test_without_anything_to_learn_from_the_model_is_not_asked(instructions: Instructions) -> None:
@@ -268,15 +268,15 @@ def test_sync_and_async_do_the_same() -> None:
         marked("Be brief. Use metres."),
     ]
     seen = []
-    for colour in ("invoke", "ainvoke"):
+    for method in ("invoke", "ainvoke"):
         with SQLiteStore.open(":memory:", index=None) as store, OpenAIServer(replies) as server:
             instructions = Instructions(store)
             node = node_of(client(server), instructions, on_failure="raise")
             outs: list[Any] = []
             for given in (STATE, STATE, TALK):
                 try:
-                    out = getattr(node, colour)(given, run_of(thread_id="t"))
-                    outs.append(asyncio.run(out) if colour == "ainvoke" else out)
+                    out = getattr(node, method)(given, run_of(thread_id="t"))
+                    outs.append(asyncio.run(out) if method == "ainvoke" else out)
                 except InstructionsRefused as exc:
                     outs.append(str(exc))
             history = [(v.text, v.diff, v.thread_id, v.version) for v in instructions.history()]
@@ -437,9 +437,9 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any]]] = {
 def test_an_unusable_rewrite_is_refused(
     instructions: Instructions, case: str, on_failure: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The former instructions stand; the error, or the log, says what was wrong."""
+    """The previous instructions stand; the error, or the log, says what was wrong."""
     reply, reason, options = REFUSED[case]
-    former = instructions.set("You are a helpful assistant who answers at length.")
+    previous = instructions.set("You are a helpful assistant who answers at length.")
     with OpenAIServer([reply]) as server, caplog.at_level(logging.WARNING, "perdure"):
         node = node_of(client(server), instructions, on_failure=on_failure, **options)
         if on_failure == "keep":
@@ -449,7 +449,7 @@ def test_an_unusable_rewrite_is_refused(
             with pytest.raises(InstructionsRefused, match=reason):
                 node.invoke(STATE)
         assert len(server.requests) == 1
-    assert instructions.history() == [former]
+    assert instructions.history() == [previous]
 
 
 def test_a_model_may_speak_of_the_marks_before_it_uses_them(instructions: Instructions) -> None:
@@ -526,14 +526,14 @@ def test_a_model_that_fails_changes_nothing(
     assert instructions.history() == []
 
 
-@pytest.mark.parametrize("colour", ["invoke", "ainvoke"])
-def test_a_model_that_hangs_is_given_up(instructions: Instructions, colour: str) -> None:
+@pytest.mark.parametrize("method", ["invoke", "ainvoke"])
+def test_a_model_that_hangs_is_given_up(instructions: Instructions, method: str) -> None:
     release = threading.Event()
     with OpenAIServer(lambda _: Held(marked("Be brief."), release)) as server:
         node = node_of(client(server), instructions, timeout_s=0.05, retries=1, on_failure="raise")
         try:
             with pytest.raises(ModelFailed, match=r"asked 2 times.* 0.05 s"):
-                asyncio.run(node.ainvoke(STATE)) if colour == "ainvoke" else node.invoke(STATE)
+                asyncio.run(node.ainvoke(STATE)) if method == "ainvoke" else node.invoke(STATE)
         finally:
             release.set()
     assert instructions.history() == []
