@@ -291,7 +291,7 @@ def graph_of(*nodes: tuple[str, Any], **compiled: Any) -> Any:
 
 
 def test_as_a_node_with_the_graphs_store(store: SQLiteStore) -> None:
-    """The store is the graph's, the user the run's; the state keeps what it had. Both sync and async."""
+    """The store is the graph's, the user the run's; the state keeps what it had. Sync, async."""
     instructions = Instructions(namespace=PER_USER)
     Instructions(store, PER_USER).set("Call her Ann.", run_of(user_id="ann"))
     graph = graph_of(("use", use_instructions(instructions)), store=store)
