@@ -35,12 +35,12 @@ class InstructionsVersion:
     Attributes:
         text: The instructions.
         version: Counts from 1; 0 is the default, which no store holds.
-        diff: What changed in the text, as a unified diff; "" for the default.
+        diff: What changed in the text, as a unified diff.
         change: What made it: `"set"` by hand, an `"update"` by reflection, a `"rollback"`.
         valid_from: Since when (UTC); None: it is the default.
         valid_to: Until when; None: it holds now.
         thread_id: The thread whose run made it, if that is known.
-        checkpoint_id: The checkpoint of that thread which the run had reached.
+        checkpoint_id: The checkpoint which that run had reached.
     """
 
     text: str
@@ -136,11 +136,7 @@ class Instructions:
     # -- effects that other nodes use too
 
     def place(self, config: RunnableConfig | None) -> Place:
-        """Where the instructions of a run are.
-
-        Raises:
-            ConfigurationError: There is no store with versions, or no such place.
-        """
+        """Where the instructions of a run are; for errors see `current`."""
         store = versioned(store_of_graph("the instructions")) if self.store is None else self.store
         namespace, [key] = self.namespace.filled(config), self.key.filled(config)
         return Place(store, namespace, key, *source(config))
@@ -156,11 +152,7 @@ class Instructions:
     def writing(
         self, place: Place, previous: InstructionsVersion, text: str, change: Change
     ) -> Effects[InstructionsVersion]:
-        """Write a text in place of `previous`.
-
-        Raises:
-            VersionConflict: Another version holds by now.
-        """
+        """Write a text in place of `previous`; VersionConflict if another version holds by now."""
         value = noted(previous.text, text, change)
         options: dict[str, Any] = {
             "index": [TEXT],  # the diff is not searched
@@ -207,15 +199,9 @@ def noted(previous: str, text: str, change: Change) -> dict[str, str]:
 
 
 def check_instructions(instructions: Any) -> Instructions:
-    """Instructions, if they are.
-
-    Raises:
-        ConfigurationError: They are something else.
-    """
-    checked: Instructions = instance(
-        "instructions", instructions, Instructions, "Instructions(store)"
-    )
-    return checked
+    """Instructions, if they are; ConfigurationError otherwise."""
+    expected = "Instructions(store)"
+    return instance("instructions", instructions, Instructions, expected)  # type: ignore[no-any-return]
 
 
 def _version(item: StoredItem) -> InstructionsVersion:
@@ -249,9 +235,8 @@ def use_instructions(
 ) -> UseInstructions:
     """A node that shows the current instructions as the one system message.
 
-    An equal system message stays, a different one is replaced; the summary of `summarize()` in it
-    stays. What is shown is a valid sequence, `llm_input_messages`; the state stays as it is. With
-    other nodes that decide what is shown, put it into one `view`, before the part that cuts.
+    A different system message is replaced; the summary of `summarize()` in it stays. In a `view` it
+    comes before the part that cuts.
 
     Args:
         instructions: Where they are.
@@ -282,5 +267,5 @@ class UseInstructions(MessagesNode):
         bare = replace(shown, system=plain[0] if plain else None).under(text)
         return with_summary(bare, summary)
 
-    through = blocking(_through)
-    athrough = awaiting(_through)
+    through = blocking(_through)  # type: ignore[arg-type]
+    athrough = awaiting(_through)  # type: ignore[arg-type]

@@ -54,7 +54,7 @@ class SummaryRequest:
 
     Args:
         call: Calls the model.
-        prompt: Instructions to the model; `{max_words}` in it stands for the number.
+        prompt: Instructions to the model; `{max_words}` in it stands for a number.
         tokens: Counts the tokens of a text.
         max_input: Tokens that a request may take.
 
@@ -83,11 +83,7 @@ class SummaryRequest:
         return replace(self, call=replace(self.call, config=config))
 
     def summary(self, previous: str, units: Sequence[Sequence[str]]) -> Effects[str]:
-        """The summary of a previous summary and of the messages after it.
-
-        Args:
-            previous: The previous summary; "" for none.
-            units: Rendered messages; those of one unit are parted only if they have to be.
+        """The summary of a previous summary ("" for none) and of the rendered messages after it.
 
         Raises:
             SummaryFailed: The model gave none.
@@ -116,18 +112,16 @@ class SummaryRequest:
             [answer] = yield self.call.asking([self._request(previous, texts, words, shorter)])
             if is_too_long(answer):
                 raise _TooLong from answer
-            fault, runaway = fault_of(answer), False
-            if fault is None:
-                length = self.tokens(text_of(answer))
-                if length <= most:
-                    return text_of(answer)
-                fault = f"the answer has {length} tokens, and {words} words were asked for"
-                runaway = True
+            fault = fault_of(answer)
+            length = 0 if fault else self.tokens(text_of(answer))
+            if not fault and length <= most:
+                return text_of(answer)
             failures += 1
             if is_final(answer) or failures > self.call.retries:
+                fault = fault or f"the answer has {length} tokens, {words} words were asked for"
                 cause = answer if isinstance(answer, Exception) else None
                 raise _failed(f"asked {times(failures)}, and in the end {fault}") from cause
-            if runaway or is_cut_off(answer):
+            if length or is_cut_off(answer):
                 words, shorter = max(1, words // 2), True
             yield self.call.waiting(failures)
 
@@ -135,15 +129,11 @@ class SummaryRequest:
         self, previous: str, texts: Sequence[str], words: int, shorter: bool
     ) -> list[BaseMessage]:
         conversation = "\n".join(["<conversation>", *texts, "</conversation>"])
-        parts = [conversation, "Write the summary now."]
-        if previous:
-            parts.insert(0, f"<summary>\n{undelimited(previous)}\n</summary>")
-        if shorter:
-            parts[-1] = (
-                f"Write the summary now, in {words} words at most: a longer one cannot be used."
-            )
+        known = f"<summary>\n{undelimited(previous)}\n</summary>" if previous else ""
+        limit = f", in {words} words at most: a longer one cannot be used" if shorter else ""
+        parts = [known, conversation, f"Write the summary now{limit}."]
         prompt = self.prompt.replace("{max_words}", str(words))
-        return [SystemMessage(prompt), HumanMessage("\n\n".join(parts))]
+        return [SystemMessage(prompt), HumanMessage("\n\n".join(filter(None, parts)))]
 
     def _cost(self, text: str) -> int:
         return self.tokens(text) + 1 if text else 0  # and a line break

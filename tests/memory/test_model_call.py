@@ -49,7 +49,7 @@ def test_a_name_needs_a_key_only_when_it_is_called(
     name: str, installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With langchain and without; awaited too, and with tools bound."""
-    model = chat_model(name)
+    model: Any = chat_model(name)
     assert isinstance(model, NamedModel)
     call = ModelCall(model, backoff_s=0)
     [answer] = call.asking([ASK]).blocking()

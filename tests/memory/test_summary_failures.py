@@ -42,7 +42,7 @@ from tests.openai_server import Failure, Held
         ([BLANK] * 3, "the answer was empty", 3),
         ([CALLS] * 3, "the model called tools and said nothing", 3),
         ([CUT_OFF] * 3, "cut off at the model's limit", 3),
-        (["They spoke of trains. " * 1_000] * 3, "tokens, and 100 words were asked for", 3),
+        (["They spoke of trains. " * 1_000] * 3, "tokens, 100 words were asked for", 3),
         ([Failure(500, "no luck")] * 3, "Error code: 500 - no luck", 3),
         ([Failure(400, "no such thing")], "no such thing", 1),
         ([Failure(401, "who are you?")], "who are you?", 1),
@@ -181,6 +181,20 @@ def test_a_failure_is_tried_again_in_the_next_turn(
     assert out["summary"] == {"text": "the summary", "last": failed["messages"][-1].id, "count": 8}
     for text in ("q1", "a3", "q4", "one"):
         assert text in scribe.asked_for()
+
+
+def test_a_model_without_its_key_ends_no_turn(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A name is enough to build the node; the log says what is missing."""
+    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    summary = summarize("openai:gpt-5-mini", trigger=("fraction", 0.7), keep=("messages", 1))
+    assert summary.invoke({"messages": turns(4)}) == {}
+
+    summary = summarize("openai:gpt-5-mini", trigger=("messages", 5))
+    assert summary.invoke({"messages": turns(4)}) == {}
+    assert "OPENAI_API_KEY" in caplog.text
 
 
 @pytest.mark.parametrize("run", [invoked, awaited])
