@@ -48,7 +48,7 @@ def full(model: Any, saver: Any, store: Any) -> Any:
         checkpointer=saver,
         store=store,
         window=trim(max_tokens=4_000),
-        summary=summarize(model, when={"messages": 10**6}, mode="view"),
+        summary=summarize(model, trigger=("messages", 10**6), mode="view"),
         instructions=use_instructions(Instructions(store)),
     )
 

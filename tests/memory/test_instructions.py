@@ -22,7 +22,7 @@ from langgraph.store.memory import InMemoryStore
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidMessages, InvalidNamespace
 from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
 from perdure.memory.reducers import ChatState
-from perdure.memory.summary import HEADING, Summary, present
+from perdure.memory.summary import HEADING, Summary
 from perdure.memory.trim import trim
 from perdure.memory.view import view
 from perdure.stores import SQLiteStore

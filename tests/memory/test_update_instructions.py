@@ -27,6 +27,7 @@ from perdure.errors import (
     VersionConflict,
 )
 from perdure.memory.instructions import Instructions, use_instructions
+from perdure.memory.model_call import ModelCall
 from perdure.memory.reducers import ChatState
 from perdure.memory.transcript import newest
 from perdure.memory.update_instructions import update_instructions
