@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
-from perdure.errors import ConfigurationError, VersionConflict
+from perdure.errors import VersionConflict
 from perdure.memory.clock import Clock, clock_of
 from perdure.memory.effects import Effect, Effects, awaiting, blocking
 from perdure.memory.nodes import MessagesNode, Shown
-from perdure.memory.options import instance
+from perdure.memory.options import choice, instance, whole
 from perdure.memory.options import text as checked_text
 from perdure.memory.run_config import Place, provenance, source, store_of_graph, versioned
 from perdure.memory.summary import with_summary, without_summary
@@ -117,11 +117,7 @@ class Instructions:
         place = self.place(config)
         texts = {old.version: old.text for old in (yield from self._versions(place))}
         texts[0] = self.default
-        if isinstance(version, bool) or version not in texts:
-            raise ConfigurationError(
-                f"the instructions {place.key!r} in {place.namespace!r} have no version "
-                f"{version!r}; expected one of {sorted(texts)}"
-            )
+        choice("version", str(whole("version", version, 0)), list(map(str, sorted(texts))))
         return (yield from self._replaced(place, texts[version], "rollback"))
 
     current = blocking(_current)
@@ -205,12 +201,9 @@ def check_instructions(instructions: Any) -> Instructions:
 
 
 def _version(item: StoredItem) -> InstructionsVersion:
-    text = item.value.get(TEXT)
-    if not isinstance(text, str):
-        raise ConfigurationError(
-            f"the item {item.key!r} in {item.namespace!r} has no text under {TEXT!r}: it is "
-            "something else; name another key or namespace for the instructions"
-        )
+    field = f"the field {TEXT!r} of the item {item.key!r} in {item.namespace!r}"
+    expected = "text; name another key or namespace for the instructions"
+    text = instance(field, item.value.get(TEXT), str, expected)
     source = item.provenance
     return InstructionsVersion(
         text,

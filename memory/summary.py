@@ -24,7 +24,7 @@ from perdure.memory.conversation import Messages, Turn, role, turns
 from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.model_call import NamedModel, model_call
 from perdure.memory.nodes import MODES, SHOWN, MessagesNode, Mode, Shown, channel
-from perdure.memory.options import choice, number, text, whole
+from perdure.memory.options import choice, instance, number, text, whole
 from perdure.memory.quotation import as_record
 from perdure.memory.reducers import ChatState
 from perdure.memory.summary_request import PROMPT, SummaryRequest
@@ -44,6 +44,7 @@ _SIZES: Final = {"messages", "tokens", "fraction"}
 _MARK: Final = "perdure_summary"  # in additional_kwargs, which no provider is sent
 _INSTRUCTIONS: Final = "instructions"
 _SUMMARY: Final = "summary"
+_WRITTEN: Final = "what summarize() writes, or text"
 _SUMMARIZED: Final = "summarized"
 _LOG = logging.getLogger("perdure")
 
@@ -372,11 +373,9 @@ def summary_of(value: Any) -> Summary | None:
         return None
     if isinstance(value, str):
         return Summary(text=value, last=None, count=0)
-    if isinstance(value, Mapping) and isinstance(value.get("text"), str):
-        return Summary(text=value["text"], last=value.get("last"), count=value.get("count", 0))
-    raise ConfigurationError(
-        f"the channel of the summary holds {value!r:.80}; expected what summarize() writes, or text"
-    )
+    stored = instance("the channel of the summary", value, Mapping, _WRITTEN)
+    instance("the channel of the summary", stored.get("text"), str, _WRITTEN)
+    return Summary(text=stored["text"], last=stored.get("last"), count=stored.get("count", 0))
 
 
 def _summary_in(state: Any) -> Summary | None:
@@ -389,9 +388,6 @@ def _summarized_in(state: Any) -> Sequence[str]:
 
 def _check_channels(state: Any, config: RunnableConfig | None) -> None:
     """Refuse a graph that would drop the summary and remove the messages all the same."""
-    in_graph = "langgraph_node" in ((config or {}).get("metadata") or {})
-    if in_graph and channel(state, _SUMMARIZED) is None:
-        raise ConfigurationError(
-            "the graph's state has no channels 'summary' and 'summarized', which a summary needs: "
-            "derive the state from SummaryState"
-        )
+    if "langgraph_node" in ((config or {}).get("metadata") or {}):
+        expected = "a list: derive the state from SummaryState"
+        instance("the state's channel 'summarized'", channel(state, _SUMMARIZED), list, expected)

@@ -13,7 +13,7 @@ from typing import Final
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 
-from perdure.errors import ConfigurationError, SummaryFailed
+from perdure.errors import SummaryFailed
 from perdure.memory.effects import Effects
 from perdure.memory.model_call import (
     ModelCall,
@@ -24,6 +24,7 @@ from perdure.memory.model_call import (
     text_of,
     times,
 )
+from perdure.memory.options import whole
 from perdure.memory.quotation import undelimited
 
 PROMPT: Final = """\
@@ -68,11 +69,8 @@ class SummaryRequest:
     max_input: int
 
     def __post_init__(self) -> None:
-        if self._room < _LEAST_ROOM:
-            raise ConfigurationError(
-                f"summary_prompt leaves {self._room} of the {self.max_input} tokens that a request "
-                f"may take; expected one that leaves at least {_LEAST_ROOM} for the conversation"
-            )
+        what = "summary_prompt leaves too few tokens for the conversation: what it leaves"
+        whole(what, self._room, _LEAST_ROOM)
 
     @property
     def _room(self) -> int:

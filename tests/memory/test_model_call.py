@@ -40,7 +40,8 @@ def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_object_is_taken_as_it_is() -> None:
-    for model in (FakeListChatModel(responses=["hi"]), RunnableLambda(lambda messages: "hi")):
+    models: list[Any] = [FakeListChatModel(responses=["hi"]), RunnableLambda(lambda asked: "hi")]
+    for model in models:
         assert chat_model(model) is model
 
 

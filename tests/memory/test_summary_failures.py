@@ -148,7 +148,7 @@ def test_keep_shows_the_whole_conversation_over_a_list() -> None:
         ({"token_counter": 7}, "token_counter of 7"),
         ({"summary_prompt": " "}, "summary_prompt is ' '"),
         ({"summary_prompt": 7}, "summary_prompt is 7"),
-        ({"summary_prompt": "word " * 20_000}, "of the 16000 tokens that a request may take"),
+        ({"summary_prompt": "word " * 20_000}, "too few tokens for the conversation"),
         ({"mode": "both"}, "mode is 'both'"),
         ({"on_failure": "ignore"}, "on_failure is 'ignore'"),
         ({"messages_key": ""}, "messages_key is ''"),
@@ -220,7 +220,7 @@ def test_messages_that_cannot_be_removed_are_refused_before_anything_is_asked() 
             summary.invoke({})
         with pytest.raises(InvalidMessages, match="number 0 is 'hello', a str"):
             summary.invoke({"messages": ["hello"]})
-        with pytest.raises(ConfigurationError, match="channel of the summary holds 7"):
+        with pytest.raises(ConfigurationError, match="channel of the summary is 7"):
             summary.invoke({"messages": turns(4), "summary": 7})
 
     assert scribe.requests == []
