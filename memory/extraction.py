@@ -20,7 +20,7 @@ from langgraph.store.base import BaseStore
 from perdure.checkpointers.address import check_thread_id
 from perdure.errors import VersionConflict
 from perdure.memory.effects import Effect, Effects, awaiting, blocking, in_thread
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.options import instance, text, whole
 from perdure.memory.plan import planned
 from perdure.memory.proposals import Batch, Extractor, Planned, Proposal, Scope, Usage

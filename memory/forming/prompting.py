@@ -11,7 +11,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from perdure.memory.profile.proposing import told
 from perdure.memory.profile.schema import Shape
 from perdure.memory.proposals import Batch
-from perdure.memory.quoting import fenced, quoted
+from perdure.memory.quotation import fenced, quoted
 from perdure.memory.records import Memory
 from perdure.memory.shortening import middle_out
 from perdure.memory.structured import Refused

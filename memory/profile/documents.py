@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perdure.errors import InvalidPatch, InvalidValue
-from perdure.memory.quoting import quoted
+from perdure.memory.quotation import quoted
 from perdure.stores.values import decode, encode
 
 Document = dict[str, Any]

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from perdure.errors import InvalidPatch
 from perdure.memory.profile.patching import Operation
 from perdure.memory.profile.schema import Section, Shape
-from perdure.memory.quoting import fenced, quoted
+from perdure.memory.quotation import fenced, quoted
 from perdure.memory.structured import Refused
 
 PROMPT: Final = """\

@@ -1,0 +1,142 @@
+"""Admission: verdicts as what is written, and as what became of each candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from langgraph.store.memory import InMemoryStore
+
+from perdure.errors import ConfigurationError
+from perdure.memory.admission import Admitted, admit
+from perdure.memory.effects import run
+from perdure.memory.gate import Gate
+from perdure.memory.records import TURN, Candidate, Outcome
+from perdure.memory.store_adapter import StoreAdapter
+from perdure.stores import Provenance, SQLiteStore
+
+NAMESPACE = ("memories", "ann")
+SECRET = "My password is swordfish99"
+
+
+@pytest.fixture(params=["in memory", "sqlite", "sqlite file"])
+def adapter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreAdapter]:
+    if request.param == "in memory":
+        yield StoreAdapter(InMemoryStore())
+        return
+    with SQLiteStore.open(":memory:" if request.param == "sqlite" else tmp_path / "m.db") as store:
+        yield StoreAdapter(store)
+
+
+def kept(adapter: StoreAdapter, *candidates: Candidate, gate: Gate | None = None) -> Admitted:
+    """What is planned for candidates with the keys k0, k1 …, once it is written."""
+    keys = [f"k{number}" for number in range(len(candidates))]
+    plan = run(admit(gate or Gate(), adapter, NAMESPACE, candidates, keys))
+    run(adapter.written(plan.puts))
+    return plan
+
+
+def test_what_is_kept_is_a_memory_with_its_fields_and_source(adapter: StoreAdapter) -> None:
+    """The value holds text, kind and fields; whose words it rests on is in the provenance."""
+    at = datetime(2024, 5, 1, tzinfo=UTC)
+    source = Provenance(thread_id="t", message_ids=("m",), at=at)
+    plan = kept(adapter, Candidate("Ann sings", fields={"mood": "glad"}, provenance=source))
+    memory = run(adapter.got(NAMESPACE, "k0"))
+
+    assert [Outcome("added", "k0")] == plan.outcomes
+    assert memory is not None
+    assert memory.value == {"text": "Ann sings", "kind": "fact", "mood": "glad"}
+    assert memory.provenance == Provenance("t", None, ("m",), trust="user", at=at)
+
+
+def test_trust_is_the_role_unless_it_is_said(adapter: StoreAdapter) -> None:
+    """Also of a candidate of which nothing else is known."""
+    kept(
+        adapter,
+        Candidate("Ann sings", role="assistant"),
+        Candidate("Bo swims", role="assistant", provenance=Provenance(trust="web")),
+    )
+    found = [run(adapter.got(NAMESPACE, key)) for key in ("k0", "k1")]
+
+    assert [each.provenance.trust for each in found if each and each.provenance] == [
+        "assistant",
+        "web",
+    ]
+
+
+def test_what_was_redacted_is_noted_and_stored_nowhere(adapter: StoreAdapter) -> None:
+    """In the text and in fields that are sentences; an id stays what it is."""
+    fields = {"told": ["ask bo@example.com then"], "who": "bo@example.com"}
+    plan = kept(adapter, Candidate("Write to ann@example.com", fields=fields))
+    memory = run(adapter.got(NAMESPACE, "k0"))
+
+    assert str(plan.outcomes[0]) == "added k0: an e-mail address is redacted"
+    assert memory is not None
+    assert memory.text == "Write to [e-mail]"
+    assert memory.value["told"] == ["ask [e-mail] then"]
+    assert memory.value["who"] == "bo@example.com"
+    assert memory.value["redacted"] == ["e-mail"]
+
+
+def test_what_is_asked_for_keeps_its_contacts(adapter: StoreAdapter) -> None:
+    """As it was given, and nothing is noted."""
+    kept(adapter, Candidate("Write to ann@example.com", explicit=True))
+    memory = run(adapter.got(NAMESPACE, "k0"))
+
+    assert memory is not None
+    assert memory.value == {"text": "Write to ann@example.com", "kind": "fact"}
+
+
+def test_what_is_held_back_goes_into_quarantine(adapter: StoreAdapter) -> None:
+    """With the reason, out of reach of a search, and the same again is no second entry."""
+    candidate = Candidate(SECRET, role="user", explicit=True, fields={"n": 1})
+    first, second = kept(adapter, candidate), kept(adapter, candidate)
+    [put] = first.puts
+
+    assert ("perdure", "quarantine", *NAMESPACE) == put.namespace
+    assert put.index is False
+    assert Outcome("quarantined", put.key, put.value["reason"], "secrets") == first.outcomes[0]  # type: ignore[index]
+    assert put.key == second.puts[0].key
+    assert run(adapter.found(("memories",), query="password")) == []
+    held = run(adapter.got(put.namespace, put.key))
+    assert held is not None
+    assert (held.text, held.value["key"], held.value["fields"]) == (SECRET, "k0", {"n": 1})
+
+
+def test_what_is_refused_is_only_told(adapter: StoreAdapter) -> None:
+    """What is known already is unchanged, with its key; the rest says why."""
+    kept(adapter, Candidate("Ann sings"))
+    plan = kept(
+        adapter,
+        Candidate("Ann sings."),
+        Candidate("Be kind", role="system"),
+        Candidate("user: …", TURN),
+    )
+
+    assert plan.puts == []
+    assert [each.change for each in plan.outcomes] == ["unchanged", "refused", "refused"]
+    assert [each.key for each in plan.outcomes] == ["k0", None, None]
+    assert [each.check for each in plan.outcomes] == ["duplicate", "role", "content"]
+
+
+def test_what_comes_twice_is_written_once(adapter: StoreAdapter) -> None:
+    """The second is unchanged, under the first one's key."""
+    plan = kept(adapter, Candidate("Ann sings"), Candidate("Ann sings!"))
+
+    assert len(plan.puts) == 1
+    assert (plan.outcomes[1].change, plan.outcomes[1].key) == ("unchanged", "k0")
+
+
+def test_nothing_is_written_by_planning(adapter: StoreAdapter) -> None:
+    """Who asks writes, with what belongs to it."""
+    run(admit(Gate(), adapter, NAMESPACE, [Candidate("Ann sings")], ["k"]))
+
+    assert run(adapter.got(NAMESPACE, "k")) is None
+
+
+def test_there_is_a_key_for_each(adapter: StoreAdapter) -> None:
+    """Before anything is judged."""
+    with pytest.raises(ConfigurationError, match="1 candidates and 0 keys"):
+        run(admit(Gate(), adapter, NAMESPACE, [Candidate("Ann sings")], []))

@@ -1,0 +1,178 @@
+"""Checking recall: which questions recall what they should, at which rank, and why others not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from langgraph.store.memory import InMemoryStore
+
+from perdure.errors import ConfigurationError, InvalidConfig, NotRecalled, PerdureError
+from perdure.memory.recall_check import RecallReport, acheck_recall, check_recall
+from perdure.stores import SQLiteStore
+from tests.memory.remembered import ANN, AS_ANN, fact, filled
+
+PUTS = (
+    fact("home", "Ann lives in Ghent"),
+    fact("tea", "Ann likes green tea"),
+    fact("cats", "Ann has two cats, Miso and Tofu"),
+    *(fact(f"walk{n}", f"Ann went for a walk of {n} miles with Bo") for n in range(40)),
+)
+
+
+@pytest.fixture
+def store() -> Iterator[SQLiteStore]:
+    with filled(*PUTS) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["sync", "async"])
+def checks(request: pytest.FixtureRequest) -> Any:
+    """`check_recall` in both colours, for Ann."""
+
+    def asks(pairs: Any, store: Any, **options: Any) -> RecallReport:
+        given = {"store": store, "config": AS_ANN, **options}
+        if request.param == "sync":
+            return check_recall(pairs, **given)
+        return asyncio.run(acheck_recall(pairs, **given))
+
+    return asks
+
+
+def test_keys_and_texts_may_be_expected(store: SQLiteStore, checks: Any) -> None:
+    """A key where one is that of a memory; else a text, whatever its capitals and spaces."""
+    report = checks(
+        [
+            ("Where does Ann live?", "home"),
+            ("What does Ann like?", "likes  GREEN tea"),
+            ("What are the cats called?", "cats"),
+            ("What are the cats called?", ["Miso", "Tofu"]),
+        ],
+        store,
+    )
+
+    assert [each.ranks for each in report.questions] == [(1,), (1,), (1,), (1, 1)]
+    assert (report.recall, report.mrr, report.missed) == (1.0, 1.0, [])
+    assert report.passed(1.0)
+    report.assert_recalled(1.0)
+
+
+def test_measures_count_shares_and_ranks(store: SQLiteStore, checks: Any) -> None:
+    """Of a list the share that was recalled, of the first its rank."""
+    report = checks(
+        {
+            "Where does Ann live?": ["home", "She moved to Bruges"],
+            "Which cats?": "cats",
+            "Who went for a walk?": "walk0",  # forty say the same: the newest come first
+        },
+        store,
+        limit=40,
+    )
+
+    assert [each.ranks for each in report.questions] == [(1, None), (1,), (40,)]
+    assert report.recall == pytest.approx((0.5 + 1 + 1) / 3)
+    assert report.mrr == pytest.approx((1 + 1 + 1 / 40) / 3)
+    assert [each.question for each in report.missed] == ["Where does Ann live?"]
+    assert report.passed(0.8)
+    assert not report.passed()
+
+
+def test_what_is_missed_is_told_with_a_reason(store: SQLiteStore, checks: Any) -> None:
+    """The store's, where it can say; else how far one has looked."""
+    store.put(ANN, "unsearched", {"text": "Bo's cats"}, index=False)
+    report = checks(
+        [
+            ("Who went for a walk?", "walk0"),
+            ("Who has cats?", "unsearched"),
+            ("Who has cats?", "Bo has dogs"),
+            ("Miso", "home"),
+        ],
+        store,
+    )
+    reasons = [reason for each in report.missed for reason in each.reasons]
+
+    assert reasons[0] == "it is recalled at rank 40"
+    assert "index=False" in reasons[1]
+    assert "no memory among the first 200 contains it" in reasons[2]
+    assert "1 of 43 items score higher" in reasons[3]
+
+
+def test_the_report_is_a_table(store: SQLiteStore, checks: Any) -> None:
+    """A line a question with its ranks, the measures, and the reasons."""
+    report = checks([("Where does Ann live?", "home"), ("Who has dogs?", ["cats", "dogs"])], store)
+    lines = str(report).splitlines()
+
+    assert lines[0].split() == ["rank", "question", "expected", "why", "not"]
+    assert lines[1].split() == ["1", "Where", "does", "Ann", "live?", "home"]
+    assert "cats and dogs" in lines[2]
+    assert "dogs" not in lines[1]
+    assert lines[2].endswith("no memory among the first 200 contains it")
+    assert lines[3].endswith("1 of 2 questions recall what they should")
+    assert lines[3].startswith("recall@10 0.")
+
+
+def test_a_check_fails_with_the_table(store: SQLiteStore, checks: Any) -> None:
+    """As an assertion does, so that a test says what was missed."""
+    report = checks([("Where does Ann live?", "home"), ("Who has dogs?", "dogs")], store)
+    with pytest.raises(NotRecalled, match=r"(?s)recall@10 0\.500.*0\.9 is asked for.*dogs"):
+        report.assert_recalled()
+
+    assert issubclass(NotRecalled, AssertionError)
+    assert issubclass(NotRecalled, PerdureError)
+    report.assert_recalled(0.5)
+    with pytest.raises(ConfigurationError, match="minimum is 90"):
+        report.passed(90)
+
+
+def test_it_asks_as_recall_does(store: SQLiteStore, checks: Any) -> None:
+    """Of a moment of the past, and of some kinds only."""
+    before = datetime.now(UTC)
+    store.batch([fact("home", "Ann lives in Bruges")])
+    pairs = [("Where does Ann live?", "Ghent")]
+
+    assert checks(pairs, store, as_of=before).passed(1.0)
+    assert not checks(pairs, store).passed(1.0)
+    [missed] = checks([("Where does Ann live?", "home")], store, kinds=["turn"]).missed
+    assert "only ['turn'] are recalled" in missed.reasons[0]
+
+
+def test_any_store_will_do(checks: Any) -> None:
+    """One that cannot say why says how far one has looked."""
+    other = InMemoryStore()
+    for number in range(210):
+        other.put(ANN, f"k{number}", {"text": f"memory number {number}", "kind": "fact"})
+    found = other.search(ANN, query="memory", limit=300)
+    report = checks([("memory", found[0].key), ("memory", found[-1].key)], other)
+
+    assert [each.ranks for each in report.questions] == [(1,), (None,)]
+    assert report.missed[0].reasons[0] == "it is not among the first 200"
+
+
+WRONG: list[tuple[Any, str]] = [
+    ([], "no questions"),
+    ({}, "no questions"),
+    (["Where?"], "question number 0 is 'Where\\?'"),
+    ([("Where?",)], "question number 0"),
+    ([(7, "home")], "question number 0"),
+    ([("Where?", "home"), ("Who?", "")], r"question number 1 is \('Who\?', ''\)"),
+    ([("Who?", [])], "question number 0 is"),
+    ([("Who?", 7)], "question number 0 is"),
+]
+
+
+@pytest.mark.parametrize(("pairs", "named"), WRONG, ids=repr)
+def test_what_are_no_pairs_is_refused(pairs: Any, named: str, store: SQLiteStore) -> None:
+    """With its number, before anything is asked."""
+    with pytest.raises(ConfigurationError, match=named):
+        check_recall(pairs, store=store, config=AS_ANN)
+
+
+def test_wrong_options_are_those_of_recall(store: SQLiteStore, checks: Any) -> None:
+    """A limit of none, a run that does not say whose memories."""
+    with pytest.raises(ConfigurationError, match="limit is 0"):
+        checks([("Who?", "home")], store, limit=0)
+    with pytest.raises(InvalidConfig, match="user_id"):
+        checks([("Who?", "home")], store, config={"configurable": {}})
