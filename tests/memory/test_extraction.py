@@ -253,7 +253,7 @@ def test_an_edited_message_changes_its_memory(
 def test_what_an_edit_leaves_over_goes(file_saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
     """A message that was made shorter, or empty, has no memories of what it says no more."""
     graph = graph_of(file_saver, answers=False)
-    extraction = extraction_of(file_saver, store, extractor=TurnExtractor(max_chars=12))
+    extraction = extraction_of(file_saver, store, extractor=TurnExtractor(max_words=3))
     long = HumanMessage("I like tea. I have cats. I live here.", id="a")
     for message in (long, HumanMessage("I like tea.", id="a"), long, HumanMessage("", id="a")):
         say(graph, "t", message)
