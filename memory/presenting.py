@@ -11,9 +11,9 @@ from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no J
 
 from perdure.errors import ConfigurationError
 from perdure.memory.conversation import Messages
+from perdure.memory.nodes import Shown
 from perdure.memory.options import choice as check_choice
 from perdure.memory.quoting import as_record
-from perdure.memory.nodes import Shown
 
 Form = Literal["system", "human"]
 FORMS: Final = ("system", "human")

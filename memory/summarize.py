@@ -13,7 +13,6 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
 
 from perdure.errors import ConfigurationError
-from perdure.memory.tokens import Countable, context_window, token_counter
 from perdure.memory.model_call import ModelCall
 from perdure.memory.nodes import MODES, Mode
 from perdure.memory.options import choice as check_choice
@@ -21,7 +20,7 @@ from perdure.memory.presenting import FORMS, Form, Summary
 from perdure.memory.reducers import ChatState
 from perdure.memory.summarizing import PROMPT, Summarizer
 from perdure.memory.summary_node import ON_FAILURE, Channels, Due, OnFailure, Summarize
-from perdure.memory.tokens import TokenCounter
+from perdure.memory.tokens import Countable, TokenCounter, context_window, token_counter
 from perdure.memory.triggers import When, trigger
 
 _INPUT_TOKENS: Final = 16_000  # of a model whose window is not known

@@ -14,9 +14,8 @@ from langchain_core.runnables import RunnableConfig
 from perdure.errors import ConfigurationError, SummaryFailed
 from perdure.memory.conversation import Messages, Turn, role, turns
 from perdure.memory.effects import Effects, arun, run
-from perdure.memory.nodes import SHOWN, MessagesNode, Mode, channel
+from perdure.memory.nodes import SHOWN, MessagesNode, Mode, Shown, channel
 from perdure.memory.presenting import Form, Summary, present, presented, summary_of, taken_apart
-from perdure.memory.nodes import Shown
 from perdure.memory.summarizing import Summarizer
 from perdure.memory.tokens import TokenCounter
 from perdure.memory.transcript import units_of

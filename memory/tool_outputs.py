@@ -18,7 +18,8 @@ from perdure.memory.effects import Effect, Effects, awaiting, blocking
 from perdure.memory.nodes import MODES, MessagesNode, Mode, Shown
 from perdure.memory.options import choice, instance, whole
 from perdure.memory.shortening import SHORTENED
-from perdure.memory.tokens import Countable, TokenCounter, token_counter as counter_of
+from perdure.memory.tokens import Countable, TokenCounter
+from perdure.memory.tokens import token_counter as counter_of
 
 if TYPE_CHECKING:
     from perdure.memory.presenting import Summary

@@ -9,9 +9,8 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.memory.clock import Clock, clock_of
 from perdure.memory.instructions import Instructions, check_instructions
-from perdure.memory.nodes import MessagesNode
+from perdure.memory.nodes import MessagesNode, Shown
 from perdure.memory.presenting import presented, taken_apart
-from perdure.memory.nodes import Shown
 
 
 def use_instructions(

@@ -9,16 +9,15 @@ from typing import Any, Self
 from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import ConfigurationError
-from perdure.memory.nodes import MessagesNode
-from perdure.memory.nodes import Shown
+from perdure.memory.nodes import MessagesNode, Shown
 from perdure.memory.update_instructions import UpdateInstructions
 
 
 def view(*parts: MessagesNode) -> View:
     """A node that shows the model what is left after each part in turn.
 
-    `view(summary, clear_tool_outputs(), trim(max_tokens=4_000))` shows the summary and what it does not
-    cover, without bulky old results, cut to 4,000 tokens. The part that cuts comes last: what
+    `view(summary, clear_tool_outputs(), trim(max_tokens=4_000))` shows the summary and what it does
+    not cover, without bulky old results, cut to 4,000 tokens. The part that cuts comes last: what
     follows it could pass its budget. The state stays as it is, whatever the modes of the parts.
 
     Raises:

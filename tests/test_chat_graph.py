@@ -422,15 +422,15 @@ def test_a_model_that_asks_a_human_is_resumed_with_the_answer(window: Any, tmp_p
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"summary": trim(turns=1)}, r"summary is .*Trim.* expected summarize\(…\)"),
+        ({"summary": trim(max_messages=1)}, r"summary is .*Trim.* expected summarize\(…\)"),
         ({"window": 20}, r"window is 20; expected trim\(…\)"),
         ({"window": "state"}, "window is 'state'"),
         ({"instructions": "Be kind."}, "instructions is 'Be kind.'; expected use_instructions"),
-        ({"reflection": trim(turns=1)}, "reflection is .* expected update_instructions"),
+        ({"reflection": trim(max_messages=1)}, "reflection is .* expected update_instructions"),
         ({"model": "gpt-4o"}, "model is 'gpt-4o'; expected a langchain chat model"),
         (
             {
-                "window": trim(turns=2, mode="state"),
+                "window": trim(max_messages=4, mode="state"),
                 "summary": summarize(QuotingResponder(), when={"messages": 9}),
             },
             "window .* summary has not read yet; expected the window in the mode 'view'",

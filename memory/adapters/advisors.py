@@ -31,8 +31,8 @@ from perdure.errors import ConfigurationError, InvalidConfig, InvalidMessages
 from perdure.memory.adapters.spring import ChatMemory
 from perdure.memory.adapters.thread import checked_new
 from perdure.memory.conversation import role, says_something
-from perdure.memory.quoting import quoted
 from perdure.memory.nodes import Shown
+from perdure.memory.quoting import quoted
 
 PROMPT_TEMPLATE: Final = """{instructions}
 

@@ -19,9 +19,9 @@ from perdure.errors import ConfigurationError
 from perdure.memory.adapters.evicting import admit, evict, showable
 from perdure.memory.adapters.stores import ChatMemoryStore, InMemoryChatMemoryStore
 from perdure.memory.adapters.thread import checked_new
+from perdure.memory.options import whole
 from perdure.memory.tokens import Countable
 from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.options import whole
 from perdure.memory.window import one
 
 

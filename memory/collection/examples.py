@@ -23,13 +23,12 @@ from perdure.memory.collection.episodes import (
     value_of,
 )
 from perdure.memory.collection.forgetting import unknown
-from perdure.memory.tokens import Countable, token_counter
-from perdure.memory.effects import Effects, arun, run
 from perdure.memory.context import fitting
+from perdure.memory.effects import Effects, arun, run
 from perdure.memory.gate.gate import Gate
 from perdure.memory.options import whole
 from perdure.memory.records import EPISODE, Outcome, Role
-from perdure.memory.tokens import TokenCounter
+from perdure.memory.tokens import Countable, TokenCounter, token_counter
 from perdure.stores.base import Provenance
 from perdure.stores.namespaces import check_key
 

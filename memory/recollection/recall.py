@@ -11,9 +11,8 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.errors import ConfigurationError
-from perdure.memory.tokens import Countable, token_counter
-from perdure.memory.effects import Effects, arun, run
 from perdure.memory.context import fitting
+from perdure.memory.effects import Effects, arun, run
 from perdure.memory.instructions import TEXT
 from perdure.memory.options import whole
 from perdure.memory.recollection.merging import Hit, Standing, merged
@@ -23,7 +22,7 @@ from perdure.memory.recollection.when import named_span
 from perdure.memory.records import Memory
 from perdure.memory.rendering import memory_line, section
 from perdure.memory.store_adapter import StoreAdapter, adapter_of
-from perdure.memory.tokens import TokenCounter
+from perdure.memory.tokens import Countable, TokenCounter, token_counter
 from perdure.stores.base import Namespace, Span
 
 Waiting = Callable[[Sequence[Namespace], RunnableConfig | None], Effects[list[Memory]]]

@@ -20,16 +20,15 @@ from langgraph.store.base import BaseStore
 from perdure.errors import EmbeddingFailed, PerdureError, StorageError
 from perdure.memory.clock import Clock, clock_of
 from perdure.memory.conversation import Turn
-from perdure.memory.tokens import Countable
 from perdure.memory.effects import Effects, arun, run
-from perdure.memory.nodes import MessagesNode
+from perdure.memory.nodes import MessagesNode, Shown
 from perdure.memory.options import choice, whole
 from perdure.memory.recollection.reach import NAMESPACES, ThreadHistory
 from perdure.memory.recollection.recall import Recall, Recollection, Waiting
 from perdure.memory.recollection.unformed import Tails
 from perdure.memory.run_config import source
-from perdure.memory.nodes import Shown
 from perdure.memory.store_adapter import StoreAdapter
+from perdure.memory.tokens import Countable
 from perdure.stores.text import STOP_WORDS, query_tokens
 
 _LOG = logging.getLogger("perdure")

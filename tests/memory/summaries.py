@@ -13,9 +13,9 @@ from langchain_core.messages import (
 from langchain_core.runnables import RunnableLambda
 from langgraph.graph import END, START, StateGraph
 
-from perdure.memory.tokens import token_counter
 from perdure.memory.summarize import SummaryState, summarize
 from perdure.memory.summary_node import Summarize
+from perdure.memory.tokens import token_counter
 from tests.memory.scripted import (
     ScriptedServer,
     client,

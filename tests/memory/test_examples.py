@@ -20,7 +20,7 @@ from langchain_core.prompts import (
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidValue, UnknownMemory
-from perdure.memory import assembled, token_counter
+from perdure.memory import assemble, token_counter
 from perdure.memory.collection.collection import Collection
 from perdure.memory.collection.episodes import as_section
 from perdure.memory.collection.examples import Examples
@@ -308,8 +308,8 @@ def test_a_selector_needs_examples_and_two_names(ours: SQLiteStore) -> None:
 def test_examples_in_an_assembled_context(ours: SQLiteStore) -> None:
     """A function of the state gives them, and they are quoted within their section."""
     examples = filled(ours)
-    node = assembled(
-        budget=1_000,
+    node = assemble(
+        max_tokens=1_000,
         examples=lambda state, config: examples.select(
             state["messages"][-1].text, limit=1, config=config
         ),

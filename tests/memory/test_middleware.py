@@ -31,8 +31,7 @@ from perdure.memory import (
     view,
 )
 from perdure.memory.middleware import MemoryMiddleware, MemoryState
-from perdure.memory.nodes import MessagesNode
-from perdure.memory.nodes import Shown
+from perdure.memory.nodes import MessagesNode, Shown
 from tests.memory.conversations import Talk, conversations, keys, newest_human
 from tests.memory.providers import refusals
 from tests.openai_server import OpenAIServer
@@ -87,7 +86,7 @@ def test_a_summary_shortens_the_state_and_is_shown(tmp_path: Path, colour: str, 
         model = client(server)
         nodes: list[MessagesNode] = [
             summarize(model, when={"messages": 5}, keep_turns=1),
-            trim(turns=9),
+            trim(max_messages=99),
         ]
         if form != "nodes":
             nodes = [view(*nodes)] if form == "view" else [view(view(nodes[0]), nodes[1])]
@@ -118,8 +117,8 @@ def test_several_nodes_that_change_the_state_are_applied_one_upon_the_other() ->
             middleware=[
                 MemoryMiddleware(
                     clear_tool_outputs(mode="state"),
-                    trim(turns=2, mode="state"),
-                    trim(turns=1, mode="state"),
+                    trim(max_messages=3, mode="state"),
+                    trim(max_messages=1, mode="state"),
                 )
             ],
         )
@@ -146,17 +145,17 @@ class Reversed(MessagesNode):
 
 
 CHANGING: dict[str, MessagesNode] = {
-    "clears": clear_tool_outputs(keep=0, at_least=40, mode="state"),
-    "two turns": trim(turns=2, mode="state"),
-    "one turn": trim(turns=1, mode="state"),
+    "clears": clear_tool_outputs(keep=0, min_tokens=40, mode="state"),
+    "nine messages": trim(max_messages=9, mode="state"),
+    "three messages": trim(max_messages=3, mode="state"),
     "five messages": trim(max_messages=5, mode="state", strategy="first"),
-    "tokens": trim(max_tokens=250, truncate=True, mode="state"),
+    "tokens": trim(max_tokens=250, allow_partial=True, mode="state"),
     "reverses": Reversed(),
     "sums up": summarize(RunnableLambda(sums_up), when={"messages": 4}, keep_turns=1),
 }
 
 
-TRIMS = {"two turns", "one turn", "five messages", "tokens"}
+TRIMS = {"nine messages", "three messages", "five messages", "tokens"}
 
 
 def through_a_graph(step: Any, talk: Talk) -> Any:
@@ -203,7 +202,7 @@ def test_a_list_written_anew_and_removals_become_one_update() -> None:
     """What the second node removes is gone, whatever the first did with the list."""
     talk: Any = [("human", "q0"), ("ai", "a0"), ("human", "q1")]
     with OpenAIServer(["a1"]) as server:
-        memory = MemoryMiddleware(Reversed(), trim(turns=1, mode="state"))
+        memory = MemoryMiddleware(Reversed(), trim(max_messages=2, mode="state"))
         agent: Any = create_agent(client(server), [look], middleware=[memory])
         out = agent.invoke({"messages": talk})
 
@@ -230,7 +229,7 @@ def test_the_budget_holds_with_the_agents_tools(colour: str) -> None:
 
     def sent(tools: list[Any], budget: int) -> tuple[int, int]:
         with OpenAIServer(["done"]) as server:
-            memory = MemoryMiddleware(trim(max_tokens=budget, counter=counter))
+            memory = MemoryMiddleware(trim(max_tokens=budget, token_counter=counter))
             agent: Any = create_agent(client(server), tools, middleware=[memory])
             given: Any = {"messages": talk}
             if colour == "sync":
@@ -254,7 +253,7 @@ def test_the_budget_holds_with_the_agents_tools(colour: str) -> None:
 def test_tools_are_counted_once_for_all_calls_with_the_same() -> None:
     """A turn must not cost the schemas of all tools again; other tools are counted anew."""
     counter = Counting()
-    memory = MemoryMiddleware(trim(max_tokens=4_000, counter=counter))
+    memory = MemoryMiddleware(trim(max_tokens=4_000, token_counter=counter))
     one, other = fat("one"), fat("other")
     with OpenAIServer(["a0", "a1", "a2"]) as server:
         agent: Any = create_agent(client(server), [one, other], middleware=[memory])

@@ -29,8 +29,8 @@ from perdure.memory import (
     view,
 )
 from perdure.memory.middleware import MemoryMiddleware
-from perdure.memory.recollection.recalling import query_of, use_memories
 from perdure.memory.nodes import Shown
+from perdure.memory.recollection.recalling import query_of, use_memories
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import Talk, conversations, keys
 from tests.memory.remembered import AS_ANN, Ends, fact, filled, turns
@@ -273,7 +273,7 @@ def test_the_budget_of_trim_counts_the_memories(shows: Any) -> None:
     puts = [fact(f"k{n}", f"the train number {n} goes to Ghent and back") for n in range(10)]
     talk = [HumanMessage(f"{n} " + "of the train " * 20) for n in range(60)]
     counter = token_counter(None)
-    cuts = trim(max_tokens=1_000, counter=counter)
+    cuts = trim(max_tokens=1_000, token_counter=counter)
     with filled(*puts) as store:
         shown = shows(view(use_memories(store, budget=400), cuts), talk)
         bare = shows(cuts, talk)
@@ -289,7 +289,7 @@ def test_instructions_and_a_summary_stand_before_the_memories(store: SQLiteStore
     """One system message with all three, in this order."""
     instructions = Instructions(store, default="Be kind.")
     summary = summarize(client_of_nothing(), when={"messages": 90})
-    shown = view(use_instructions(instructions), summary, use_memories(store), trim(turns=3))
+    shown = view(use_instructions(instructions), summary, use_memories(store), trim(max_messages=9))
     state = {"messages": [KEYS], "summary": "They met in Oslo."}
     text = shown(state, AS_ANN)[0].text
 
@@ -299,7 +299,7 @@ def test_instructions_and_a_summary_stand_before_the_memories(store: SQLiteStore
 
 def client_of_nothing() -> Any:
     """A model that is not asked."""
-    return trim(turns=1)
+    return trim(max_messages=1)
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
