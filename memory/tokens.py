@@ -76,7 +76,7 @@ class TokenCounter:
         if self._function is not None:
             return self.message(HumanMessage(text))
         size = len(text) if text.isascii() else len(text.encode(errors="replace"))
-        return math.ceil(size / _BYTES * self._scale)
+        return -(-size // _BYTES) if self._scale == 1.0 else math.ceil(size / _BYTES * self._scale)
 
     def message(self, message: BaseMessage) -> int:
         """Tokens of a message: frame, name, content, tool calls.
@@ -85,11 +85,14 @@ class TokenCounter:
             InvalidMessages: It is no message.
             ConfigurationError: The function returns no number.
         """
-        if not isinstance(message, BaseMessage):
-            checked([message], "the messages")
         if self._function is not None:
-            return whole("what the token counter returned", self._function([message]), 0)
-        content, kind = message.content, role(message)
+            [one] = checked([message], "the messages")
+            return whole("what the token counter returned", self._function([one]), 0)
+        try:
+            content, kind = message.content, role(message)
+        except AttributeError:
+            checked([message], "the messages")
+            raise
         total = _FRAME + (self.text(content) if type(content) is str else self._blocks(content))
         if message.name:
             total += _NAME + self.text(message.name)
@@ -118,7 +121,7 @@ class TokenCounter:
         return self if scale == self._scale else TokenCounter(tools=self._tools, scale=scale)
 
     def _ratio(self, message: BaseMessage) -> float:
-        usage = getattr(message, "usage_metadata", None)
+        usage = getattr(message, "usage_metadata", None) if role(message) == "ai" else None
         if not usage or thinks(message):
             return 1.0
         thoughts = (usage.get("output_token_details") or {}).get("reasoning") or 0

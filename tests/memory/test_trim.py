@@ -415,14 +415,14 @@ def test_end_on_may_leave_out_the_newest_question(ends: Any, last: str) -> None:
 
 @given(st.lists(st.sampled_from(["h", "ha", "hcrq", "hcrqa", "hcrqcrqa"]), min_size=1), st.data())
 def test_the_same_words_give_what_langchain_gives(turns: list[str], data: st.DataObject) -> None:
-    """Where the newest turn fits; else langchain shows no question at all."""
+    """Where that is a valid sequence with a question in it."""
     talk = talk_of(*data.draw(st.sampled_from(["", "s"])), *"".join(turns))
     ends: Any = data.draw(st.sampled_from([None, QUESTION, "human", "ai"]))
     first = isinstance(talk[0], SystemMessage)
     budget = data.draw(st.integers(1, count(talk) + 10))
     words: Any = {"max_tokens": budget, "token_counter": count, "end_on": ends}
     theirs = trim_messages(talk, **words, strategy="last", start_on="human", include_system=True)
-    if len(theirs) > first:
+    if len(theirs) > first and not refusals(theirs):
         assert ids(trim(**words)(talk)) == ids(theirs)
 
 
