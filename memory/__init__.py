@@ -27,7 +27,7 @@ from perdure.memory.recollection.checks import acheck, any_of, check
 from perdure.memory.recollection.recall import Recollection, arecall, recall
 from perdure.memory.recollection.recalling import use_memories
 from perdure.memory.records import Candidate, Memory, Outcome, Previous, Verdict
-from perdure.memory.reducers import ChatState, Keep, keepable, message_reducer, messages
+from perdure.memory.reducers import ChatState, Keep, keepable, messages
 from perdure.memory.summarize import SummaryState, summarize
 from perdure.memory.tokens import TokenCounter, context_window, count_tokens, token_counter
 from perdure.memory.tool_outputs import aexpand, clear_tool_outputs, expand
@@ -84,7 +84,6 @@ __all__ = [
     "expand",
     "keepable",
     "manage_memory",
-    "message_reducer",
     "messages",
     "recall",
     "search_memory",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple, Self
 
@@ -73,16 +73,8 @@ def fitting(
     return Fitting(taken, whole if taken else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class PartReport:
-    """What became of one part.
-
-    Attributes:
-        name: The part.
-        tokens: What it takes.
-        taken: How many of its entries (messages, memories, …) are in.
-        left_out: How many are not.
-    """
+class PartReport(NamedTuple):
+    """What became of a part: the tokens it takes, how many entries are in, how many are not."""
 
     name: str
     tokens: int
@@ -182,7 +174,7 @@ class Assemble(MessagesNode):
         packed = self._packed(shown, self._given(None, config))
         *parts, last = packed.parts
         offered = sum(not isinstance(message, SystemMessage) for message in messages)
-        parts.append(replace(last, left_out=offered - last.taken))
+        parts.append(last._replace(left_out=offered - last.taken))
         chosen = packed.shown().messages()
         return ContextReport(chosen, tuple(parts), packed.tokens, self._max_tokens)
 
@@ -249,10 +241,8 @@ class Assemble(MessagesNode):
             added = section(name, taken)
             joined = f"{text}\n\n{added}" if text else added
             if _system(joined, counter) <= left:
-                report = PartReport(
-                    name, counter.text(added), len(taken), len(entries) - len(taken)
-                )
-                return joined, report
+                tokens, count = counter.text(added), len(taken)
+                return joined, PartReport(name, tokens, count, len(entries) - count)
             taken.pop()  # the parts of a text may count less than the whole
         return text, PartReport(name, 0, 0, len(entries))
 

@@ -8,7 +8,6 @@ providers report more of their answers (`usage_metadata`).
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import logging
 import math
@@ -183,7 +182,10 @@ def token_counter(of: Countable | None = None) -> TokenCounter:
         return model
     expected = "'approximate', a model, its name, a callable over messages, or a TokenCounter"
     instance("token_counter", model, Callable, expected)  # type: ignore[arg-type]
-    return TokenCounter(function=_over_lists(model))
+    annotations = getattr(model, "__annotations__", {}).values()
+    if BaseMessage in annotations or "BaseMessage" in annotations:
+        return TokenCounter(function=lambda messages: model(messages[0]))
+    return TokenCounter(function=model)
 
 
 def count_tokens(
@@ -231,16 +233,6 @@ def context_window(of: str | Runnable[Any, Any]) -> int:
             "chat model with a profile: profile={'max_input_tokens': ...}"
         )
     return tokens
-
-
-def _over_lists(function: Callable[..., int]) -> Callable[..., int]:
-    """A function over lists; one whose parameter is annotated as a message takes them singly."""
-    try:
-        first = next(iter(inspect.signature(function).parameters.values()), None)
-    except (TypeError, ValueError):  # some builtins have no signature
-        first = None
-    single = first is not None and first.annotation in (BaseMessage, "BaseMessage")
-    return (lambda messages: function(messages[0])) if single else function
 
 
 def _schema(tool: Any) -> Any:

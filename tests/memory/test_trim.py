@@ -419,7 +419,7 @@ def test_the_same_words_give_what_langchain_gives(turns: list[str], data: st.Dat
     talk = talk_of(*data.draw(st.sampled_from(["", "s"])), *"".join(turns))
     ends: Any = data.draw(st.sampled_from([None, QUESTION, "human", "ai"]))
     first = isinstance(talk[0], SystemMessage)
-    budget = data.draw(st.integers(1, count(talk) + 10))
+    budget = data.draw(st.integers(1, count([*talk]) + 10))
     words: Any = {"max_tokens": budget, "token_counter": count, "end_on": ends}
     theirs = trim_messages(talk, **words, strategy="last", start_on="human", include_system=True)
     if len(theirs) > first and not refusals(theirs):
