@@ -15,7 +15,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from perdure import SQLiteStore
 from perdure.errors import BudgetExceeded, ConfigurationError
 from perdure.memory import Instructions, assemble, trim, use_instructions, view
-from perdure.memory.context import ContextReport
+from perdure.memory.context import Context
 from perdure.stores import Provenance
 from tests.memory.conversations import Talk, conversations, newest_human, total
 from tests.memory.providers import refusals
@@ -46,7 +46,7 @@ def test_the_context_is_valid_and_within_its_budget(
 ) -> None:
     """Or it is the documented error; and what it says of itself is so."""
 
-    def packed() -> ContextReport:
+    def packed() -> Context:
         return assemble(
             max_tokens=budget,
             instructions=instructions,
@@ -64,11 +64,11 @@ def test_the_context_is_valid_and_within_its_budget(
         with pytest.raises(BudgetExceeded):
             trim(max_tokens=budget, token_counter=count)([*talk, *system])
         return
-    assert refusals(found.messages) == []
-    assert count(found.messages) == found.tokens <= budget
+    assert refusals(found.shown().messages()) == []
+    assert count(found.shown().messages()) == found.tokens <= budget
     assert found == packed()
     question = newest_human(talk)
-    assert question is None or question in found.messages
+    assert question is None or question in found.shown().messages()
     parts = {part.name: part for part in found.parts}
     if memories:
         assert parts["memories"].taken + parts["memories"].left_out == len(memories)
@@ -91,7 +91,7 @@ def test_what_is_less_important_is_left_out_first() -> None:
     assert 0 < parts["memories"].tokens <= 150
     assert 0 < parts["examples"].tokens <= 120
     assert parts["messages"].taken >= 8
-    assert found.messages[-1] == talk[-1]
+    assert found.shown().messages()[-1] == talk[-1]
     assert str(found).splitlines()[-1].split() == ["all", str(found.tokens), "of", "600"]
 
 
