@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from perdure.memory.effects import Effects
 from perdure.memory.gate import Gate
-from perdure.memory.records import Candidate, Outcome, Verdict
+from perdure.memory.records import Candidate, Change, Outcome, Verdict
 from perdure.memory.store_adapter import StoreAdapter, put_of, quarantine_of
 from perdure.stores.base import Namespace, Provenance, PutItem
 
@@ -59,7 +59,7 @@ def admit(
     for candidate, key, verdict in zip(candidates, keys, verdicts, strict=True):
         told = verdict.reason, verdict.check
         if verdict.action == "refuse":
-            change = "refused" if verdict.same_as is None else "unchanged"
+            change: Change = "refused" if verdict.same_as is None else "unchanged"
             admitted.outcomes.append(Outcome(change, verdict.same_as, *told))
         elif verdict.action == "quarantine":
             put = _quarantined(namespace, candidate, key, verdict)

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from perdure.errors import ConfigurationError
+from perdure.memory.options import choice
 
 Finding = tuple[str, int, int]
 """A kind, and where it stands: `text[start:end]`."""
@@ -27,96 +28,59 @@ CONTACTS: Final = frozenset({"e-mail", "phone"})
 CARDS: Final = frozenset({"card", "iban"})
 
 _PREFIXES: Final = (
-    *("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xoxa-", "xoxb-", "xoxe-"),
-    *("xoxo-", "xoxp-", "xoxr-", "xoxs-", "AIza", "sk_live_", "sk_test_", "rk_live_", "rk_test_"),
-    *("npm_", "hf_", "pypi-", "SG."),
+    "ghp_|gho_|ghu_|ghs_|ghr_|github_pat_|glpat-|xoxa-|xoxb-|xoxe-|xoxo-|xoxp-|xoxr-|xoxs-|AIza"
+    "|sk_live_|sk_test_|rk_live_|rk_test_|npm_|hf_|pypi-|SG."
 )
-# what a text contains in small letters if the pattern may match it
-_PATTERNS: Final = (
-    (
-        [prefix.lower() for prefix in _PREFIXES],
-        re.compile(
-            rf"(?<![A-Za-z0-9])(?P<value>(?:{'|'.join(map(re.escape, _PREFIXES))})"
-            r"(?=[A-Za-z_.-]{0,60}\d)[A-Za-z0-9_.-]{16,300}+)"
+# a text matches only if, in small letters, it contains one of the words before the pattern
+_PATTERNS: Final = tuple(
+    (needles.lower().split("|"), re.compile(pattern))
+    for needles, pattern in (
+        (
+            _PREFIXES,
+            rf"(?<![A-Za-z0-9])(?P<value>(?:{_PREFIXES.replace('.', '[.]')})"
+            r"(?=[A-Za-z_.-]{0,60}\d)[A-Za-z0-9_.-]{16,300}+)",
         ),
-    ),
-    (
-        ["sk-", "akia", "asia", "eyj"],
-        re.compile(
-            r"(?<![A-Za-z0-9])(?P<value>sk-(?:[a-z]{2,10}\d{0,2}-){0,2}(?=[A-Za-z_]{0,40}\d)"
+        (
+            "sk-|akia|asia|eyj",
+            r"(?a)(?<![A-Za-z0-9])(?P<value>sk-(?:[a-z]{2,10}\d{0,2}-){0,2}(?=[A-Za-z_]{0,40}\d)"
             r"\w{16,300}+[\w-]{0,300}+|A(?:KIA|SIA)[A-Z0-9]{16}(?![A-Za-z0-9])"
             r"|eyJ[\w-]{8,}+\.eyJ[\w-]{8,}+(?:\.[\w-]*+)?)",
-            re.ASCII,
         ),
-    ),
-    (
-        ["-----begin"],
-        re.compile(
+        (
+            "-----begin",
             r"(?P<value>-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----"
-            r"(?:[^-]|-(?!----END))*+(?:-----END[A-Z0-9 ]{0,40}-----)?)"
+            r"(?:[^-]|-(?!----END))*+(?:-----END[A-Z0-9 ]{0,40}-----)?)",
         ),
-    ),
-    (["://"], re.compile(r"://[^\s/:@]{0,100}+:(?P<value>[^\s/]{1,200})@")),
-    (
-        ["bearer ", "basic "],
-        re.compile(
-            r"\b(?:bearer|basic) {1,3}(?P<value>(?=[^\s\"']{0,60}\d)[\w+/=.~-]{12,4096}+)",
-            re.IGNORECASE,
+        ("://", r"://[^\s/:@]{0,100}+:(?P<value>[^\s/]{1,200})@"),
+        (
+            "bearer |basic ",
+            r"(?i)\b(?:bearer|basic) {1,3}(?P<value>(?=[^\s\"']{0,60}\d)[\w+/=.~-]{12,4096}+)",
         ),
-    ),
-    (
-        ["seed", "recovery", "mnemonic"],
-        re.compile(
+        (
+            "seed|recovery|mnemonic",
             r"\b(?:seed|recovery|mnemonic)(?: phrase| words)?\W{0,3}(?:is )?"
-            r"(?P<value>(?:[a-z]{3,8} ){11,23}[a-z]{3,8})(?![a-z])"
+            r"(?P<value>(?:[a-z]{3,8} ){11,23}[a-z]{3,8})(?![a-z])",
         ),
-    ),
+    )
 )
 _NAMED: Final = re.compile(
-    r"(?:(?P<password>passwor[dt]|passwd|passphrase|passcode|pwd|kennwort|wachtwoord|contrase(?:ñ|n\u0303?)a"
-    r"|mot de passe|senha|пароль|密码|密碼|パスワード)"
+    r"(?:(?P<password>passwor[dt]|passwd|passphrase|passcode|pwd|kennwort|wachtwoord"
+    r"|contrase(?:ñ|n\u0303?)a|mot de passe|senha|пароль|密码|密碼|パスワード)"
     r"|(?<![^\W_])(?P<pin>pin(?:[ _-]?code)?|cvv2?|cvc2?|otp|(?:recovery|backup|security) code)"
     r"|(?:api|access|secret|private|auth|refresh)[ _-]?(?:key|token)|secret|token"
     r"|(?<![^\W_])(?:pass|pw)(?=[\"'*]{0,3} ?[:=]))"
-    r"(?P<sign>[\"'`*_\\>]{0,4}\s{0,3}(?:[:=>]|[-=]>|\u2192)|(?:\s[\w.@'-]{1,30}){0,4}?\s(?:is|ist|es|est)"
-    r"(?=\s)|是|(?=\s))[\"'`*_\\]{0,4}\s{0,10}[*\\]{0,3}"
+    r"(?P<sign>[\"'`*_\\>]{0,4}\s{0,3}(?:[:=>]|[-=]>|\u2192)"
+    r"|(?:\s[\w.@'-]{1,30}){0,4}?\s(?:is|ist|es|est)(?=\s)|是|(?=\s))[\"'`*_\\]{0,4}\s{0,10}[*\\]{0,3}"
     r"(?:(?P<quote>[\"'`])(?P<quoted>[^\n\"'`]{1,256}+)|(?<![\"'`])(?P<bare>[^\s\"'`<>]{1,256}+)|"
     r"(?<=[\"'`])(?P<within>[^\n\"'`]{1,256}+))",
     re.IGNORECASE,
 )
-_HINTS: Final = (
-    *("passw", "passp", "passc", "pass:", "pass=", 'pass"', "_pass", "pwd", "pw:", "pw=", "kennw"),
-    *(
-        "wachtw",
-        "contras",
-        "mot de p",
-        "senha",
-        "парол",
-        "密",
-        "パス",
-        "pin ",
-        "pin:",
-        "pin=",
-        'pin"',
-    ),
-    *(
-        "pin-",
-        "pin_",
-        "pincode",
-        "cvv",
-        "cvc",
-        "otp",
-        "y code",
-        "p code",
-        "pi key",
-        "ss key",
-        "te key",
-        "th key",
-        "_key",
-        "-key",
-    ),
-    *("ikey", "sskey", "tkey", "token", "secret", "pin*"),
+_HINT_WORDS: Final = (
+    'passw|passp|passc|pass:|pass=|pass"|_pass|pwd|pw:|pw=|kennw|wachtw|contras|mot de p|senha'
+    '|парол|密|パス|pin |pin:|pin=|pin"|pin-|pin_|pin*|pincode|cvv|cvc|otp|y code|p code|pi key'
+    "|ss key|te key|th key|_key|-key|ikey|sskey|tkey|token|secret"
 )
+_HINTS: Final = tuple(_HINT_WORDS.split("|"))
 _NAMES: Final = re.compile(
     r"pass|pwd|kenn|wacht|contra|mot de|senha|парол|密|パス|pin|cvv|cvc|otp|recov|backup|secur|api"
     r"|access|secret|private|auth|refresh|token|pw",
@@ -149,11 +113,11 @@ _CALLED: Final = re.compile(
     r"(?:nummer| number)?\W{1,3}(?:is\W|ist\W)?(?P<value>\d(?:[ ./-]?\d){8,12})(?!\w|[.:]\d)",
     re.IGNORECASE,
 )
-_SERVICES: Final = (
-    *("artifactory", "aws", "azure_storage_key", "cloudant", "discord", "github_token"),
-    *("gitlab_token", "ibm_cloud_iam", "mailchimp", "npm", "openai", "pypi_token", "sendgrid"),
-    *("slack", "square_oauth", "stripe", "telegram_token", "twilio"),
+_SERVICES: Final = (  # plugins of detect-secrets
+    "artifactory aws azure_storage_key cloudant discord github_token gitlab_token ibm_cloud_iam "
+    "mailchimp npm openai pypi_token sendgrid slack square_oauth stripe telegram_token twilio"
 )
+_SHORTEST_KEY: Final = 20
 _FORMS: Final = {"Cf": "", "Zs": " ", "Pd": "-", "Pi": '"', "Pf": '"'}
 
 
@@ -161,15 +125,15 @@ def secrets(text: str) -> Iterator[Finding]:
     """Passwords and PINs that are named, keys with a known prefix, private keys, credentials."""
     lowered = text.lower()
     for needles, pattern in _PATTERNS:
-        if any(needle in lowered for needle in needles):
+        if any(map(lowered.__contains__, needles)):
             for match in pattern.finditer(text):
                 yield "secret", *match.span("value")
     at = 0
-    for name in _NAMES.finditer(text) if any(each in lowered for each in _HINTS) else ():
-        match = _NAMED.match(text, name.start()) if name.start() >= at else None
-        if match and (value := _value(match)):
-            at = match.end()
-            start = max(map(match.start, ("quoted", "bare", "within")))
+    for name in _NAMES.finditer(text) if any(map(lowered.__contains__, _HINTS)) else ():
+        named = _NAMED.match(text, name.start()) if name.start() >= at else None
+        if named and (value := _value(named)):
+            at = named.end()
+            start = max(map(named.start, ("quoted", "bare", "within")))
             yield "secret", start, start + len(value)
 
 
@@ -262,8 +226,7 @@ def phone_numbers(region: str) -> Detector:
             "phone_numbers needs phonenumbers; run: pip install 'perdure[privacy]'"
         )
     library: Any = import_module("phonenumbers")
-    if region not in library.SUPPORTED_REGIONS:
-        raise ConfigurationError(f"region is {region!r:.80}; expected two letters, like 'US'")
+    choice("region", region, sorted(library.SUPPORTED_REGIONS))
 
     def numbers(text: str) -> Iterator[Finding]:
         for match in library.PhoneNumberMatcher(text, region):
@@ -274,7 +237,8 @@ def phone_numbers(region: str) -> Detector:
 
 def service_keys(text: str) -> Iterator[Finding]:
     """Keys of cloud services, by detect-secrets; nothing without the extra `privacy`."""
-    for pattern in _service_patterns():
+    longest = max(map(len, text.split()), default=0)
+    for pattern in _service_patterns() if longest >= _SHORTEST_KEY else ():
         for match in pattern.finditer(text):
             yield "secret", match.start(), match.end()
 
@@ -283,7 +247,7 @@ def service_keys(text: str) -> Iterator[Finding]:
 def _service_patterns() -> tuple[re.Pattern[str], ...]:
     if find_spec("detect_secrets") is None:
         return ()
-    plugins = [import_module(f"detect_secrets.plugins.{name}") for name in _SERVICES]
+    plugins = [import_module(f"detect_secrets.plugins.{name}") for name in _SERVICES.split()]
     found = [
         pattern
         for plugin in plugins

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from perdure.memory.effects import Effects
 from perdure.memory.store_adapter import StoreAdapter
@@ -92,7 +92,7 @@ class Room:
         return slack - len(page)
 
 
-def _touch(counts: OrderedDict[Namespace, object], namespace: Namespace) -> None:
+def _touch(counts: OrderedDict[Namespace, Any], namespace: Namespace) -> None:
     """Make a namespace the newest, and drop the oldest of too many."""
     counts.move_to_end(namespace)
     if len(counts) > _NAMESPACES:
