@@ -29,7 +29,7 @@ from perdure.memory.detectors import (
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.limits import Rates, Room
 from perdure.memory.normal_form import normal
-from perdure.memory.options import choice, whole
+from perdure.memory.options import choice, instance, whole
 from perdure.memory.records import KEEP, TURN, Action, Candidate, Verdict
 from perdure.memory.sameness import EVENTS, Known, digest, equivalent
 from perdure.memory.store_adapter import StoreAdapter
@@ -177,23 +177,15 @@ class Gate:
             return _refused("echo", "the assistant only repeats what it had been shown")
         verdict = self.sensitive.judged(candidate)
         asked_by_code = candidate.explicit and not candidate.by_model
-        if verdict.action != "keep" or candidate.role != "tool" or asked_by_code:
-            return verdict
-        if self._tools == "keep":
+        trusted = candidate.role != "tool" or asked_by_code or self._tools == "keep"
+        if verdict.action != "keep" or trusted:
             return verdict
         return Verdict(self._tools, "it rests on a tool's words alone", "role")
 
 
 @dataclass(frozen=True, slots=True)
 class Sensitive:
-    """What is done about secrets and contacts.
-
-    Attributes:
-        secrets: About secrets, and the kinds of a user's detectors.
-        cards: About numbers of cards and accounts.
-        contacts: About addresses and telephone numbers.
-        detectors: The functions that find them.
-    """
+    """What is done about secrets and contacts, and the functions that find them; see `Gate`."""
 
     secrets: Treatment
     cards: Treatment
@@ -201,24 +193,26 @@ class Sensitive:
     detectors: Sequence[Detector]
 
     def judged(self, candidate: Candidate) -> Verdict:
-        """A verdict on a candidate's secrets and contacts; if a detector raises, quarantine."""
+        """A verdict on secrets and contacts; to quarantine, if a detector raises."""
         try:
             spans = spans_of(candidate.text, self.detectors)
             kinds = self._kinds(candidate, spans)
         except Exception as exc:  # a detector of the user's, whose message may quote the secret
             fault = f"a detector raised {type(exc).__name__}, so nobody knows what it holds"
             return Verdict("quarantine", fault, "detectors")
-        done = {kind: self.treatment(kind, candidate.explicit) for kind in kinds}
+        found: dict[str, list[str]] = {}
+        for kind in kinds:
+            found.setdefault(self.treatment(kind, candidate.explicit), []).append(kind)
         worst: Sequence[Action] = ("refuse", "quarantine")
         for action in worst:
-            if found := [kind for kind in kinds if done[kind] == action]:
-                return Verdict(action, f"it holds {_named(found)}", _check(found[0]))
-        gone = [kind for kind in kinds if done[kind] == "redact"]
-        if not gone:
+            if action in found:
+                return Verdict(action, f"it holds {_named(found[action])}", _check(found[action]))
+        if "redact" not in found:
             return KEEP
-        hidden = [span for span in spans if span[0] in gone]
+        hidden = [span for span in spans if span[0] in found["redact"]]
         text = redacted(candidate.text, hidden) if hidden else None
-        return Verdict("keep", f"{_named(gone)} is redacted", _check(gone[0]), text)
+        reason = f"{_named(found['redact'])} is redacted"
+        return Verdict("keep", reason, _check(found["redact"]), text)
 
     def redacted_kinds(self, candidate: Candidate) -> list[str]:
         """The kinds that are redacted in a candidate that is kept."""
@@ -242,7 +236,7 @@ class Sensitive:
 
     def _kinds(self, candidate: Candidate, spans: Sequence[Finding]) -> list[str]:
         found = [*spans]
-        for name, text, _ in texts_in(candidate.fields) if candidate.fields else ():
+        for name, text, _ in texts_in(candidate.fields):
             found += self._spans_in_field(text, name)
         return list(dict.fromkeys(kind for kind, _, _ in found))
 
@@ -292,7 +286,7 @@ class _Docket:
         return self.candidates[i].text if text is None else text
 
     def refuse(self, i: int, check: str, reason: str, same_as: str | None = None) -> None:
-        self.verdicts[i] = Verdict("refuse", reason, check, same_as=same_as)
+        self.verdicts[i] = Verdict("refuse", reason, check, None, same_as)
 
 
 def _refuse_deleted(docket: _Docket, adapter: StoreAdapter, namespace: Namespace) -> Effects[None]:
@@ -375,7 +369,7 @@ def _too_large(candidate: Candidate) -> Verdict | None:
     chars = len(candidate.text)
     if chars > MAX_CHARS and candidate.kind not in EVENTS:
         return _refused("size", f"it has {chars:,} characters; {MAX_CHARS:,} are allowed")
-    for _, text, depth in texts_in(candidate.fields) if candidate.fields else ():
+    for _, text, depth in texts_in(candidate.fields):
         if depth > _DEEPEST:
             return _refused("size", f"its fields are more than {_DEEPEST} levels deep")
         chars += len(text)
@@ -401,18 +395,12 @@ def _repeats(text: str, shown: Sequence[str]) -> bool:
     Source: Broder, "On the resemblance and containment of documents" (1997).
     """
     words = normal(text).split() if shown else []
-    size = min(_SHINGLE, len(words))
-    if not size:
+    if not words:
         return False
-    known = [f" {' '.join(normal(each).split())} " for each in shown]
+    size = min(_SHINGLE, len(words))
+    known = [f" {normal(each)} " for each in shown]
     runs = [f" {' '.join(words[i : i + size])} " for i in range(len(words) - size + 1)]
-    most = (1 - _REPEATED) * len(runs)
-    missing = 0
-    for run in runs:
-        missing += not any(run in each for each in known)
-        if missing > most:
-            return False
-    return True
+    return sum(any(run in each for each in known) for run in runs) >= _REPEATED * len(runs)
 
 
 def _followed(before: Verdict, answer: Verdict, name: str) -> Verdict:
@@ -472,8 +460,8 @@ def _failure(answer: Any) -> str:
 
 
 def _functions(name: str, given: Any) -> tuple[Any, ...]:
-    if isinstance(given, str) or not isinstance(given, Sequence) or not all(map(callable, given)):
-        raise ConfigurationError(f"{name} is {given!r:.80}; expected a list of functions")
+    for each in instance(name, given, (list, tuple), "a list of functions"):
+        instance(name, each, Callable, "a function")  # type: ignore[arg-type]
     return tuple(given)
 
 
@@ -485,7 +473,7 @@ def _named(kinds: Sequence[str]) -> str:
     return " and ".join(_KINDS.get(kind, f"what a detector calls {kind!r}") for kind in kinds)
 
 
-def _check(kind: str) -> str:
-    if kind in CONTACTS:
+def _check(kinds: Sequence[str]) -> str:
+    if kinds[0] in CONTACTS:
         return "contacts"
-    return "cards" if kind in CARDS else "secrets"
+    return "cards" if kinds[0] in CARDS else "secrets"

@@ -110,13 +110,9 @@ class Quarantine:
         before = yield from adapter.got(namespace, entry.memory_key)
         if before is not None:
             value = succeeding(before, value, "updated")
-        put = put_of(
-            namespace,
-            entry.memory_key,
-            value,
-            provenance=entry.provenance,
-            if_version=0 if before is None else before.version,
-        )
+        version = 0 if before is None else before.version
+        target, source = entry.memory_key, entry.provenance
+        put = put_of(namespace, target, value, provenance=source, if_version=version)
         yield from adapter.written([put, removal_of(quarantine_of(namespace), key, found.version)])
         yield from _erased(adapter, namespace, key)  # the text would be kept here as well
         return Outcome("added" if before is None else "updated", entry.memory_key)
