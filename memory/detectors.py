@@ -3,21 +3,24 @@
 A detector is a function: it takes a text and tells where in it something of a kind stands. The
 forms that need no library are known here: named passwords, keys with a known prefix, private keys,
 cards and accounts by their check digits, addresses, telephone numbers. With the extra `privacy`,
-`service_keys` asks detect-secrets and `phone_numbers` asks phonenumbers.
+`service_keys` asks detect-secrets and `phone_numbers` asks phonenumbers. `Sensitive` decides what
+is done about the findings.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from perdure.errors import ConfigurationError
 from perdure.memory.options import choice
+from perdure.memory.records import KEEP, Action, Candidate, Verdict
 
 Finding = tuple[str, int, int]
 """A kind, and where it stands: `text[start:end]`."""
@@ -27,6 +30,16 @@ secrets."""
 CONTACTS: Final = frozenset({"e-mail", "phone"})
 CARDS: Final = frozenset({"card", "iban"})
 
+Treatment = Literal["keep", "redact", "quarantine", "refuse"]
+"""What is done about a secret or a contact."""
+
+_KINDS: Final = {
+    "secret": "a password, key or other secret",
+    "card": "the number of a payment card",
+    "iban": "the number of a bank account",
+    "e-mail": "an e-mail address",
+    "phone": "a telephone number",
+}
 _PREFIXES: Final = (
     "ghp_|gho_|ghu_|ghs_|ghr_|github_pat_|glpat-|xoxa-|xoxb-|xoxe-|xoxo-|xoxp-|xoxr-|xoxs-|AIza"
     "|sk_live_|sk_test_|rk_live_|rk_test_|npm_|hf_|pypi-|SG."
@@ -296,6 +309,104 @@ def redacted(text: str, spans: Sequence[Finding]) -> str:
     return text
 
 
+@dataclass(frozen=True, slots=True)
+class Sensitive:
+    """What is done about secrets and contacts, and the functions that find them; see `Gate`."""
+
+    secrets: Treatment
+    cards: Treatment
+    contacts: Treatment
+    detectors: Sequence[Detector]
+
+    def judged(self, candidate: Candidate) -> Verdict:
+        """A verdict on secrets and contacts; to quarantine, if a detector raises."""
+        try:
+            spans = spans_of(candidate.text, self.detectors)
+            kinds = self._kinds(candidate, spans)
+        except Exception as exc:  # a detector of the user's, whose message may quote the secret
+            fault = f"a detector raised {type(exc).__name__}, so nobody knows what it holds"
+            return Verdict("quarantine", fault, "detectors")
+        found: dict[str, list[str]] = {}
+        for kind in kinds:
+            found.setdefault(self.treatment(kind, candidate.explicit), []).append(kind)
+        worst: Sequence[Action] = ("refuse", "quarantine")
+        for action in worst:
+            if action in found:
+                return Verdict(action, f"it holds {_named(found[action])}", _check(found[action]))
+        if "redact" not in found:
+            return KEEP
+        hidden = [span for span in spans if span[0] in found["redact"]]
+        text = redacted(candidate.text, hidden) if hidden else None
+        reason = f"{_named(found['redact'])} is redacted"
+        return Verdict("keep", reason, _check(found["redact"]), text)
+
+    def redacted_kinds(self, candidate: Candidate) -> list[str]:
+        """The kinds that are redacted in a candidate that is kept."""
+        kinds = self._kinds(candidate, spans_of(candidate.text, self.detectors))
+        return [kind for kind in kinds if self.treatment(kind, candidate.explicit) == "redact"]
+
+    def redacted_fields(self, candidate: Candidate) -> dict[str, Any]:
+        """The fields of a candidate that is kept, redacted as its text is."""
+        fields = candidate.fields.items()
+        return {name: self._redacted(part, candidate.explicit, name) for name, part in fields}
+
+    def redacted(self, text: str) -> str:
+        """A text without anything sensitive, to be shown."""
+        return redacted(text, spans_of(text, self.detectors))
+
+    def treatment(self, kind: str, explicit: bool) -> Treatment:
+        """What is done about a kind."""
+        if kind in CONTACTS:
+            return "keep" if explicit and self.contacts == "redact" else self.contacts
+        return self.cards if kind in CARDS else self.secrets
+
+    def _kinds(self, candidate: Candidate, spans: Sequence[Finding]) -> list[str]:
+        found = [*spans]
+        for name, text, _ in texts_in(candidate.fields):
+            found += self._spans_in_field(text, name)
+        return list(dict.fromkeys(kind for kind, _, _ in found))
+
+    def _redacted(self, part: Any, explicit: bool, name: str) -> Any:
+        if isinstance(part, str):
+            spans = self._spans_in_field(part, name)
+            return redacted(part, [s for s in spans if self.treatment(s[0], explicit) == "redact"])
+        if isinstance(part, Mapping):
+            return {key: self._redacted(each, explicit, str(key)) for key, each in part.items()}
+        if isinstance(part, list | tuple):
+            return [self._redacted(each, explicit, name) for each in part]
+        return part
+
+    def _spans_in_field(self, text: str, name: str) -> list[Finding]:
+        """The findings in a field. One word may be an id, and by the field's name a password."""
+        if len(text.split(maxsplit=1)) > 1:
+            return spans_of(text, self.detectors)
+        spans = spans_of(text, [each for each in self.detectors if each not in OF_SENTENCES])
+        if spans or not text.strip() or secrets not in self.detectors:
+            return spans
+        label = f"{name.replace('_', ' ')}: "
+        named = spans_of(label + text, [secrets])
+        at = len(label)
+        return [(kind, start - at, end - at) for kind, start, end in named if start >= at]
+
+
+def texts_in(value: Any) -> Iterator[tuple[str, str, int]]:
+    """The texts in a JSON value: the name of the field, the text, and how deep it is.
+
+    A container counts as an empty text.
+    """
+    left = [("", value, 0)]
+    while left:
+        name, part, depth = left.pop()
+        if isinstance(part, str):
+            yield name, part, depth
+        elif isinstance(part, Mapping):
+            yield name, "", depth
+            left += [(str(key), each, depth + 1) for key, each in part.items()]
+        elif isinstance(part, list | tuple):
+            yield name, "", depth
+            left += [(name, each, depth + 1) for each in part]
+
+
 def _unified(text: str) -> tuple[str, list[int]]:
     """A text in one form of its characters, and the place in the text of each."""
     plain: list[str] = []
@@ -311,3 +422,13 @@ def _unified(text: str) -> tuple[str, list[int]]:
 def _form(char: str) -> str:
     form = _FORMS.get(unicodedata.category(char))
     return unicodedata.normalize("NFKC", char) if form is None else form
+
+
+def _named(kinds: Sequence[str]) -> str:
+    return " and ".join(_KINDS.get(kind, f"what a detector calls {kind!r}") for kind in kinds)
+
+
+def _check(kinds: Sequence[str]) -> str:
+    if kinds[0] in CONTACTS:
+        return "contacts"
+    return "cards" if kinds[0] in CARDS else "secrets"
