@@ -23,12 +23,7 @@ REDACTED: Final = "redacted"
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What becomes of candidates.
-
-    Attributes:
-        puts: What is to be written, together.
-        outcomes: One for each candidate, in order; true once the puts are written.
-    """
+    """What is to be written, together, and the outcome of each candidate once it is."""
 
     puts: list[PutItem]
     outcomes: list[Outcome]
@@ -43,12 +38,7 @@ def admit(
 ) -> Effects[Admitted]:
     """Judge candidates, and plan what is to be written of them.
 
-    Args:
-        gate: Judges them.
-        adapter: Their store.
-        namespace: Where they are to be kept.
-        candidates: The candidates.
-        keys: The key of each. Under the key of a memory, a candidate becomes its new version.
+    `keys` has the key of each; under that of a memory, a candidate becomes its new version.
 
     Raises:
         ConfigurationError: There is not a key for each.

@@ -29,15 +29,10 @@ from perdure.stores.base import Namespace, Provenance
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry in quarantine: a candidate, and why the gate held it back.
+    """A candidate in quarantine since `at` (UTC), by a `check` of the gate and for a `reason`.
 
-    Attributes:
-        key: Its id in quarantine; `memory_key` is the key that the memory would have.
-        shown: Its text, redacted; `text` and `fields` are as they came.
-        reason: Why it is here; `check` names the check of the gate that decided.
-        kind: The kind of the memory; `role` says whose words it rests on.
-        at: Since when it is here (UTC).
-        provenance: Where it comes from.
+    `key` is its id here, `memory_key` the key that the memory would have. `shown` is its text,
+    redacted; `text` and `fields` are as they came. `role` says whose words it rests on.
     """
 
     key: str

@@ -26,8 +26,8 @@ from perdure.memory.collection.collection import Collection
 from perdure.memory.collection.forgetting import unknown
 from perdure.memory.collection.resting import Ground
 from perdure.memory.collection.shaping import OWN, TEXT
-from perdure.memory.effects import Effects
 from perdure.memory.detectors import texts_in
+from perdure.memory.effects import Effects
 from perdure.memory.listing import Readable
 from perdure.memory.quoting import quoted
 from perdure.memory.records import FACT, Memory, Outcome
