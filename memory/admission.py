@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from perdure.memory.effects import Effects
 from perdure.memory.gate import Gate
-from perdure.memory.records import Candidate, Outcome, Verdict
+from perdure.memory.records import Candidate, Change, Outcome, Verdict
 from perdure.memory.store_adapter import StoreAdapter, put_of, quarantine_of
 from perdure.stores.base import Namespace, Provenance, PutItem
 
@@ -23,12 +23,7 @@ REDACTED: Final = "redacted"
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What becomes of candidates.
-
-    Attributes:
-        puts: What is to be written, together.
-        outcomes: One for each candidate, in order; true once the puts are written.
-    """
+    """What is to be written, together, and the outcome of each candidate once it is."""
 
     puts: list[PutItem]
     outcomes: list[Outcome]
@@ -43,12 +38,7 @@ def admit(
 ) -> Effects[Admitted]:
     """Judge candidates, and plan what is to be written of them.
 
-    Args:
-        gate: Judges them.
-        adapter: Their store.
-        namespace: Where they are to be kept.
-        candidates: The candidates.
-        keys: The key of each. Under the key of a memory, a candidate becomes its new version.
+    `keys` has the key of each; under that of a memory, a candidate becomes its new version.
 
     Raises:
         ConfigurationError: There is not a key for each.
@@ -59,7 +49,7 @@ def admit(
     for candidate, key, verdict in zip(candidates, keys, verdicts, strict=True):
         told = verdict.reason, verdict.check
         if verdict.action == "refuse":
-            change = "refused" if verdict.same_as is None else "unchanged"
+            change: Change = "refused" if verdict.same_as is None else "unchanged"
             admitted.outcomes.append(Outcome(change, verdict.same_as, *told))
         elif verdict.action == "quarantine":
             put = _quarantined(namespace, candidate, key, verdict)

@@ -9,35 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, get_args
+from dataclasses import replace
+from typing import Any, Final, get_args
 
 from perdure.errors import ConfigurationError
-from perdure.memory.detectors import (
-    CARDS,
-    CONTACTS,
-    DETECTORS,
-    OF_SENTENCES,
-    Detector,
-    Finding,
-    redacted,
-    secrets,
-    spans_of,
-)
+from perdure.memory.detectors import DETECTORS, Detector, Sensitive, Treatment, texts_in
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.limits import Rates, Room
 from perdure.memory.normal_form import normal
-from perdure.memory.options import choice, whole
-from perdure.memory.records import KEEP, TURN, Action, Candidate, Verdict
+from perdure.memory.options import choice, instance, whole
+from perdure.memory.records import TURN, Action, Candidate, Verdict
 from perdure.memory.sameness import EVENTS, Known, digest, equivalent
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.memory.tombstones import entombed, sources
 from perdure.stores.base import Namespace
 
-Treatment = Literal["keep", "redact", "quarantine", "refuse"]
-"""What is done about a secret or a contact."""
 Check = Callable[[Candidate], Verdict | Awaitable[Verdict | None] | None]
 """A check of your own: a verdict, or None if it has nothing to say."""
 
@@ -48,13 +36,6 @@ MAX_VALUE_CHARS: Final = 100_000
 _DEEPEST: Final = 32  # levels of fields
 _SHINGLE: Final = 4  # words
 _REPEATED: Final = 0.8  # of an assistant's text, from which on it is a repetition
-_KINDS: Final = {
-    "secret": "a password, key or other secret",
-    "card": "the number of a payment card",
-    "iban": "the number of a bank account",
-    "e-mail": "an e-mail address",
-    "phone": "a telephone number",
-}
 
 
 class Gate:
@@ -177,96 +158,10 @@ class Gate:
             return _refused("echo", "the assistant only repeats what it had been shown")
         verdict = self.sensitive.judged(candidate)
         asked_by_code = candidate.explicit and not candidate.by_model
-        if verdict.action != "keep" or candidate.role != "tool" or asked_by_code:
-            return verdict
-        if self._tools == "keep":
+        trusted = candidate.role != "tool" or asked_by_code or self._tools == "keep"
+        if verdict.action != "keep" or trusted:
             return verdict
         return Verdict(self._tools, "it rests on a tool's words alone", "role")
-
-
-@dataclass(frozen=True, slots=True)
-class Sensitive:
-    """What is done about secrets and contacts.
-
-    Attributes:
-        secrets: About secrets, and the kinds of a user's detectors.
-        cards: About numbers of cards and accounts.
-        contacts: About addresses and telephone numbers.
-        detectors: The functions that find them.
-    """
-
-    secrets: Treatment
-    cards: Treatment
-    contacts: Treatment
-    detectors: Sequence[Detector]
-
-    def judged(self, candidate: Candidate) -> Verdict:
-        """A verdict on a candidate's secrets and contacts; if a detector raises, quarantine."""
-        try:
-            spans = spans_of(candidate.text, self.detectors)
-            kinds = self._kinds(candidate, spans)
-        except Exception as exc:  # a detector of the user's, whose message may quote the secret
-            fault = f"a detector raised {type(exc).__name__}, so nobody knows what it holds"
-            return Verdict("quarantine", fault, "detectors")
-        done = {kind: self.treatment(kind, candidate.explicit) for kind in kinds}
-        worst: Sequence[Action] = ("refuse", "quarantine")
-        for action in worst:
-            if found := [kind for kind in kinds if done[kind] == action]:
-                return Verdict(action, f"it holds {_named(found)}", _check(found[0]))
-        gone = [kind for kind in kinds if done[kind] == "redact"]
-        if not gone:
-            return KEEP
-        hidden = [span for span in spans if span[0] in gone]
-        text = redacted(candidate.text, hidden) if hidden else None
-        return Verdict("keep", f"{_named(gone)} is redacted", _check(gone[0]), text)
-
-    def redacted_kinds(self, candidate: Candidate) -> list[str]:
-        """The kinds that are redacted in a candidate that is kept."""
-        kinds = self._kinds(candidate, spans_of(candidate.text, self.detectors))
-        return [kind for kind in kinds if self.treatment(kind, candidate.explicit) == "redact"]
-
-    def redacted_fields(self, candidate: Candidate) -> dict[str, Any]:
-        """The fields of a candidate that is kept, redacted as its text is."""
-        fields = candidate.fields.items()
-        return {name: self._redacted(part, candidate.explicit, name) for name, part in fields}
-
-    def redacted(self, text: str) -> str:
-        """A text without anything sensitive, to be shown."""
-        return redacted(text, spans_of(text, self.detectors))
-
-    def treatment(self, kind: str, explicit: bool) -> Treatment:
-        """What is done about a kind."""
-        if kind in CONTACTS:
-            return "keep" if explicit and self.contacts == "redact" else self.contacts
-        return self.cards if kind in CARDS else self.secrets
-
-    def _kinds(self, candidate: Candidate, spans: Sequence[Finding]) -> list[str]:
-        found = [*spans]
-        for name, text, _ in texts_in(candidate.fields) if candidate.fields else ():
-            found += self._spans_in_field(text, name)
-        return list(dict.fromkeys(kind for kind, _, _ in found))
-
-    def _redacted(self, part: Any, explicit: bool, name: str) -> Any:
-        if isinstance(part, str):
-            spans = self._spans_in_field(part, name)
-            return redacted(part, [s for s in spans if self.treatment(s[0], explicit) == "redact"])
-        if isinstance(part, Mapping):
-            return {key: self._redacted(each, explicit, str(key)) for key, each in part.items()}
-        if isinstance(part, list | tuple):
-            return [self._redacted(each, explicit, name) for each in part]
-        return part
-
-    def _spans_in_field(self, text: str, name: str) -> list[Finding]:
-        """The findings in a field. One word may be an id, and by the field's name a password."""
-        if len(text.split(maxsplit=1)) > 1:
-            return spans_of(text, self.detectors)
-        spans = spans_of(text, [each for each in self.detectors if each not in OF_SENTENCES])
-        if spans or not text.strip() or secrets not in self.detectors:
-            return spans
-        label = f"{name.replace('_', ' ')}: "
-        named = spans_of(label + text, [secrets])
-        at = len(label)
-        return [(kind, start - at, end - at) for kind, start, end in named if start >= at]
 
 
 class _Docket:
@@ -292,7 +187,7 @@ class _Docket:
         return self.candidates[i].text if text is None else text
 
     def refuse(self, i: int, check: str, reason: str, same_as: str | None = None) -> None:
-        self.verdicts[i] = Verdict("refuse", reason, check, same_as=same_as)
+        self.verdicts[i] = Verdict("refuse", reason, check, None, same_as)
 
 
 def _refuse_deleted(docket: _Docket, adapter: StoreAdapter, namespace: Namespace) -> Effects[None]:
@@ -340,24 +235,6 @@ def _refuse_repeated(docket: _Docket) -> None:
             docket.refuse(i, "duplicate", reason, docket.keys[first])
 
 
-def texts_in(value: Any) -> Iterator[tuple[str, str, int]]:
-    """The texts in a JSON value: the name of the field, the text, and how deep it is.
-
-    A container counts as an empty text.
-    """
-    left = [("", value, 0)]
-    while left:
-        name, part, depth = left.pop()
-        if isinstance(part, str):
-            yield name, part, depth
-        elif isinstance(part, Mapping):
-            yield name, "", depth
-            left += [(str(key), each, depth + 1) for key, each in part.items()]
-        elif isinstance(part, list | tuple):
-            yield name, "", depth
-            left += [(name, each, depth + 1) for each in part]
-
-
 def _unfit(candidate: Candidate) -> Verdict | None:
     text = candidate.text
     if not isinstance(text, str) or not any(map(str.isalnum, _statement(candidate))):
@@ -375,7 +252,7 @@ def _too_large(candidate: Candidate) -> Verdict | None:
     chars = len(candidate.text)
     if chars > MAX_CHARS and candidate.kind not in EVENTS:
         return _refused("size", f"it has {chars:,} characters; {MAX_CHARS:,} are allowed")
-    for _, text, depth in texts_in(candidate.fields) if candidate.fields else ():
+    for _, text, depth in texts_in(candidate.fields):
         if depth > _DEEPEST:
             return _refused("size", f"its fields are more than {_DEEPEST} levels deep")
         chars += len(text)
@@ -401,18 +278,12 @@ def _repeats(text: str, shown: Sequence[str]) -> bool:
     Source: Broder, "On the resemblance and containment of documents" (1997).
     """
     words = normal(text).split() if shown else []
-    size = min(_SHINGLE, len(words))
-    if not size:
+    if not words:
         return False
-    known = [f" {' '.join(normal(each).split())} " for each in shown]
+    size = min(_SHINGLE, len(words))
+    known = [f" {normal(each)} " for each in shown]
     runs = [f" {' '.join(words[i : i + size])} " for i in range(len(words) - size + 1)]
-    most = (1 - _REPEATED) * len(runs)
-    missing = 0
-    for run in runs:
-        missing += not any(run in each for each in known)
-        if missing > most:
-            return False
-    return True
+    return sum(any(run in each for each in known) for run in runs) >= _REPEATED * len(runs)
 
 
 def _followed(before: Verdict, answer: Verdict, name: str) -> Verdict:
@@ -472,20 +343,10 @@ def _failure(answer: Any) -> str:
 
 
 def _functions(name: str, given: Any) -> tuple[Any, ...]:
-    if isinstance(given, str) or not isinstance(given, Sequence) or not all(map(callable, given)):
-        raise ConfigurationError(f"{name} is {given!r:.80}; expected a list of functions")
+    for each in instance(name, given, (list, tuple), "a list of functions"):
+        instance(name, each, Callable, "a function")  # type: ignore[arg-type]
     return tuple(given)
 
 
 def _refused(check: str, reason: str) -> Verdict:
     return Verdict("refuse", reason, check)
-
-
-def _named(kinds: Sequence[str]) -> str:
-    return " and ".join(_KINDS.get(kind, f"what a detector calls {kind!r}") for kind in kinds)
-
-
-def _check(kind: str) -> str:
-    if kind in CONTACTS:
-        return "contacts"
-    return "cards" if kind in CARDS else "secrets"

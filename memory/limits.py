@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from perdure.memory.effects import Effects
 from perdure.memory.store_adapter import StoreAdapter
@@ -18,11 +18,7 @@ _SLACK: Final = 1_000  # memories that may be added before the store is asked ag
 
 
 class Rates:
-    """Counts the texts of the last minute by namespace, in this process.
-
-    Args:
-        per_minute: How many different texts there may be.
-    """
+    """Counts the different texts of the last minute by namespace, in this process."""
 
     def __init__(self, per_minute: int) -> None:
         self.per_minute = per_minute
@@ -45,13 +41,9 @@ class Rates:
 
 
 class Room:
-    """Counts the memories that may still be added to each namespace.
+    """Counts the memories that may still be added to each namespace, up to `max_items` in all.
 
     The store is asked how many there are, and again when as many were added as it had room for.
-    Memories that others add meanwhile are not seen before that.
-
-    Args:
-        max_items: How many memories there may be under a namespace.
     """
 
     def __init__(self, max_items: int) -> None:
@@ -62,11 +54,7 @@ class Room:
     def taking(
         self, adapter: StoreAdapter, namespace: Namespace, keys: Sequence[str | None]
     ) -> Effects[set[int]]:
-        """Take room for memories, given by their keys; None is a new one.
-
-        Returns:
-            The places, among the keys, of those that there is no room for.
-        """
+        """Take room for memories, by their keys; gives the places of those without room."""
         with self._lock:
             left = self._left.get(namespace, 0)
         refused: set[int] = set()
@@ -92,7 +80,7 @@ class Room:
         return slack - len(page)
 
 
-def _touch(counts: OrderedDict[Namespace, object], namespace: Namespace) -> None:
+def _touch(counts: OrderedDict[Namespace, Any], namespace: Namespace) -> None:
     """Make a namespace the newest, and drop the oldest of too many."""
     counts.move_to_end(namespace)
     if len(counts) > _NAMESPACES:

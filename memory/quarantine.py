@@ -29,15 +29,10 @@ from perdure.stores.base import Namespace, Provenance
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry in quarantine: a candidate, and why the gate held it back.
+    """A candidate in quarantine since `at` (UTC), by a `check` of the gate and for a `reason`.
 
-    Attributes:
-        key: Its id in quarantine; `memory_key` is the key that the memory would have.
-        shown: Its text, redacted; `text` and `fields` are as they came.
-        reason: Why it is here; `check` names the check of the gate that decided.
-        kind: The kind of the memory; `role` says whose words it rests on.
-        at: Since when it is here (UTC).
-        provenance: Where it comes from.
+    `key` is its id here, `memory_key` the key that the memory would have. `shown` is its text,
+    redacted; `text` and `fields` are as they came. `role` says whose words it rests on.
     """
 
     key: str
@@ -110,13 +105,9 @@ class Quarantine:
         before = yield from adapter.got(namespace, entry.memory_key)
         if before is not None:
             value = succeeding(before, value, "updated")
-        put = put_of(
-            namespace,
-            entry.memory_key,
-            value,
-            provenance=entry.provenance,
-            if_version=0 if before is None else before.version,
-        )
+        version = 0 if before is None else before.version
+        target, source = entry.memory_key, entry.provenance
+        put = put_of(namespace, target, value, provenance=source, if_version=version)
         yield from adapter.written([put, removal_of(quarantine_of(namespace), key, found.version)])
         yield from _erased(adapter, namespace, key)  # the text would be kept here as well
         return Outcome("added" if before is None else "updated", entry.memory_key)

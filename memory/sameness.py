@@ -110,12 +110,7 @@ class Known:
         self._asked: tuple[str, list[Memory]] = "", []
 
     def stating(self, text: str, key: str | None) -> Effects[Memory | None]:
-        """The memory that says the same; None: there is none.
-
-        Args:
-            text: The text of a candidate.
-            key: The key it would have. The memory of that key may be put in other words.
-        """
+        """The memory that says the same as a candidate; that of its key may be put otherwise."""
         found = yield from self._nearest(text)
         for memory in found:
             if same(memory.text, text):
@@ -126,12 +121,7 @@ class Known:
         return None
 
     def outdated(self, text: str, at: datetime | None) -> Effects[Previous | None]:
-        """The previous text of a memory that says the same and ceased to hold after `at`.
-
-        Args:
-            text: The text of a candidate.
-            at: When it was said; None: nobody knows.
-        """
+        """The previous text of a memory that says the same, and held when this was said."""
         for memory in (yield from self._nearest(text)):
             for previous in memory.previous:
                 if (at is None or at < previous.until) and equivalent(previous.text, text):

@@ -26,10 +26,8 @@ _PAGE: Final = 1_000  # notes read at once; fewer are read whole
 def tombstones_of(memory: Memory, how: How, *, at: datetime | None = None) -> list[PutItem]:
     """Tombstones of a memory's text, of its previous texts and, for a turn, of its message.
 
-    Args:
-        memory: The memory. Call this with each version whose text is not among `previous`.
-        how: `"deleted"`: its past is kept; `"forgotten"`: it is not.
-        at: When (UTC); None: now.
+    Call this with each version whose text is not among `previous`. `how` is `"deleted"` if the
+    memory's past is kept, else `"forgotten"`; `at` is None for now.
     """
     source = memory.provenance
     keys = [digest(text) for text in (memory.text, *(each.text for each in memory.previous))]

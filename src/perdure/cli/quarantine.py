@@ -28,7 +28,7 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help="The key of an entry.")]
 
 @quarantine_app.command("list")
 def list_(user: User = None, db: DB = None, json: AsJson = False) -> None:
-    """List what waits, the longest wait first; secrets in it are blotted out."""
+    """List what waits, the longest wait first; secrets in it are redacted."""
     with opened_mind(db, user, reads=True) as mind:
         found = _of(mind).list(mind.config)
     if json:
