@@ -99,7 +99,7 @@ class Readable:
     def history(self, key: str, *, config: RunnableConfig | None = None) -> Memories:
         """All versions of a memory, oldest first, also of one that is deleted.
 
-        A store without versions has the present one; what that said before is in its `formerly`.
+        A store without versions has the present one; what that said before is in its `previous`.
         """
         adapter, namespace = self._place(config)
         return run(adapter.versions(namespace, check_key(key)))

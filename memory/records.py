@@ -1,4 +1,4 @@
-"""What long-term memory is made of: memories, candidates for one, and what became of these."""
+"""The records of long-term memory: memories, candidates, verdicts and outcomes."""
 
 from __future__ import annotations
 
@@ -19,36 +19,38 @@ Change = Literal["added", "updated", "superseded", "deleted", "unchanged", "quar
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """What a memory said before.
+    """An earlier text of a memory.
 
     Attributes:
-        text: What it said.
-        until: When it ceased to hold (UTC): when it was superseded or corrected.
-        change: `"superseded"`: it was true until then; `"updated"`: it was put better.
+        text: The earlier text.
+        until: When it stopped being the memory's text, or stopped being true (UTC).
+        change: `"superseded"`: it was true until then; `"updated"`: it was wrong or badly put.
+        message_ids: The messages that it rested on, as far as they are known.
     """
 
     text: str
     until: datetime
     change: str
+    message_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A memory, as it is kept in a store and recalled from it.
+    """A memory as it is kept in a store.
 
     Attributes:
-        namespace: Where it is kept.
+        namespace: Its namespace.
         key: Its id within the namespace.
-        text: What it says.
-        kind: `"fact"`, `"turn"`, `"episode"`, or one of your own.
-        value: The whole document: `text`, `kind`, and what else was kept with it.
-        provenance: Where it comes from; `provenance.trust` is whose words it rests on.
+        text: Its text.
+        kind: `"fact"`, `"turn"`, `"episode"`, or a kind of your own.
+        value: The whole document: `text`, `kind` and all other fields.
+        provenance: Where it comes from; `provenance.trust` says whose words it rests on.
         version: Counts its changes, from 1; None: the store keeps no versions.
-        valid_from: Since when it says this (UTC).
+        valid_from: Since when it has this text (UTC).
         valid_to: Until when; None: it is present.
-        formerly: What it said before, newest first.
+        previous: Its earlier texts, newest first.
         score: How well it answers a query; scores of two queries cannot be compared.
-        parts: What the score is the sum of, if that was asked for.
+        parts: The parts of the score, if they were asked for.
     """
 
     namespace: Namespace
@@ -60,27 +62,26 @@ class Memory:
     version: int | None = None
     valid_from: datetime | None = None
     valid_to: datetime | None = None
-    formerly: tuple[Previous, ...] = ()
+    previous: tuple[Previous, ...] = ()
     score: float | None = None
     parts: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What may become a memory, once the gate has judged it.
+    """A text that may become a memory, if the gate lets it pass.
 
     Attributes:
-        text: What it would say.
-        kind: As of a memory.
-        fields: What else is to be kept with it, beside `text` and `kind`.
+        text: The memory's text.
+        kind: The memory's kind.
+        fields: The memory's other fields.
         provenance: Where it comes from.
         role: Whose words it rests on.
-        explicit: Whether somebody asked for it to be kept, by a tool or by hand; what is formed
-            from a conversation unasked is judged more strictly.
-        shown: What the speaker had been shown when it was said: the system prompt, recalled
-            memories. Who only repeats that says nothing new.
-        by_model: Whether it was a model that asked, by a tool. Such requests are counted, and what
-            does not rest on the user's words is looked at for orders.
+        explicit: Whether somebody asked for it to be kept, by a tool or by hand. The gate judges
+            what is extracted unasked more strictly.
+        shown: What the speaker had been shown: the system prompt, recalled memories. A repetition
+            of that is nothing new.
+        by_model: Whether a model asked for it, by a tool. The gate limits such requests.
     """
 
     text: str
@@ -95,14 +96,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the gate says of a candidate.
+    """The gate's decision on a candidate.
 
     Attributes:
-        action: `"keep"` it, put it into `"quarantine"` to be reviewed, or `"refuse"` it.
-        reason: Why, in words; "" for what is kept as it is.
+        action: `"keep"` it, put it into `"quarantine"` for review, or `"refuse"` it.
+        reason: Why; "" for a candidate that is kept as it is.
         check: The check that decided.
-        text: What to keep instead of the candidate's text, say with numbers blotted out.
-        same_as: The key of the memory that says the same already, if that is why it is refused.
+        text: The text to keep instead of the candidate's, for example a redacted one.
+        same_as: The key of the memory that says the same, if it is refused for that.
     """
 
     action: Action
@@ -117,13 +118,13 @@ KEEP: Final = Verdict("keep")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a candidate, or of a change to a memory.
+    """The result of a change to memories.
 
     Attributes:
-        change: What was done; `"unchanged"`: it was there already.
-        key: The memory's; of what is in quarantine, its key there; None: there is none.
-        reason: Why, where it is not as asked.
-        check: The gate's check that decided, if one did.
+        change: What was done; `"unchanged"`: the memory was there already.
+        key: The key of the memory, or of the entry in quarantine; None: there is none.
+        reason: Why, if it was not done as asked.
+        check: The check of the gate that decided, if one did.
     """
 
     change: Change

@@ -57,7 +57,7 @@ def memory_line(memory: Any) -> str:
     memory = getattr(memory, "memory", memory)  # an example's
     if not isinstance(memory, Memory):
         return quoted(memory)
-    return _line(_said(memory), memory.provenance, memory.valid_from, memory.formerly)
+    return _line(_said(memory), memory.provenance, memory.valid_from, memory.previous)
 
 
 def _said(memory: Memory) -> Any:
@@ -68,7 +68,7 @@ def _said(memory: Memory) -> Any:
     return memory.text
 
 
-def _line(body: Any, source: Any, when: Any, formerly: Sequence[Previous] = ()) -> str:
+def _line(body: Any, source: Any, when: Any, previous: Sequence[Previous] = ()) -> str:
     actor = getattr(source, "actor", None)
     trust, at = getattr(source, "trust", None), getattr(source, "at", None) or when
     told = isinstance(body, str) and body.startswith(f"{actor}:")  # turns begin with the speaker
@@ -79,7 +79,7 @@ def _line(body: Any, source: Any, when: Any, formerly: Sequence[Previous] = ()) 
         "thread": getattr(source, "thread_id", None),
         "before": [
             {"memory": former.text, "until": _day(former.until)}
-            for former in formerly[:1]
+            for former in previous[:1]
             if former.change == "superseded"  # else it was not true, and was put right
         ],
     }

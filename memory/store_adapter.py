@@ -1,61 +1,61 @@
-"""A store as memories need it: perdure's with versions and provenance, others as far as they go.
+"""A store adapter: any store, read as memories and written with versions where the store has them.
 
-Another store keeps provenance in a field of the value, has no past, and writes without conditions.
+A store other than perdure's keeps provenance in a field of the value, has no past versions, and
+writes without conditions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.store.base import BaseStore, InvalidNamespaceError
+from langgraph.store.base import BaseStore, InvalidNamespaceError, Item, PutOp
 
 from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.memory.effects import Effect, Effects
-from perdure.memory.records import Memory
+from perdure.memory.instructions import TEXT as INSTRUCTIONS
+from perdure.memory.options import instance
+from perdure.memory.quoting import quoted
+from perdure.memory.records import Memory, Previous
 from perdure.memory.run_config import Versioned, store_of_graph
-from perdure.memory.store_items import FORMERLY, memory_of, plain
 from perdure.memory.templates import Template
 from perdure.stores.base import Namespace, Provenance, PutItem
 
 RESERVED: Final = "perdure"
-"""The first label of what perdure keeps beside memories: its notes on threads, the quarantine."""
+"""The first label of perdure's own notes, which are kept beside the memories."""
 QUARANTINE: Final = "quarantine"
 BURIED: Final = "buried"
 CHANGED: Final = "changed"
 FORMED: Final = "formed"
 WAITING: Final = "waiting"
 NOTES: Final = (QUARANTINE, BURIED, CHANGED, FORMED, WAITING)
-"""The second labels: what waits for review, what is gone, that something was changed, up to where
-threads are formed, which wait to be."""
-_FORMER: Final = 10  # texts that a memory notes of its past
-SEARCHED: Final = ["text"]
-"""What of a memory is searched, and no label or date beside it."""
+"""The second labels: quarantine, tombstones, the counter of changes, watermarks, and the first
+version's notes on threads that wait to be extracted."""
+PREVIOUS: Final = "formerly"
+"""The field of a value with the memory's earlier texts."""
+SOURCE: Final = "provenance"
+"""The field of a value with the provenance, in a store that is not perdure's."""
+_PREVIOUS: Final = 10  # earlier texts that a memory keeps
+_SEARCHED: Final = ["text"]  # the field that searches look at
 _PAGE: Final = 1_000  # memories read at once
 
 
 class StoreAdapter:
-    """A store, for memories.
-
-    Its methods are steps, which `drivers.run` and `drivers.arun` take.
+    """A store, for memories. Its methods are effects.
 
     Args:
-        store: Any; what needs versions or provenance goes better on perdure's.
+        store: Any langgraph store; perdure's keep versions and provenance.
 
     Raises:
         ConfigurationError: It is no store.
     """
 
     def __init__(self, store: Any) -> None:
-        if not isinstance(store, BaseStore):
-            raise ConfigurationError(
-                f"the store is {store!r:.80}; expected a BaseStore, like "
-                "perdure.stores.SQLiteStore.open(path)"
-            )
-        self.store: Any = store
+        expected = "a BaseStore, like perdure.stores.SQLiteStore.open(path)"
+        self.store: Any = instance("store", store, BaseStore, expected)
         self.versioned = isinstance(store, Versioned)
 
     # -- reading
@@ -66,7 +66,7 @@ class StoreAdapter:
         """A memory; None if there is none.
 
         Raises:
-            ConfigurationError: `as_of` is asked of a store without a past.
+            ConfigurationError: `as_of` is asked of a store without versions.
         """
         options = self._past(as_of)
         item = yield from _asked(
@@ -76,38 +76,22 @@ class StoreAdapter:
         return None if item is None else memory_of(item)
 
     def found(
-        self,
-        prefix: Namespace,
-        *,
-        query: str | None = None,
-        filter: Mapping[str, Any] | None = None,
-        limit: int = 10,
-        offset: int = 0,
-        as_of: datetime | None = None,
-        **options: Any,
+        self, prefix: Namespace, *, as_of: datetime | None = None, **asked: Any
     ) -> Effects[list[Memory]]:
-        """Memories under a prefix; those that answer a query, best first.
+        """Memories under a prefix; with a query, the best first.
 
         Args:
             prefix: Labels.
-            query: Words of the user.
-            filter: Of values.
-            limit: How many at most.
-            offset: How many to leave out.
             as_of: At that moment.
-            options: Of perdure's `search`; another store is not told of them.
+            asked: As langgraph's `search`: `query`, `filter`, `limit`, `offset`. Other options of
+                perdure's `search` are left out for another store.
 
         Raises:
-            ConfigurationError: `as_of` is asked of a store without a past.
+            ConfigurationError: `as_of` is asked of a store without versions.
         """
-        given: dict[str, Any] = {
-            "query": query,
-            "filter": filter,
-            "limit": limit,
-            "offset": offset,
-            **self._past(as_of),
-            **(options if self.versioned else {}),
-        }
+        known = ("query", "filter", "limit", "offset")
+        given = {n: v for n, v in asked.items() if self.versioned or n in known}
+        given |= self._past(as_of)
         items = yield from _asked(
             lambda: self.store.search(prefix, **given),
             lambda: self.store.asearch(prefix, **given),
@@ -121,7 +105,7 @@ class StoreAdapter:
 
         Args:
             prefix: Labels.
-            most: How many at most; None: however many there are.
+            most: How many at most; None: all.
             asked: See `found`.
         """
         memories: list[Memory] = []
@@ -147,7 +131,7 @@ class StoreAdapter:
     # -- writing
 
     def written(self, puts: Sequence[PutItem]) -> Effects[None]:
-        """Write as one: all of it or, in a store with versions, nothing.
+        """Write all of it or, in a store with versions, nothing.
 
         Raises:
             VersionConflict: An item is not at the version that was expected; nothing is written.
@@ -155,7 +139,7 @@ class StoreAdapter:
         """
         if not puts:
             return
-        ops: list[Any] = list(puts) if self.versioned else [plain(put) for put in puts]
+        ops: list[Any] = list(puts) if self.versioned else [_plain(put) for put in puts]
         yield from _asked(lambda: self.store.batch(ops), lambda: self.store.abatch(ops))
 
     def _past(self, as_of: datetime | None) -> dict[str, Any]:
@@ -170,7 +154,7 @@ class StoreAdapter:
 
 
 def adapter_of(store: BaseStore | None) -> StoreAdapter:
-    """The adapter of a store; None: within a graph, of the one it was compiled with.
+    """The adapter of a store; None: within a graph, of the store it was compiled with.
 
     Raises:
         ConfigurationError: There is none.
@@ -183,7 +167,7 @@ def namespace_of(template: Template, config: RunnableConfig | None) -> Namespace
 
     Raises:
         InvalidConfig: The config does not fill the template.
-        InvalidNamespace: It would be where perdure keeps its own notes.
+        InvalidNamespace: It begins with the label of perdure's own notes.
     """
     namespace = template.filled(config)
     if namespace[0] == RESERVED:
@@ -192,6 +176,9 @@ def namespace_of(template: Template, config: RunnableConfig | None) -> Namespace
             "notes; expected another first label, like 'memories'"
         )
     return namespace
+
+
+# -- operations
 
 
 def put_of(
@@ -203,71 +190,113 @@ def put_of(
     if_version: int | None = None,
     searched: bool = True,
 ) -> PutItem:
-    """The operation that writes a memory, or with `searched=False` a note that no query finds."""
-    return PutItem(
-        namespace,
-        key,
-        value,
-        SEARCHED if searched else False,
-        if_version=if_version,
-        provenance=provenance,
-    )
+    """The operation that writes a memory, or with `searched=False` one that no query finds."""
+    index: Any = _SEARCHED if searched else False
+    return PutItem(namespace, key, value, index, if_version=if_version, provenance=provenance)
 
 
 def note_of(
     namespace: Namespace, key: str, value: Mapping[str, Any], *, if_version: int | None = None
 ) -> PutItem:
-    """The operation that writes a note of perdure's own.
-
-    No query finds it, and it does not expire, whatever the store's default.
-    """
+    """The operation that writes a note of perdure's own: not searched, and without expiry."""
     put = put_of(namespace, key, value, if_version=if_version, searched=False)
     return replace(put, ttl=None)
 
 
-def notes_of(kind: str, namespace: Namespace) -> Namespace:
-    """Where notes on the memories of a namespace are kept.
+def removal_of(namespace: Namespace, key: str, if_version: int | None = None) -> PutItem:
+    """The operation that deletes a memory; a store with versions keeps its past."""
+    return PutItem(namespace, key, None, if_version=if_version)
 
-    Args:
-        kind: One of `NOTES`.
-        namespace: Of the memories.
-    """
+
+def notes_of(kind: str, namespace: Namespace) -> Namespace:
+    """The namespace of the notes of one kind, see `NOTES`, on the memories of a namespace."""
     return (RESERVED, kind, *namespace)
 
 
 def quarantine_of(namespace: Namespace) -> Namespace:
-    """Where what would be a memory of a namespace waits for review."""
+    """The namespace of the quarantine of a namespace."""
     return notes_of(QUARANTINE, namespace)
 
 
-def removal_of(namespace: Namespace, key: str, if_version: int | None = None) -> PutItem:
-    """The operation that deletes a memory; a store with versions keeps them."""
-    return PutItem(namespace, key, None, if_version=if_version)
-
-
 def succeeding(
-    former: Memory, value: Mapping[str, Any], change: str, until: datetime | None = None
+    previous: Memory, value: Mapping[str, Any], change: str, until: datetime | None = None
 ) -> dict[str, Any]:
-    """The value of a memory's next version: what the former one said is noted, if it differs.
+    """The value of a memory's next version, which lists the previous text if that differs.
 
     Args:
-        former: The memory as it is.
-        value: The next one's text, kind and fields.
+        previous: The memory as it is.
+        value: The next text, kind and fields.
         change: `"superseded"` or `"updated"`; see `Previous`.
-        until: Until when the former one held; None: until now.
+        until: Until when the previous text was true; None: until now.
     """
-    past = list(former.value.get(FORMERLY, ()))
-    if value["text"] != former.text:
+    past = list(previous.value.get(PREVIOUS, ()))
+    if value["text"] != previous.text:
         when = until or datetime.now(UTC)
-        entry = {"text": former.text, "until": when.isoformat(), "change": change}
-        past = [entry, *past][:_FORMER]
-    return {**value, FORMERLY: past} if past else dict(value)
+        entry = {"text": previous.text, "until": when.isoformat(), "change": change}
+        ids = previous.provenance.message_ids if previous.provenance else ()
+        if ids:
+            entry["message_ids"] = list(ids)
+        past = [entry, *past][:_PREVIOUS]
+    return {**value, PREVIOUS: past} if past else dict(value)
+
+
+# -- items
+
+
+def memory_of(item: Item) -> Memory:
+    """The memory in an item of any store."""
+    value = dict(item.value)
+    provenance = getattr(item, "provenance", None) or _provenance(value.pop(SOURCE, None))
+    text, kind = value.get("text"), value.get("kind", "")
+    if not isinstance(text, str) and isinstance(value.get(INSTRUCTIONS), str):
+        text, kind = value[INSTRUCTIONS], "instructions"
+    return Memory(
+        tuple(item.namespace),
+        item.key,
+        text if isinstance(text, str) else quoted(value),
+        str(kind),
+        value,
+        provenance,
+        getattr(item, "version", None),
+        getattr(item, "valid_from", item.updated_at),
+        getattr(item, "valid_to", None),
+        tuple(_previous(entry) for entry in value.get(PREVIOUS) or ()),
+        getattr(item, "score", None),
+        getattr(item, "parts", None),
+    )
+
+
+def _plain(put: PutItem) -> PutOp:
+    """The operation that any store knows."""
+    value = None if put.value is None else dict(put.value)
+    if value is not None and put.provenance is not None:
+        fields = {n: v for n, v in asdict(put.provenance).items() if v not in (None, ())}
+        if put.provenance.message_ids:
+            fields["message_ids"] = list(put.provenance.message_ids)
+        if put.provenance.at is not None:
+            fields["at"] = put.provenance.at.isoformat()
+        value[SOURCE] = fields
+    return PutOp(put.namespace, put.key, value, put.index)
+
+
+def _provenance(fields: Any) -> Provenance | None:
+    if not fields:
+        return None
+    known = {**fields, "message_ids": tuple(fields.get("message_ids", ()))}
+    if "at" in known:
+        known["at"] = datetime.fromisoformat(known["at"])
+    return Provenance(**known)
+
+
+def _previous(entry: Mapping[str, Any]) -> Previous:
+    until = datetime.fromisoformat(entry["until"])
+    return Previous(entry["text"], until, entry["change"], tuple(entry.get("message_ids", ())))
 
 
 def _asked(blocking: Callable[[], Any], awaiting: Callable[[], Awaitable[Any]]) -> Effects[Any]:
     try:
         return (yield Effect(blocking, awaiting))
-    except InvalidNamespaceError as exc:  # langgraph's own stores take no dots, say
+    except InvalidNamespaceError as exc:  # langgraph's own stores take no periods, for example
         raise InvalidNamespace(
             f"the store refuses the namespace ({exc}); use perdure.stores.SQLiteStore, which takes "
             "any labels, or labels without periods"

@@ -27,7 +27,7 @@ def tombstones_of(memory: Memory, how: How, *, at: datetime | None = None) -> li
     """Notes that a memory is gone: of what it says, what it said before and, of a turn, its source.
 
     Args:
-        memory: As it was. Versions of it that its `formerly` does not tell have notes of their own,
+        memory: As it was. Versions of it that its `previous` does not tell have notes of their own,
             if this is called with each of them.
         how: Whether its past is kept.
         at: When (UTC); None: now.
@@ -35,7 +35,7 @@ def tombstones_of(memory: Memory, how: How, *, at: datetime | None = None) -> li
     source = memory.provenance
     ids = list(source.message_ids) if source else []
     when = (at or datetime.now(UTC)).isoformat()
-    texts = [memory.text, *(former.text for former in memory.formerly)]
+    texts = [memory.text, *(former.text for former in memory.previous)]
     keys = dict.fromkeys(digest(text) for text in texts)
     if memory.kind == TURN:
         keys.update(dict.fromkeys(sources(source)))

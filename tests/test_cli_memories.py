@@ -86,7 +86,7 @@ def test_a_key_that_is_told_something_new_has_a_past() -> None:
     assert keys() == {"Ann lives in Bruges": "home"}
     assert [version["text"] for version in past] == ["Ann lives in Ghent", "Ann lives in Bruges"]
     assert past[0]["valid_to"] == past[1]["valid_from"]
-    assert past[1]["formerly"][0]["text"] == "Ann lives in Ghent"
+    assert past[1]["previous"][0]["text"] == "Ann lives in Ghent"
     assert same.startswith("unchanged home")
     assert table[0] == ["version", "from", "to", "text", "thread"]
     assert isinstance(attempt("remember", "--key", "k", "a b", "c d").exception, PerdureError)

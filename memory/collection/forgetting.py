@@ -52,7 +52,7 @@ def forgetting(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects
     receipt = yield from _erased(adapter, namespace, key)
     place = quarantine_of(namespace)
     texts = {version.text for version in versions}
-    texts.update(former.text for version in versions for former in version.formerly)
+    texts.update(each.text for version in versions for each in version.previous)
     for entry in (yield from _entries(adapter, place, key, texts)):
         receipt += yield from _erased(adapter, place, entry)
     if not noted and not (yield from _noted(adapter, notes)):

@@ -10,12 +10,12 @@ from pydantic_core import to_json
 
 from perdure.errors import ConfigurationError, InvalidValue
 from perdure.memory.admission import REDACTED
-from perdure.memory.store_items import FORMERLY, SOURCE
+from perdure.memory.store_adapter import PREVIOUS, SOURCE
 
 Given = str | Mapping[str, Any] | BaseModel
 """A memory's text; its text and fields, as a dict or as an instance of the schema."""
 TEXT: Final = "text"
-OWN: Final = ("kind", FORMERLY, SOURCE, REDACTED)
+OWN: Final = ("kind", PREVIOUS, SOURCE, REDACTED)
 """Fields of a value that say something about the memory, and that nobody gives."""
 _FAULTS: Final = 5
 

@@ -192,7 +192,7 @@ def line_of(memory: Memory) -> str:
         "trust": source.trust if source is not None else None,
         "before": [
             {"memory": former.text, "until": former.until.date().isoformat()}
-            for former in memory.formerly
+            for former in memory.previous
             if former.change == "superseded"
         ],
     }

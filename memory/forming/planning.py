@@ -23,8 +23,7 @@ from perdure.memory.proposals import (
     Scope,
 )
 from perdure.memory.records import EPISODE, TURN, Memory, Outcome
-from perdure.memory.store_adapter import removal_of, succeeding
-from perdure.memory.store_items import memory_of
+from perdure.memory.store_adapter import memory_of, removal_of, succeeding
 from perdure.memory.tombstones import tombstones_of
 from perdure.stores.base import Provenance, PutItem
 

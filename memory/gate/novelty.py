@@ -48,7 +48,7 @@ class Facts:
             at: When it was said; None: nobody knows.
         """
         for memory, _ in (yield from self._nearest(text)):
-            for former in memory.formerly:
+            for former in memory.previous:
                 late = at is None or at < former.until
                 if late and wording.alike(Wording(former.text)) >= self._near:
                     return former

@@ -93,7 +93,7 @@ def test_what_is_added_is_there(store: Any, colour: str) -> None:
     assert len(outcome.key) <= 10
     assert outcome.key.isalnum()
     assert outcome.key == outcome.key.lower()
-    assert (memory.text, memory.kind, memory.formerly) == (TEA, "fact", ())
+    assert (memory.text, memory.kind, memory.previous) == (TEA, "fact", ())
     assert (memory.provenance.thread_id, memory.provenance.trust) == ("t1", "user")
     assert memory.provenance.at is not None
     assert done(colour, collection, "search", "tea", config=ANN)[0].key == outcome.key
@@ -258,8 +258,8 @@ def test_what_it_said_before_stays(store: Any, colour: str, method: str, change:
     assert memory is not None
     assert (outcome.change, outcome.key) == (change, key)
     assert memory.text == "Ann drinks water"
-    assert [(f.text, f.change) for f in memory.formerly] == [(COFFEE, change), (TEA, change)]
-    assert memory.formerly[0].until >= memory.formerly[1].until
+    assert [(f.text, f.change) for f in memory.previous] == [(COFFEE, change), (TEA, change)]
+    assert memory.previous[0].until >= memory.previous[1].until
     assert texts(collection) == ["Ann drinks water"]
 
 
@@ -292,7 +292,7 @@ def test_until_when_it_was_true(store: Any) -> None:
     memory = collection.get(key, config=ANN)
 
     assert memory is not None
-    assert memory.formerly[0].until == march
+    assert memory.previous[0].until == march
 
 
 def test_its_past_is_bounded(store: Any) -> None:
@@ -304,7 +304,7 @@ def test_its_past_is_bounded(store: Any) -> None:
     memory = collection.get(key, config=ANN)
 
     assert memory is not None
-    assert [former.text for former in memory.formerly] == [
+    assert [former.text for former in memory.previous] == [
         f"Ann has run {count} marathons" for count in range(11, 1, -1)
     ]
 
@@ -358,8 +358,8 @@ def test_changes_at_once(tmp_path: Path) -> None:
 
     assert memory is not None
     assert {outcome.change for outcome in outcomes} == {"superseded"}
-    assert len(memory.formerly) == 6
-    assert {memory.text, *(former.text for former in memory.formerly)} == {
+    assert len(memory.previous) == 6
+    assert {memory.text, *(former.text for former in memory.previous)} == {
         "Ann has run 0 marathons",
         *said,
     }
@@ -538,7 +538,7 @@ def test_a_check_is_asked_about_fields_alone(store: Any) -> None:
 
     assert outcomes == ["refused", "updated"]
     assert memory is not None
-    assert (memory.text, memory.value["drink"], memory.formerly) == (TEA, "milk", ())
+    assert (memory.text, memory.value["drink"], memory.previous) == (TEA, "milk", ())
 
 
 def test_too_much(store: Any) -> None:

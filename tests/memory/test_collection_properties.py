@@ -227,7 +227,7 @@ class Changes(RuleBasedStateMachine):
                 collection.search("Ann", limit=100, config=config),
             ):
                 assert there == {
-                    memory.key: (memory.text, [former.text for former in memory.formerly])
+                    memory.key: (memory.text, [former.text for former in memory.previous])
                     for memory in listed
                 }
                 assert {memory.namespace for memory in listed} <= {self.space(place)}

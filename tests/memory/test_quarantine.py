@@ -92,7 +92,7 @@ def test_what_is_released_onto_a_memory_keeps_its_past(store: BaseStore) -> None
 
     assert str(outcome) == "updated k0"
     assert memory is not None
-    assert [(each.text, each.change) for each in memory.formerly] == [("Ann sings", "updated")]
+    assert [(each.text, each.change) for each in memory.previous] == [("Ann sings", "updated")]
 
 
 def test_what_is_discarded_is_gone_and_is_not_formed_again(store: BaseStore) -> None:

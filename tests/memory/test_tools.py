@@ -104,7 +104,7 @@ def test_a_memory_of_its_life(store: Any, collection: Collection, colour: str) -
     assert memory is not None
     assert memory.provenance is not None
     assert memory.text == "Ann lives in Bruges"
-    assert [former.text for former in memory.formerly] == [GHENT, "Ann lives in Gent"]
+    assert [former.text for former in memory.previous] == [GHENT, "Ann lives in Gent"]
     assert (memory.provenance.thread_id, memory.provenance.actor, memory.provenance.trust) == (
         "t1",
         "assistant",

@@ -131,8 +131,7 @@ def _many(mind: Mind, what: dict[str, Any], *, dry_run: bool = False) -> Receipt
 
 def _show(mind: Mind, found: Sequence[Place]) -> None:
     """Show what is to go: the last of what each said."""
-    from perdure.memory.store_adapter import RESERVED
-    from perdure.memory.store_items import memory_of
+    from perdure.memory.store_adapter import RESERVED, memory_of
 
     for place, key in found[:_SHOWN]:
         *_, last = map(memory_of, mind.store.history(place, key))
