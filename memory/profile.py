@@ -1,0 +1,503 @@
+"""Profiles: a document of what is known of somebody, under a schema, changed field by field."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Final, Generic
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.store.base import BaseStore
+
+from perdure.errors import ConfigurationError, InvalidPatch, VersionConflict
+from perdure.memory.effects import Effect, Effects, arun, awaiting, blocking, run
+from perdure.memory.gate.gate import Gate
+from perdure.memory.options import instance
+from perdure.memory.profile_patch import (
+    Document,
+    check_size,
+    differences,
+    is_as_seen,
+    merged,
+    operations_of,
+    patched,
+    plain,
+    same,
+)
+from perdure.memory.profile_rules import KIND, M, Schema, Screen
+from perdure.memory.records import Memory
+from perdure.memory.run_config import source
+from perdure.memory.store_adapter import (
+    StoreAdapter,
+    adapter_of,
+    namespace_of,
+    put_of,
+    removal_of,
+)
+from perdure.memory.templates import Template
+from perdure.stores.base import Namespace, Provenance, PutItem, Receipt
+
+_DOCUMENT: Final = "document"
+_SECTIONS: Final = "sections"  # the first version could keep each field as an item of its own
+_NUMBER: Final = "number"  # counts changes, for stores without versions
+_EDITS: Final = 100  # that are noted of one change
+_WRITING: Final = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilePlace:
+    """Where a profile is, and where a change of it comes from.
+
+    Attributes:
+        adapter: Of the store.
+        namespace: Of the profile.
+        key: Of its item.
+        provenance: What a change is noted with.
+        told: The messages of users that a model's change rests on; None: a change by hand.
+    """
+
+    adapter: StoreAdapter
+    namespace: Namespace
+    key: str
+    provenance: Provenance | None = None
+    told: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileState(Generic[M]):
+    """A profile as it is stored.
+
+    Attributes:
+        items: Its item; of one that the first version kept in sections, theirs after it.
+        document: What a change starts from: what is stored, else the defaults.
+        profile: The same by the schema; None: the schema does not accept it.
+        fault: Why not; "" if it does.
+    """
+
+    items: tuple[Memory, ...]
+    document: Document
+    profile: M | None
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileVersion:
+    """What a profile was, or is.
+
+    Attributes:
+        document: The profile.
+        version: Counts from 1; None: the store keeps no versions.
+        change: `"patch"`, `"merge"` or `"set"`.
+        edits: What that changed: `op`, `path`, and the `reason` if one was given.
+        valid_from: Since when (UTC).
+        valid_to: Until when; None: it is the present one.
+        provenance: The thread and checkpoint of the run that made it, if known, and whose words it
+            rests on.
+    """
+
+    document: Document = field(repr=False)
+    version: int | None
+    change: str
+    edits: tuple[Mapping[str, str], ...]
+    valid_from: datetime | None
+    valid_to: datetime | None
+    provenance: Provenance | None
+
+
+class Profile(Generic[M]):
+    """A profile in a store, of each user if the namespace says so.
+
+    A change is checked as a whole, by the schema and the gate, before it is written. What it does
+    not name stays as it is; of two changes at the same time both hold. A large profile is better
+    split: several profiles under one namespace, each with its schema and key. Methods that begin
+    with `a` are the async forms. `config` is that of the run; None: within a node, its run's.
+
+    Args:
+        schema: A pydantic model.
+        store: Any; None: within a graph, the store it was compiled with. One without versions keeps
+            no past, and may lose one of two changes that come from several processes.
+        namespace: Labels; see `Template`.
+        key: The item's key, a template as well.
+        gate: Its detectors and checks judge each value that a change sets; None: `Gate()`. What it
+            would refuse or put into quarantine makes the change an `InvalidPatch`. Addresses and
+            telephone numbers are kept if they are written by hand, or a user told them.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
+
+    def __init__(
+        self,
+        schema: type[M],
+        store: BaseStore | None = None,
+        namespace: tuple[str, ...] = ("profiles", "{user_id}"),
+        key: str = "profile",
+        *,
+        gate: Gate | None = None,
+    ) -> None:
+        self.schema = Schema(schema)
+        self.adapter = None if store is None else StoreAdapter(store)
+        self.namespace, self.key = Template(namespace), Template((key,))
+        self.gate: Gate = instance("gate", gate or Gate(), Gate, "Gate(…), or None")
+
+    def _get(
+        self, config: RunnableConfig | None = None, *, as_of: datetime | None = None
+    ) -> Effects[M]:
+        """The profile now, or at a moment; the defaults if nothing is stored.
+
+        Raises:
+            ConfigurationError: What is stored does not fit the schema, or nothing is and the schema
+                has required fields; or there is no store, or it keeps no past.
+            InvalidConfig: The config does not fill the templates.
+        """
+        place = self.place(config)
+        state = yield from self.reading(place, as_of)
+        if state.profile is not None:
+            return state.profile
+        where = f"the profile {place.key!r} in {place.namespace!r}"
+        if not state.items:
+            raise ConfigurationError(f"{where} is not there yet, and {state.fault}; set() it first")
+        raise ConfigurationError(
+            f"{where} does not fit the schema any more: {state.fault}; history() shows it as it "
+            "is, and patch() or set() mends it"
+        )
+
+    get = blocking(_get)
+    aget = awaiting(_get)
+
+    def _history(self, config: RunnableConfig | None = None) -> Effects[list[ProfileVersion]]:
+        """All versions, oldest first, with what changed in each.
+
+        Raises:
+            ConfigurationError: See `get`.
+        """
+        place = self.place(config)
+        versions = []
+        for head in (yield from place.adapter.versions(place.namespace, place.key)):
+            items = yield from _with_sections(place, head, head.valid_from)
+            edits = tuple(head.value.get("edits", ()))
+            what = (head.version, str(head.value.get("change", "")), edits)
+            times = (head.valid_from, head.valid_to, head.provenance)
+            versions.append(ProfileVersion(_document(items), *what, *times))
+        return versions
+
+    history = blocking(_history)
+    ahistory = awaiting(_history)
+
+    # -- changes
+
+    def _patch(self, operations: Any, config: RunnableConfig | None = None) -> Effects[M]:
+        """Apply a JSON Patch (RFC 6902), and return the profile.
+
+        Args:
+            operations: Like `[{"op": "add", "path": "/likes/-", "value": "tea"}]`; a `"reason"`
+                in one is noted with the change.
+            config: Of the run.
+
+        Raises:
+            InvalidPatch: It is no patch, or cannot be applied, or the schema or the gate refuses
+                what it sets. Nothing is written.
+            ConfigurationError: See `get`.
+        """
+        wanted = operations_of(operations)
+        return (
+            yield from self._change(config, "patch", lambda old: patched(old, wanted), _edits(wanted))
+        )
+
+    patch = blocking(_patch)
+    apatch = awaiting(_patch)
+
+    def _merge(self, partial: Mapping[str, Any], config: RunnableConfig | None = None) -> Effects[M]:
+        """Change the named fields, and those named within them (RFC 7386); return the profile.
+
+        A null takes a field back to its default; a list replaces a list.
+
+        Raises:
+            InvalidPatch: See `patch`.
+            ConfigurationError: See `get`.
+        """
+        merged({}, partial)  # what is no object is refused before anything is read
+        return (yield from self._change(config, "merge", lambda old: merged(old, partial)))
+
+    merge = blocking(_merge)
+    amerge = awaiting(_merge)
+
+    def _set(self, document: M | Mapping[str, Any], config: RunnableConfig | None = None) -> Effects[M]:
+        """Write a whole profile, or its document, in the place of whatever there is; return it.
+
+        Raises:
+            InvalidPatch: See `patch`.
+            ConfigurationError: See `get`.
+        """
+        if isinstance(document, self.schema.model):
+            document = self.schema.dumped(document)
+        if not isinstance(document, Mapping):
+            raise InvalidPatch(
+                f"the document is {document!r:.80}, a {type(document).__name__}; expected a "
+                f"{self.schema.name} or a dict of its fields"
+            )
+        whole: Document = plain(dict(document), "the document")
+        return (yield from self._change(config, "set", lambda _: whole))
+
+    set = blocking(_set)
+    aset = awaiting(_set)
+
+    def _forget(self, config: RunnableConfig | None = None) -> Effects[Receipt | None]:
+        """Erase the profile with its past; None: the store has no past, and the item is deleted.
+
+        Raises:
+            ConfigurationError: See `get`.
+        """
+        return (yield from forgetting(self.place(config)))
+
+    forget = blocking(_forget)
+    aforget = awaiting(_forget)
+
+    # -- for what writes a profile together with other things
+
+    def place(
+        self,
+        config: RunnableConfig | None = None,
+        provenance: Provenance | None = None,
+        told: tuple[str, ...] | None = None,
+    ) -> ProfilePlace:
+        """Where the profile of a run is; see `ProfilePlace`.
+
+        Raises:
+            ConfigurationError: There is no store, or no such place.
+        """
+        adapter = self.adapter or adapter_of(None)
+        namespace, [key] = namespace_of(self.namespace, config), self.key.filled(config)
+        if provenance is None:
+            provenance = Provenance(*source(config), actor="user", trust="user")
+        return ProfilePlace(adapter, namespace, key, provenance, told)
+
+    def reading(
+        self, place: ProfilePlace, as_of: datetime | None = None
+    ) -> Effects[ProfileState[M]]:
+        """Read the profile, or what is stored instead of one.
+
+        Raises:
+            ConfigurationError: The item is something else.
+        """
+        head = yield from place.adapter.got(place.namespace, place.key, as_of)
+        if head is None:
+            profile = self.schema.default()
+            fault = "" if profile else f"{self.schema.name} has fields that must be given"
+            return ProfileState((), self.schema.blank(), profile, fault)
+        items = yield from _with_sections(place, head, as_of)
+        document = _document(items)
+        try:
+            profile = self.schema.validated(document)
+        except InvalidPatch as exc:
+            return ProfileState(items, document, None, str(exc))
+        return ProfileState(items, self.schema.dumped(profile), profile)
+
+    def planning(
+        self, place: ProfilePlace, operations: Sequence[Document], seen: Document
+    ) -> Effects[list[PutItem]]:
+        """The puts of a model's patch; `written` writes them.
+
+        Args:
+            place: See `place`.
+            operations: As for `patch`.
+            seen: The document that they were made for.
+
+        Raises:
+            InvalidPatch: See `patch`.
+            VersionConflict: A field that they concern is not as the model saw it.
+        """
+        wanted = operations_of(operations)
+        state = yield from self.reading(place)
+        if not is_as_seen(wanted, seen, state.document):
+            raise VersionConflict(
+                f"the profile {place.key!r} was changed where this patch changes it: make the patch "
+                "anew for the profile as it is now"
+            )
+        puts, _ = yield from self._planned(
+            place, state, "patch", lambda old: patched(old, wanted, by_model=True), _edits(wanted)
+        )
+        return puts
+
+    def _change(
+        self,
+        config: RunnableConfig | None,
+        name: str,
+        change: Callable[[Document], Document],
+        edits: Sequence[dict[str, str]] = (),
+    ) -> Effects[M]:
+        place = self.place(config)
+        while True:  # a try that fails is one in which another change succeeded
+            state = yield from self.reading(place)
+            puts, profile = yield from self._planned(place, state, name, change, edits)
+            try:
+                yield from written(place.adapter, puts)
+            except VersionConflict:
+                continue
+            return profile
+
+    def _planned(
+        self,
+        place: ProfilePlace,
+        state: ProfileState[M],
+        name: str,
+        change: Callable[[Document], Document],
+        edits: Sequence[dict[str, str]],
+    ) -> Effects[tuple[list[PutItem], M]]:
+        """The puts of a change, and the profile after it."""
+        previous = state.document
+        screen = Screen(self.gate, place.adapter, place.namespace, place.provenance, place.told)
+        # before an error about something else quotes what is not to be kept
+        edits = yield from screen.edits(edits, previous)
+        new = change(previous)
+        check_size(new)
+        new = yield from screen.document(previous, new)
+        profile = self.schema.validated(new)
+        document = self.schema.dumped(profile)
+        check_size(document)
+        if same(document, previous) and (state.items or name != "set"):
+            return [], profile
+        edits = (edits or list(differences(previous, document)))[:_EDITS]
+        return _puts(place, state.items, document, {"change": name, "edits": edits}), profile
+
+
+def written(adapter: StoreAdapter, puts: Sequence[PutItem]) -> Effects[None]:
+    """Write changes of profiles, all or none.
+
+    Raises:
+        VersionConflict: Another change was written since they were planned. In a store without
+            versions only changes within this process are noticed.
+    """
+    if adapter.versioned:
+        return (yield from adapter.written(puts))
+
+    def comparing() -> Effects[None]:
+        for put in puts:
+            head = yield from adapter.got(put.namespace, put.key)
+            if put.value is not None and put.value[_NUMBER] != _number(head) + 1:
+                raise VersionConflict(f"the profile {put.key!r} was changed meanwhile")
+        yield from adapter.written(puts)
+
+    def locked() -> None:
+        with _WRITING:
+            run(comparing())
+
+    yield Effect(locked, lambda: arun(comparing()))
+
+
+def forgetting(place: ProfilePlace) -> Effects[Receipt | None]:
+    """Erase a profile with its past; in a store without one, delete it.
+
+    Raises:
+        ConfigurationError: The item is no profile.
+    """
+    adapter, store = place.adapter, place.adapter.store
+    heads = yield from adapter.versions(place.namespace, place.key)
+    split = [head for head in heads if _is_split(head)]
+    if not adapter.versioned:
+        for head in heads:
+            items = yield from _with_sections(place, head, None)
+            yield from adapter.written([removal_of(each.namespace, each.key) for each in items])
+        return None
+    inner = (*place.namespace, place.key)
+    within: Receipt | None = None
+    if split:  # before the head, which tells of them
+        within = yield Effect(lambda: store.forget(inner), lambda: store.aforget(inner))
+    receipt: Receipt = yield Effect(
+        lambda: store.forget(place.namespace, key=place.key),
+        lambda: store.aforget(place.namespace, key=place.key),
+    )
+    return receipt if within is None else within + receipt
+
+
+def text_of(document: Any) -> str:
+    r"""A document in words, a line a field, to be searched.
+
+    >>> text_of({"home": {"city": "Ghent", "zip": None}, "likes": ["tea", "figs"]})
+    'home city: Ghent\nlikes: tea, figs'
+    """
+    return "\n".join(_lines(document, ""))
+
+
+# -- items
+
+
+def _is_split(head: Memory) -> bool:
+    """Whether an item is the head of a profile in sections, which names them."""
+    split = _SECTIONS in head.value
+    if head.kind != KIND or not (split or _DOCUMENT in head.value):
+        raise ConfigurationError(
+            f"the item {head.key!r} in {head.namespace!r} is no profile: it has {list(head.value)};"
+            " name another key or namespace for the profile"
+        )
+    return split
+
+
+def _with_sections(
+    place: ProfilePlace, head: Memory, as_of: datetime | None
+) -> Effects[tuple[Memory, ...]]:
+    """An item and the sections that it names."""
+    if not _is_split(head):
+        return (head,)
+    inner = (*place.namespace, place.key)
+    as_of = as_of if place.adapter.versioned else None
+    found = {
+        each.key: each
+        for each in (yield from place.adapter.every(inner, as_of=as_of))
+        if each.namespace == inner
+    }
+    return (head, *(found[name] for name in head.value[_SECTIONS] if name in found))
+
+
+def _document(items: Sequence[Memory]) -> Document:
+    head, *sections = items
+    stored = head.value.get(_DOCUMENT) or {each.key: each.value[_DOCUMENT] for each in sections}
+    return deepcopy(stored)  # type: ignore[no-any-return]  # some stores give what they keep
+
+
+def _puts(
+    place: ProfilePlace, items: Sequence[Memory], document: Document, note: Mapping[str, Any]
+) -> list[PutItem]:
+    head = items[0] if items else None
+    value = {"text": text_of(document), "kind": KIND, _DOCUMENT: document, **note}
+    put = put_of(
+        place.namespace,
+        place.key,
+        {**value, _NUMBER: _number(head) + 1},
+        provenance=place.provenance,
+        if_version=(head.version if head else 0) if place.adapter.versioned else None,
+    )
+    gone = [removal_of(each.namespace, each.key, each.version) for each in items[1:]]
+    return [replace(put, ttl=None), *gone]  # it does not expire, whatever the store's default
+
+
+def _number(head: Memory | None) -> int:
+    return 0 if head is None else int(head.value.get(_NUMBER, 0))
+
+
+def _edits(operations: Sequence[Document]) -> list[dict[str, str]]:
+    names = ("op", "path", "reason")
+    noted = [each for each in operations if each["op"] != "test"]
+    return [{name: each[name] for name in names if name in each} for each in noted]
+
+
+def _lines(value: Any, name: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _lines(part, f"{name} {key}".strip().replace("_", " "))
+    elif isinstance(value, list) and any(isinstance(part, dict | list) for part in value):
+        for part in value:
+            yield from _lines(part, name)
+    else:
+        parts = value if isinstance(value, list) else [value]
+        told = ", ".join(filter(None, map(_word, parts)))
+        yield from [f"{name}: {told}"] if told else []
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)
