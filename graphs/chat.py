@@ -22,12 +22,12 @@ from perdure.graphs.remembering import Schedules, remembers
 from perdure.graphs.responder import QuotingResponder
 from perdure.memory import ChatState, SummaryState, view
 from perdure.memory.conversation import Messages
+from perdure.memory.instructions import UseInstructions
 from perdure.memory.nodes import SHOWN, MessagesNode
 from perdure.memory.recollection.recalling import UseMemories
-from perdure.memory.summary_node import Summarize
+from perdure.memory.summary import Summarize
 from perdure.memory.trim import Trim
 from perdure.memory.update_instructions import UpdateInstructions
-from perdure.memory.use_instructions import UseInstructions
 
 
 def chat_graph(

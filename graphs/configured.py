@@ -52,7 +52,7 @@ def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, An
     model = configured_model(_chosen())
     if model is None:
         return chat_graph(window=window)
-    summary = summarize(model, when={"tokens": TOKENS * 3 // 4}, on_failure="keep")
+    summary = summarize(model, trigger=("tokens", TOKENS * 3 // 4))
     return chat_graph(model, window=window, summary=summary)
 
 

@@ -18,10 +18,9 @@ from perdure.memory.forming.tails import Tails
 from perdure.memory.forming.waiting import Waiting
 from perdure.memory.gate.durable_by import durable_by
 from perdure.memory.gate.gate import Gate
-from perdure.memory.instructions import Instructions, InstructionsVersion
+from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
 from perdure.memory.model_extractor import ModelExtractor
 from perdure.memory.packing import PartReport
-from perdure.memory.presenting import Summary
 from perdure.memory.profile.past import ProfileVersion
 from perdure.memory.profile.profile import Profile
 from perdure.memory.profile.update_profile import ProfileUpdate, update_profile
@@ -32,12 +31,11 @@ from perdure.memory.recollection.recall import Recollection, arecall, recall
 from perdure.memory.recollection.recalling import use_memories
 from perdure.memory.records import Candidate, Memory, Outcome, Previous, Verdict
 from perdure.memory.reducers import ChatState, Keep, keepable, message_reducer, messages
-from perdure.memory.summarize import SummaryState, summarize
+from perdure.memory.summary import Summary, SummaryState, summarize
 from perdure.memory.tokens import TokenCounter
 from perdure.memory.trim import trim
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.update_instructions import update_instructions
-from perdure.memory.use_instructions import use_instructions
 from perdure.memory.view import view
 
 __all__ = [

@@ -10,8 +10,8 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
-from perdure.memory.presenting import Summary
 from perdure.memory.shortening import SHORTENED
+from perdure.memory.summary import Summary
 
 _AT: Final[tuple[str, ...]] = ("thread_id", "checkpoint_ns", "checkpoint_id")
 

@@ -1,9 +1,9 @@
-"""Instructions that an agent can learn: versions in a store, read, written and rolled back."""
+"""Instructions that an agent can learn: versions in a store, and the node that shows them."""
 
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -11,8 +11,14 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.errors import ConfigurationError, VersionConflict
-from perdure.memory.effects import Effect, Effects, arun, run
+from perdure.memory.clock import Clock, clock_of
+from perdure.memory.effects import Effect, Effects, awaiting, blocking
+from perdure.memory.nodes import MessagesNode
+from perdure.memory.options import instance
+from perdure.memory.options import text as checked_text
 from perdure.memory.run_config import Place, provenance, source, store_of_graph, versioned
+from perdure.memory.shown import Shown
+from perdure.memory.summary import with_summary, without_summary
 from perdure.memory.templates import Template
 
 if TYPE_CHECKING:
@@ -25,7 +31,7 @@ TEXT: Final = "instructions"
 
 @dataclass(frozen=True, slots=True)
 class InstructionsVersion:
-    """What the instructions were, or are.
+    """A version of the instructions.
 
     Attributes:
         text: The instructions.
@@ -33,7 +39,7 @@ class InstructionsVersion:
         diff: What changed in the text, as a unified diff; "" for the default.
         change: What made it: `"set"` by hand, an `"update"` by reflection, a `"rollback"`.
         valid_from: Since when (UTC); None: it is the default.
-        valid_to: Until when; None: it is in force.
+        valid_to: Until when; None: it holds now.
         thread_id: The thread whose run made it, if that is known.
         checkpoint_id: The checkpoint of that thread which the run had reached.
     """
@@ -51,16 +57,16 @@ class InstructionsVersion:
 class Instructions:
     """The instructions of an agent, in a store.
 
-    Each change is a new version of one item; none is ever destroyed. Methods that begin with `a`
-    are the async forms. `config` is that of the run; None: within a node, the run it belongs to.
+    Each change is a new version of one item; none is ever destroyed. `config` is that of the run;
+    None: within a node, the run it belongs to.
 
     Args:
-        store: A store with versions, `SQLiteStore` or a scope of one; others, langgraph's too, are
-            refused, since nothing keeps two runs from losing each other's change there. None:
-            within a graph, the store it was compiled with.
-        namespace: Labels; see `Template`. with `"{user_id}"` in it, each user has their own.
+        store: A store with versions, such as `SQLiteStore`; others, langgraph's too, are refused,
+            since there two runs would lose each other's change. None: within a graph, the store it
+            was compiled with.
+        namespace: Labels; see `Template`. With `"{user_id}"` in it, each user has their own.
         key: The item's key, a template as well.
-        default: What holds as long as nothing is stored.
+        default: The text while nothing is stored.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -75,58 +81,60 @@ class Instructions:
     ) -> None:
         self.store = None if store is None else versioned(store)
         self.namespace, self.key = Template(namespace), Template((key,))
-        self.default = _text(default, "default")
+        self.default = checked_text("default", default)
 
-    def current(
+    def _current(
         self, config: RunnableConfig | None = None, *, as_of: datetime | None = None
-    ) -> InstructionsVersion:
+    ) -> Effects[InstructionsVersion]:
         """What holds now, or held at a moment.
 
         Raises:
             ConfigurationError: There is no store with versions, the config does not fill the
                 templates, or the item is something else.
         """
-        return run(self.reading(self.place(config), as_of))
+        return (yield from self.reading(self.place(config), as_of))
 
-    async def acurrent(
-        self, config: RunnableConfig | None = None, *, as_of: datetime | None = None
-    ) -> InstructionsVersion:
-        """See `current`."""
-        return await arun(self.reading(self.place(config), as_of))
-
-    def history(self, config: RunnableConfig | None = None) -> list[InstructionsVersion]:
+    def _history(self, config: RunnableConfig | None = None) -> Effects[list[InstructionsVersion]]:
         """All versions, oldest first, with the threads that caused them."""
-        return run(self._versions(self.place(config)))
+        return (yield from self._versions(self.place(config)))
 
-    async def ahistory(self, config: RunnableConfig | None = None) -> list[InstructionsVersion]:
-        """See `history`."""
-        return await arun(self._versions(self.place(config)))
-
-    def set(self, text: str, config: RunnableConfig | None = None) -> InstructionsVersion:
+    def _set(self, text: str, config: RunnableConfig | None = None) -> Effects[InstructionsVersion]:
         """Write a text as the new version; one that holds already is not written again.
 
         Raises:
-            ConfigurationError: The text says nothing; see also `current`.
+            ConfigurationError: The text is blank; see also `current`.
         """
-        return run(self._setting(self.place(config), _text(text, "text")))
+        text = checked_text("text", text)
+        return (yield from self._replaced(self.place(config), text, "set"))
 
-    async def aset(self, text: str, config: RunnableConfig | None = None) -> InstructionsVersion:
-        """See `set`."""
-        return await arun(self._setting(self.place(config), _text(text, "text")))
-
-    def rollback(self, n: int, config: RunnableConfig | None = None) -> InstructionsVersion:
-        """Write the text of version `n` as the new version; 0 is the default.
+    def _rollback(
+        self, version: int, config: RunnableConfig | None = None
+    ) -> Effects[InstructionsVersion]:
+        """Write the text of an earlier version as the new version; 0 is the default.
 
         Raises:
             ConfigurationError: There is no such version; see also `current`.
         """
-        return run(self._rolling_back(self.place(config), n))
+        place = self.place(config)
+        texts = {old.version: old.text for old in (yield from self._versions(place))}
+        texts[0] = self.default
+        if isinstance(version, bool) or version not in texts:
+            raise ConfigurationError(
+                f"the instructions {place.key!r} in {place.namespace!r} have no version "
+                f"{version!r}; expected one of {sorted(texts)}"
+            )
+        return (yield from self._replaced(place, texts[version], "rollback"))
 
-    async def arollback(self, n: int, config: RunnableConfig | None = None) -> InstructionsVersion:
-        """See `rollback`."""
-        return await arun(self._rolling_back(self.place(config), n))
+    current = blocking(_current)
+    acurrent = awaiting(_current)
+    history = blocking(_history)
+    ahistory = awaiting(_history)
+    set = blocking(_set)
+    aset = awaiting(_set)
+    rollback = blocking(_rollback)
+    arollback = awaiting(_rollback)
 
-    # -- steps, which other nodes take too
+    # -- effects that other nodes use too
 
     def place(self, config: RunnableConfig | None) -> Place:
         """Where the instructions of a run are.
@@ -134,9 +142,7 @@ class Instructions:
         Raises:
             ConfigurationError: There is no store with versions, or no such place.
         """
-        store = self.store
-        if store is None:
-            store = versioned(store_of_graph("the instructions"))
+        store = versioned(store_of_graph("the instructions")) if self.store is None else self.store
         namespace, [key] = self.namespace.filled(config), self.key.filled(config)
         return Place(store, namespace, key, *source(config))
 
@@ -149,31 +155,30 @@ class Instructions:
         return InstructionsVersion(self.default) if item is None else _version(item)
 
     def writing(
-        self, place: Place, former: InstructionsVersion, text: str, change: Change
+        self, place: Place, previous: InstructionsVersion, text: str, change: Change
     ) -> Effects[InstructionsVersion]:
-        """Write a text in place of `former`.
+        """Write a text in place of `previous`.
 
         Raises:
-            VersionConflict: Another is in force by now.
+            VersionConflict: Another version holds by now.
         """
-        value = noted(former.text, text, change)
+        value = noted(previous.text, text, change)
         options: dict[str, Any] = {
-            "index": [TEXT],  # what changed in it is not searched
+            "index": [TEXT],  # the diff is not searched
             "ttl": None,  # they do not expire, whatever the store's default
-            "if_version": former.version,
+            "if_version": previous.version,
             "provenance": provenance(place),
         }
         yield Effect(
             lambda: place.store.put(place.namespace, place.key, value, **options),
             lambda: place.store.aput(place.namespace, place.key, value, **options),
         )
-        # by now another may be in force, and after a delete versions go on from the last
-        versions = yield from self._versions(place)
-        for version in reversed(versions):
-            if version.text == text and version.version > former.version:
+        # another may hold by now, and after a delete the numbers go on from the last
+        for version in reversed((yield from self._versions(place))):
+            if version.text == text and version.version > previous.version:
                 return version
         raise VersionConflict(
-            f"the instructions {place.key!r} in {place.namespace!r} were erased as they were "
+            f"the instructions {place.key!r} in {place.namespace!r} were erased while they were "
             "written: write them again"
         )
 
@@ -184,51 +189,34 @@ class Instructions:
         )
         return [_version(item) for item in items]
 
-    def _setting(
-        self, place: Place, text: str, change: Change = "set"
-    ) -> Effects[InstructionsVersion]:
-        while True:  # each turn that fails is one in which somebody else succeeded
-            former = yield from self.reading(place)
-            if former.text == text:
-                return former
+    def _replaced(self, place: Place, text: str, change: Change) -> Effects[InstructionsVersion]:
+        while True:  # each round that fails is one in which another writer succeeded
+            previous = yield from self.reading(place)
+            if previous.text == text:
+                return previous
             try:
-                return (yield from self.writing(place, former, text, change))
+                return (yield from self.writing(place, previous, text, change))
             except VersionConflict:
                 continue
 
-    def _rolling_back(self, place: Place, n: int) -> Effects[InstructionsVersion]:
-        texts = {old.version: old.text for old in (yield from self._versions(place))}
-        texts[0] = self.default
-        if isinstance(n, bool) or n not in texts:
-            raise ConfigurationError(
-                f"the instructions {place.key!r} in {place.namespace!r} have no version {n!r}; "
-                f"expected one of {sorted(texts)}"
-            )
-        return (yield from self._setting(place, texts[n], "rollback"))
 
-
-def noted(former: str, text: str, change: Change) -> dict[str, str]:
-    """What an item holds of instructions that take the place of former ones."""
-    return {TEXT: text, "diff": _diff(former, text), "change": change}
+def noted(previous: str, text: str, change: Change) -> dict[str, str]:
+    """The value of an item whose instructions take the place of previous ones."""
+    lines = difflib.unified_diff(previous.splitlines(), text.splitlines(), n=1, lineterm="")
+    diff = "\n".join(list(lines)[2:])  # without the names of files
+    return {TEXT: text, "diff": diff, "change": change}
 
 
 def check_instructions(instructions: Any) -> Instructions:
     """Instructions, if they are.
 
     Raises:
-        ConfigurationError: They are not.
+        ConfigurationError: They are something else.
     """
-    if not isinstance(instructions, Instructions):
-        raise ConfigurationError(
-            f"the instructions are {instructions!r:.80}; expected Instructions(store)"
-        )
-    return instructions
-
-
-def _text(text: Any, name: str) -> str:
-    if not isinstance(text, str) or not text.strip():
-        raise ConfigurationError(f"{name} is {text!r:.80}; expected text that says something")
-    return text
+    checked: Instructions = instance(
+        "instructions", instructions, Instructions, "Instructions(store)"
+    )
+    return checked
 
 
 def _version(item: StoredItem) -> InstructionsVersion:
@@ -251,6 +239,49 @@ def _version(item: StoredItem) -> InstructionsVersion:
     )
 
 
-def _diff(former: str, text: str) -> str:
-    lines = difflib.unified_diff(former.splitlines(), text.splitlines(), n=1, lineterm="")
-    return "\n".join(list(lines)[2:])  # without the names of files
+# -- showing them
+
+
+def use_instructions(
+    instructions: Instructions,
+    *,
+    as_of: Clock | str | None = None,
+    messages_key: str = "messages",
+) -> UseInstructions:
+    """A node that shows the current instructions as the one system message.
+
+    An equal system message stays, a different one is replaced; the summary of `summarize()` in it
+    stays. What is shown is a valid sequence, `llm_input_messages`; the state stays as it is. With
+    other nodes that decide what is shown, put it into one `view`, before the part that cuts.
+
+    Args:
+        instructions: Where they are.
+        as_of: Gives the moment whose instructions are used, of the run's config, or the name of it
+            there; None, or where that gives None: those that hold now.
+        messages_key: The channel of the messages.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
+    return UseInstructions(instructions, messages_key, clock_of("as_of", as_of))
+
+
+class UseInstructions(MessagesNode):
+    """See `use_instructions`, which makes it."""
+
+    def __init__(self, instructions: Instructions, messages_key: str, as_of: Clock) -> None:
+        super().__init__(messages_key)
+        self.instructions, self._as_of = check_instructions(instructions), as_of
+
+    def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Effects[Shown]:
+        """The same, under the instructions."""
+        place = self.instructions.place(config)
+        text = (yield from self.instructions.reading(place, self._as_of(config))).text
+        if shown.system is None:
+            return shown.under(text)
+        summary, plain = without_summary([shown.system])
+        bare = replace(shown, system=plain[0] if plain else None).under(text)
+        return with_summary(bare, summary)
+
+    through = blocking(_through)
+    athrough = awaiting(_through)

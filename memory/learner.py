@@ -9,22 +9,23 @@ from langchain_core.messages import BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from perdure.memory.conversation import Messages
-from perdure.memory.effects import Effects, arun, run
+from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.nodes import channel, checked, is_messages
+from perdure.memory.options import text
 
 
 class Learner(Runnable[Any, Any]):
     """A node that learns, like `update_instructions(…)` and `update_profile(…)`.
 
-    Its doors are those of every node of short-term memory: from a state it learns and returns an
-    empty update, messages it passes on as they are.
+    It is called like every node of short-term memory: of a state it returns an empty update, of
+    messages the messages as they are.
 
     Args:
         messages_key: The channel of the messages.
     """
 
     def __init__(self, messages_key: str) -> None:
-        self.messages_key = messages_key
+        self.messages_key = text("messages_key", messages_key, "a channel's name")
 
     @abstractmethod
     def learning(
@@ -33,45 +34,38 @@ class Learner(Runnable[Any, Any]):
         """Learn from messages.
 
         Args:
-            messages: They.
-            state: That they are in; None: they came alone.
+            messages: The conversation.
+            state: The state that has the messages; None: they came alone.
             config: Of the run.
         """
 
-    def __call__(self, said: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
-        """The messages as they are, once they are learned from.
+    def _call(self, given: Any, config: RunnableConfig | None = None) -> Effects[list[BaseMessage]]:
+        """The messages as they are, after learning from them.
 
         Args:
-            said: The state, as a node is given it, or a list of messages.
+            given: The state, as a node is given it, or a list of messages.
             config: Of the run; within a graph it is known without.
 
         Raises:
             InvalidMessages: They are no messages.
             PerdureError: What learning raises.
         """
-        messages, state = self._in(said)
-        run(self.learning(messages, state, config))
+        if is_messages(given):
+            messages, state = checked(given, "the messages"), None
+        else:
+            found = channel(given, self.messages_key)
+            messages, state = checked(found, f"the channel {self.messages_key!r}"), given
+        yield from self.learning(messages, state, config)
         return list(messages)
 
-    async def acall(self, said: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
-        """See `__call__`."""
-        messages, state = self._in(said)
-        await arun(self.learning(messages, state, config))
-        return list(messages)
-
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    def _invoke(
+        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Effects[Any]:
         """The update for a state, which changes nothing in it; or for messages, the messages."""
-        messages = self(input, config)
+        messages = yield from self._call(input, config)
         return messages if is_messages(input) else {}
 
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """See `invoke`."""
-        messages = await self.acall(input, config)
-        return messages if is_messages(input) else {}
-
-    def _in(self, said: Any) -> tuple[Messages, Any]:
-        """Messages, and the state that they are in."""
-        if is_messages(said):
-            return checked(said, "the messages"), None
-        found = channel(said, self.messages_key)
-        return checked(found, f"the channel {self.messages_key!r}"), said
+    __call__ = blocking(_call)
+    acall = awaiting(_call)
+    invoke = blocking(_invoke)
+    ainvoke = awaiting(_invoke)

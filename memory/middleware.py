@@ -21,8 +21,7 @@ from perdure.errors import ConfigurationError, MissingDependency
 from perdure.memory.conversation import Messages
 from perdure.memory.learner import Learner
 from perdure.memory.nodes import SHOWN, MessagesNode
-from perdure.memory.presenting import Summary
-from perdure.memory.summary_node import Summarize
+from perdure.memory.summary import Summarize, Summary
 from perdure.memory.trim import removals
 from perdure.memory.view import View, view
 

@@ -1,6 +1,6 @@
-"""Asking a chat model from within a node: calls as steps, with a time limit, and what went wrong.
+"""Calls of a chat model, by name or object, from within a node: with a time limit and retries.
 
-Each call has the limit whether or not the model's client has one.
+A call that fails gives its error as the answer; `fault_of` says what is wrong with an answer.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ import asyncio
 import contextvars
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langgraph.constants import TAG_NOSTREAM
+from langgraph.errors import GraphBubbleUp
 
+from perdure.errors import ConfigurationError, MissingDependency
 from perdure.memory.effects import Effect
+from perdure.memory.options import instance, seconds, text, whole
 
 Request = Sequence[BaseMessage]
-AT_ONCE: Final = 4
-"""How many requests of one step are under way at the same time, if it is awaited."""
-
+_OPENAI: Final = ("gpt-", "chatgpt-", "o1", "o3", "o4")  # how the names of OpenAI's models begin
 _REASONS: Final = ("finish_reason", "stop_reason", "stopReason", "done_reason")
 _CUT_OFF: Final = {"length", "max_tokens", "model_length", "max_output_tokens"}
 _WITHHELD: Final = {
@@ -33,31 +34,151 @@ _WITHHELD: Final = {
 _REFUSED: Final = {400, 401, 403, 404, 405, 422}  # HTTP: asking again gets the same answer
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCall:
-    """Asks a model.
+# -- models by name
+
+
+def chat_model(model: Any) -> Runnable[Any, Any]:
+    """A chat model from an object, which is taken as it is, or from a name.
+
+    A name goes to langchain's `init_chat_model`; without langchain, OpenAI's go to
+    `langchain_openai.ChatOpenAI`. Where something is missing that may be there later, such as the
+    key, the model is made at its first call.
 
     Args:
-        model: Answers.
+        model: A chat model, or a name such as `"openai:gpt-5-mini"`.
+
+    Raises:
+        ConfigurationError: It is neither, or no model can have that name.
+        MissingDependency: The package of the name's provider is not installed.
+    """
+    if not isinstance(model, str):
+        expected = 'a langchain chat model, or a name such as "openai:gpt-5-mini"'
+        return cast("Runnable[Any, Any]", instance("model", model, Runnable, expected))
+    try:
+        text("model, without its provider,", model.rpartition(":")[2])
+        return _made(model)
+    except (ConfigurationError, MissingDependency):
+        raise
+    except Exception:  # every provider has its own error for a key that is missing
+        return NamedModel(model)
+
+
+class NamedModel(RunnableLambda[Any, Any]):
+    """A chat model that is made at its first call; `chat_model` makes it.
+
+    Args:
+        given: The model's name.
+        prepare: What is done with the model before its first call.
+    """
+
+    def __init__(
+        self, given: str, prepare: Callable[[Any], Runnable[Any, Any]] = lambda model: model
+    ) -> None:
+        # of a function that returns a runnable, langchain calls the runnable
+        super().__init__(self._resolved, name=given)
+        self.given, self._prepare = given, prepare
+        self._model: Runnable[Any, Any] | None = None
+
+    @property
+    def model_name(self) -> str:
+        """The name without its provider."""
+        return self.given.partition(":")[2] or self.given
+
+    def prepared(self, prepare: Callable[[Any], Runnable[Any, Any]]) -> NamedModel:
+        """The same, with something done before the first call: `lambda model: model.bind(…)`."""
+        return NamedModel(self.given, lambda model: prepare(self._prepare(model)))
+
+    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> NamedModel:
+        """See `BaseChatModel.bind_tools`."""
+        return self.prepared(lambda model: model.bind_tools(tools, **kwargs))
+
+    def _resolved(self, request: Any) -> Runnable[Any, Any]:
+        if self._model is None:
+            try:
+                self._model = self._prepare(_made(self.given))
+            except Exception as exc:
+                raise ConfigurationError(
+                    f"the model {self.given!r} cannot be made: {exc!s:.300}"
+                ) from exc
+        return self._model
+
+
+def _made(name: str) -> Runnable[Any, Any]:
+    """The model of a name; ConfigurationError if no model can have it."""
+    try:
+        from langchain.chat_models import init_chat_model
+    except ImportError:
+        return _made_without_langchain(name)
+    try:
+        return cast("Runnable[Any, Any]", init_chat_model(name))
+    except ImportError as exc:
+        raise MissingDependency(f"model is {name!r}, whose package is missing: {exc}") from exc
+    except ValueError as exc:
+        if type(exc) is not ValueError:  # pydantic's: a key is missing
+            raise
+        raise ConfigurationError(
+            f'model is {name!r:.80}; expected "provider:model", such as "openai:gpt-5-mini" '
+            f"({str(exc).splitlines()[0]})"
+        ) from exc
+
+
+def _made_without_langchain(name: str) -> Runnable[Any, Any]:
+    provider, _, model = name.rpartition(":")
+    if provider != "openai" and (provider or not name.startswith(_OPENAI)):
+        raise MissingDependency(
+            f"model is {name!r:.80}, and langchain, which knows all providers, is not installed: "
+            'pip install "perdure[agents]", or pass a chat model, or a name "openai:…"'
+        )
+    from langchain_openai import ChatOpenAI  # takes a second: only for whoever names a model
+
+    return ChatOpenAI(model=model)
+
+
+# -- calls
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """A model and how it is called: `ModelCall("openai:gpt-5-mini", timeout_s=20)`.
+
+    Args:
+        model: Answers: a chat model, what answers like one, or a name; see `chat_model`.
         timeout_s: Seconds a call may take; None: as long as it takes. A blocking call that takes
             longer is left behind in its thread.
         config: Of the run.
+        retries: How often a call is made again that failed, or whose answer cannot be used.
+        backoff_s: Seconds before the first call that is made again; they double.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+        MissingDependency: See `chat_model`.
     """
 
-    model: Runnable[Any, Any]
-    timeout_s: float | None
+    model: Any
+    timeout_s: float | None = 60.0
     config: RunnableConfig | None = None
+    retries: int = 2
+    backoff_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", chat_model(self.model))
+        if self.timeout_s is not None:
+            seconds("timeout_s", self.timeout_s, above_zero=True)
+        whole("retries", self.retries, 0)
+        seconds("backoff_s", self.backoff_s)
 
     def asking(self, requests: Sequence[Request]) -> Effect:
-        """A step: the answer to each request, or the error instead of it."""
-        return Effect(
-            lambda: [self._answer(request) for request in requests],
-            lambda: self._answers(requests),
-        )
+        """An effect: the answer to each request, in order, or the error instead of it."""
 
-    async def _answers(self, requests: Sequence[Request]) -> list[Any]:
-        slots = asyncio.Semaphore(AT_ONCE)
-        return await asyncio.gather(*(self._aanswer(request, slots) for request in requests))
+        async def answers() -> list[Any]:
+            return [await self._aanswer(request) for request in requests]
+
+        return Effect(lambda: [self._answer(request) for request in requests], answers)
+
+    def waiting(self, failures: int) -> Effect:
+        """An effect: the time passes that is left between two calls."""
+        pause = self.backoff_s * 2 ** (failures - 1)
+        return Effect(lambda: time.sleep(pause), lambda: asyncio.sleep(pause))
 
     def _answer(self, request: Request) -> Any:
         """The answer, or the error, of a call in a thread of its own, which can be left behind."""
@@ -75,34 +196,40 @@ class ModelCall:
         thread.start()
         thread.join(self.timeout_s)
         answer = box[0] if box else self._too_late()
-        if isinstance(answer, BaseException) and not isinstance(answer, Exception):
-            raise answer
+        if isinstance(answer, BaseException) and (
+            not isinstance(answer, Exception) or isinstance(answer, GraphBubbleUp)
+        ):
+            raise answer  # a signal, such as an interrupt, and no failure of the model
         return answer
 
-    async def _aanswer(self, request: Request, slots: asyncio.Semaphore) -> Any:
-        async with slots:
-            limit = asyncio.timeout(self.timeout_s)
-            try:
-                async with limit:
-                    return await self._quiet().ainvoke(list(request), self.config)
-            except Exception as exc:
-                return self._too_late() if limit.expired() else exc
+    async def _aanswer(self, request: Request) -> Any:
+        limit = asyncio.timeout(self.timeout_s)
+        try:
+            async with limit:
+                return await self._quiet().ainvoke(list(request), self.config)
+        except GraphBubbleUp:
+            raise
+        except Exception as exc:
+            return self._too_late() if limit.expired() else exc
 
     def _quiet(self) -> Runnable[Any, Any]:
-        # what it says is not said to the user: `stream_mode="messages"` passes it over
-        return self.model.with_config(tags=[TAG_NOSTREAM])
+        # the answer is not the user's: `stream_mode="messages"` leaves it out
+        return cast("Runnable[Any, Any]", self.model.with_config(tags=[TAG_NOSTREAM]))
 
     def _too_late(self) -> TimeoutError:
         return TimeoutError(f"no answer within {self.timeout_s} s")
 
 
-def waiting(seconds: float) -> Effect:
-    """A step: time passes."""
-    return Effect(lambda: time.sleep(seconds), lambda: asyncio.sleep(seconds))
+def model_call(model: Any) -> ModelCall:
+    """A `ModelCall` as it is; anything else as the model of one."""
+    return model if isinstance(model, ModelCall) else ModelCall(model)
+
+
+# -- answers
 
 
 def text_of(answer: Any) -> str:
-    """What an answer says."""
+    """The text of an answer."""
     return (answer if isinstance(answer, str) else str(answer.text)).strip()
 
 
@@ -125,7 +252,7 @@ def fault_of(answer: Any) -> str | None:
 
 
 def is_cut_off(answer: Any) -> bool:
-    """Whether a message ends where the model was stopped, and not where it was done."""
+    """Whether the provider ended a message at its limit for output."""
     return _ending(answer) in _CUT_OFF
 
 
@@ -134,25 +261,33 @@ def is_withheld(answer: Any) -> bool:
     return _ending(answer) in _WITHHELD
 
 
-def _ending(answer: Any) -> str:
-    """Why a message ended, in lower case; providers tell it under different names."""
-    metadata = getattr(answer, "response_metadata", None) or {}
-    details = metadata.get("incomplete_details") or {}
-    told = (*(metadata.get(key) for key in _REASONS), details.get("reason"))
-    return next((str(reason).lower() for reason in told if reason), "")
-
-
 def is_too_long(answer: Any) -> bool:
     """Whether a call failed because the request is longer than the model's window."""
     if not isinstance(answer, Exception):
         return False
-    if isinstance(answer, ContextOverflowError) or getattr(answer, "status_code", None) == 413:
-        return True
-    if getattr(answer, "code", None) == "context_length_exceeded":
-        return True
-    return getattr(answer, "status_code", None) == 400 and "context length" in str(answer).lower()
+    status = getattr(answer, "status_code", None)
+    return (
+        isinstance(answer, ContextOverflowError)
+        or status == 413
+        or getattr(answer, "code", None) == "context_length_exceeded"
+        or (status == 400 and "context length" in str(answer).lower())
+    )
 
 
 def is_final(answer: Any) -> bool:
-    """Whether a call failed in a way that asking again cannot mend."""
-    return isinstance(answer, Exception) and getattr(answer, "status_code", None) in _REFUSED
+    """Whether a call failed in a way that calling again cannot mend."""
+    refused = getattr(answer, "status_code", None) in _REFUSED
+    return isinstance(answer, ConfigurationError) or (isinstance(answer, Exception) and refused)
+
+
+def times(count: int) -> str:
+    """How often, in words."""
+    return "once" if count == 1 else f"{count} times"
+
+
+def _ending(answer: Any) -> str:
+    """Why a message ended, in lower case; providers name it differently."""
+    metadata = getattr(answer, "response_metadata", None) or {}
+    details = metadata.get("incomplete_details") or {}
+    reasons = (*(metadata.get(key) for key in _REASONS), details.get("reason"))
+    return next((str(reason).lower() for reason in reasons if reason), "")

@@ -16,10 +16,10 @@ from langchain_core.messages import SystemMessage
 
 from perdure.errors import BudgetExceeded
 from perdure.memory.conversation import Turn
-from perdure.memory.presenting import summary_of
 from perdure.memory.quoting import quoted
 from perdure.memory.rendering import memory_line, section
 from perdure.memory.shown import Shown
+from perdure.memory.summary import summary_of
 from perdure.memory.tokens import TokenCounter
 from perdure.memory.window import choose
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from langchain_core.messages import AIMessage, BaseMessage
@@ -16,12 +16,14 @@ from perdure.errors import ConfigurationError, InvalidPatch, ModelFailed
 from perdure.memory.effects import Effects
 from perdure.memory.model_call import (
     ModelCall,
+    NamedModel,
+    chat_model,
     fault_of,
     is_cut_off,
     is_final,
     is_too_long,
     is_withheld,
-    waiting,
+    times,
 )
 from perdure.memory.shortening import middle_out
 
@@ -35,7 +37,7 @@ class Refused:
     """An answer that cannot be used.
 
     Attributes:
-        said: The answer.
+        said: Its text.
         fault: What is wrong with it.
     """
 
@@ -45,11 +47,11 @@ class Refused:
 
 @dataclass(slots=True)
 class Tally:
-    """What asking took.
+    """Counts calls.
 
     Attributes:
-        asks: How often the model was asked.
-        tokens: What its answers say that they took, all together; None: they say nothing.
+        asks: How often the model was called.
+        tokens: The tokens that its answers report, added up; None: they report none.
     """
 
     asks: int = 0
@@ -69,75 +71,84 @@ Requesting = Callable[[int, Refused | None], list[BaseMessage]]
 
 @dataclass(frozen=True, slots=True)
 class Insisting:
-    """Asks until there is an answer that can be used, but not for ever.
+    """Calls a model until an answer can be used, or the retries are used up.
 
     Args:
         retries: How often a call is made again that failed, or whose answer was refused.
-        backoff_s: Seconds before the first that is made again because it failed; they double.
+        backoff_s: Seconds before the first call that is made again because it failed; they double.
     """
 
-    retries: int
-    backoff_s: float
+    retries: int = 2
+    backoff_s: float = 0.5
 
     def asked(
         self,
-        asker: ModelCall,
+        call: ModelCall,
         request: Requesting,
         taken: Callable[[Any], T | Effects[T]],
         *,
         room: int,
         tally: Tally,
+        parsed: Callable[[Any], Any] | None = None,
     ) -> Effects[T]:
-        """What is made of the answer.
+        """What `taken` makes of the first answer that can be used.
 
         Args:
-            asker: Asks a `structured` model.
+            call: Calls the model, for structured answers a `structured` one.
             request: Makes the request.
-            taken: Makes what is wanted of an answer, in steps if it has to wait for something, or
+            taken: Makes the result of an answer, as effects if it has to wait for something, or
                 raises `InvalidPatch`.
-            room: Characters of the conversation to be shown; fewer if they are too many for the
-                model.
+            room: Characters of the conversation to be shown; halved while they are too many for
+                the model.
             tally: Counts.
+            parsed: Takes an answer apart, or raises `InvalidPatch`; None: by its schema.
 
         Raises:
-            ModelFailed: There is no answer that can be used.
+            ModelFailed: No answer can be used.
         """
+        call = replace(call, retries=self.retries, backoff_s=self.backoff_s)
         failures, refused = 0, None
         while True:
-            [answer] = yield asker.asking([request(room, refused)])
+            [answer] = yield call.asking([request(room, refused)])
             tally.add(answer)
             if is_too_long(answer) and room // 2 >= _LEAST:
                 room //= 2
                 continue
             failures += 1
             try:
-                found = taken(_parsed(answer))
+                found = taken((parsed or _parsed)(answer))
                 return (yield from found) if isinstance(found, Generator) else found
             except InvalidPatch as exc:
                 if is_final(answer) or failures > self.retries:
                     cause = answer if isinstance(answer, Exception) else exc
-                    raise _failed(failures, _outline(answer)) from cause
+                    raise ModelFailed(
+                        f"the model gave no answer that can be used: asked {times(failures)}, and "
+                        f"in the end: {_outline(answer)}; nothing was written"
+                    ) from cause
                 if isinstance(answer, Exception) and not isinstance(answer, ValueError):
-                    yield waiting(self.backoff_s * 2 ** (failures - 1))
+                    yield call.waiting(failures)
                 else:  # some clients raise what pydantic says of an answer
-                    refused = Refused(_said(answer), str(exc))
+                    refused = Refused(_quoted(answer), str(exc))
 
 
 def structured(
     model: Any, schema: type[BaseModel], *, method: str, strict: bool
 ) -> Runnable[Any, Any]:
-    """A model whose answers are of a schema, strictly if it can be told to decode so.
+    """A model whose answers are of a schema, decoded strictly if the model can.
 
     Args:
-        model: A chat model.
+        model: A chat model, or the name of one.
         schema: Of its answers.
         method: Of `with_structured_output`.
         strict: Whether to ask for decoding that can give nothing else.
 
     Raises:
-        ConfigurationError: The model gives no structured answers.
+        ConfigurationError: The model gives no structured answers; see also `chat_model`.
     """
-    # what an integration does not know of, it refuses in one of these ways
+    model = chat_model(model)
+    if isinstance(model, NamedModel):
+        return model.prepared(lambda made: structured(made, schema, method=method, strict=strict))
+    # an integration refuses what it does not know in one of these ways
     cause: Exception | None = None
     tried: list[dict[str, Any]] = [{"method": method, "strict": strict}, {"method": method}, {}]
     for options in tried:
@@ -156,7 +167,7 @@ def structured(
 
 
 def _parsed(answer: Any) -> Any:
-    """The answer as its schema has it.
+    """The answer as an instance of its schema.
 
     Raises:
         InvalidPatch: There is none.
@@ -178,30 +189,21 @@ def _parsed(answer: Any) -> Any:
 def _outline(answer: Any) -> str:
     """What is wrong with an answer, in none of its words: they may be a secret, and errors go far.
 
-    The model is told in detail, and so is who looks at the error's cause.
+    The model is told in detail, and so is whoever looks at the error's cause.
     """
-    if not isinstance(answer, dict) or is_cut_off(answer.get("raw")):
-        return fault_of(answer.get("raw") if isinstance(answer, dict) else answer) or "it was text"
-    if is_withheld(answer.get("raw")):
-        return fault_of(answer["raw"]) or "it was withheld"
+    raw = answer.get("raw") if isinstance(answer, dict) else answer
+    if not isinstance(answer, dict) or is_cut_off(raw) or is_withheld(raw):
+        return fault_of(raw) or "it was text"
     if answer.get("parsing_error") is not None or answer.get("parsed") is None:
         return "the answer is not as the schema asks for (this error's cause says where)"
     return "the answer asks for what cannot be done (this error's cause says what)"
 
 
-def _said(answer: Any) -> str:
-    """What an answer said, for the model to see again."""
+def _quoted(answer: Any) -> str:
+    """The text of an answer, to be shown to the model again."""
     raw = answer.get("raw") if isinstance(answer, dict) else answer
     parts = [str(raw.text)] if isinstance(raw, BaseMessage) else []
     if isinstance(raw, AIMessage):
         parts += [json.dumps(call["args"], ensure_ascii=False) for call in raw.tool_calls]
         parts += [call["args"] or "" for call in raw.invalid_tool_calls]
     return middle_out("\n".join(filter(None, parts)), _QUOTED)
-
-
-def _failed(asks: int, fault: str) -> ModelFailed:
-    times = "once" if asks == 1 else f"{asks} times"
-    return ModelFailed(
-        f"the model gave no answer that can be used: asked {times}, and in the end: {fault}; "
-        "nothing was written"
-    )

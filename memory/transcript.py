@@ -23,13 +23,13 @@ TOOL_CHARS: Final = 2_000
 
 _OMITTED: Final = "[earlier messages are left out]"
 _ROLES: Final = {"human": "user", "ai": "assistant"}
-_UNSAID: Final = {"reasoning", "reasoning_content", "thinking", "redacted_thinking"}
+_THOUGHTS: Final = {"reasoning", "reasoning_content", "thinking", "redacted_thinking"}
 _CALLS: Final = {"tool_use", "tool_call", "tool_call_chunk", "function_call", "invalid_tool_call"}
 _NAMES: Final = {"image_url": "image", "input_image": "image", "input_audio": "audio"}
 
 
 def rendered(message: BaseMessage) -> str:
-    r"""A message as `role (name): what it says`, further lines indented; "" if it says nothing.
+    r"""A message as `role (name): text`, further lines indented; "" if it has no text or calls.
 
     >>> from langchain_core.messages import HumanMessage
     >>> rendered(HumanMessage("Hi,\nit's me", name="Ann"))
@@ -37,10 +37,10 @@ def rendered(message: BaseMessage) -> str:
     """
     if isinstance(message, RemoveMessage | SystemMessage):
         return ""
-    said = _said(message)
+    text = _text(message)
     if isinstance(message, ToolMessage):
-        said = middle_out(said, TOOL_CHARS)
-    parts = [part for part in (said, *_calls(message)) if part]
+        text = middle_out(text, TOOL_CHARS)
+    parts = [part for part in (text, *_calls(message)) if part]
     if not parts:
         return ""
     indented = "\n".join(parts).replace("\n", "\n    ")  # so that no line looks like a role's
@@ -62,7 +62,7 @@ def units_of(messages: Sequence[BaseMessage]) -> list[list[str]]:
 
 
 def newest(units: Sequence[str], room: int) -> str:
-    """As many of the newest messages as there is room for; of the very newest, its end."""
+    """As many of the newest units as fit into `room` characters; of the newest its end."""
     kept: list[str] = []
     for unit in reversed(units):
         room -= len(unit) + 1
@@ -87,7 +87,7 @@ def _role(message: BaseMessage) -> str:
     return undelimited(" ".join(role.split()))
 
 
-def _said(message: BaseMessage) -> str:
+def _text(message: BaseMessage) -> str:
     content = message.content
     if isinstance(content, str):
         return content.strip()
@@ -95,13 +95,13 @@ def _said(message: BaseMessage) -> str:
 
 
 def _block(block: Any) -> str:
-    """A block's text; of what is no text, only what it is."""
+    """A block's text; of a block without text, its kind."""
     if isinstance(block, str):
         return block.strip()
     kind = str(block.get("type") or "something")
     if isinstance(block.get("text"), str):
         return str(block["text"]).strip()
-    if kind in _UNSAID or kind in _CALLS:
+    if kind in _THOUGHTS or kind in _CALLS:
         return ""
     nested = block.get("file")
     named = nested if isinstance(nested, dict) else block

@@ -14,8 +14,16 @@ from langchain_core.runnables import RunnableLambda
 from langgraph.graph import END, START, StateGraph
 
 from perdure.memory.counting import token_counter
-from perdure.memory.summarize import SummaryState, summarize
-from perdure.memory.summary_node import Summarize
+from perdure.memory.model_call import ModelCall
+from perdure.memory.shown import Shown
+from perdure.memory.summary import (
+    Summarize,
+    Summary,
+    SummaryState,
+    summarize,
+    with_summary,
+    without_summary,
+)
 from tests.memory.scripted import (
     ScriptedServer,
     client,
@@ -26,8 +34,12 @@ THREAD: Any = {"configurable": {"thread_id": "t"}}
 
 
 def node(server: ScriptedServer, **options: Any) -> Summarize:
-    given = {"when": {"messages": 5}, "keep_turns": 1, "backoff_s": 0.0, **options}
-    return summarize(client(server), **given)
+    """A node that summarises all but the newest turn; some options are those of the call."""
+    called = {name: options.pop(name) for name in ("timeout_s", "retries") if name in options}
+    window = options.pop("window", None)
+    model = client(server, **({"profile": {"max_input_tokens": window}} if window else {}))
+    given = {"trigger": ("messages", 5), "keep": ("messages", 1), **options}
+    return summarize(ModelCall(model, backoff_s=0.0, **called), **given)
 
 
 def turns(count: int, start: int = 1) -> list[AnyMessage]:
@@ -57,6 +69,11 @@ def chat(
     builder.add_edge("summarize", "respond")
     builder.add_edge("respond", END)
     return builder.compile(**options)
+
+
+def presented(messages: Any, summary: Summary | None) -> list[Any]:
+    """Messages as the model is shown them with a summary."""
+    return with_summary(Shown.of(without_summary(messages)[1]), summary).messages()
 
 
 def says(text: str) -> Any:

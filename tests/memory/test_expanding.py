@@ -15,7 +15,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownCheckpoint, UnknownThread
 from perdure.memory.clearing import clear_tool_outputs
 from perdure.memory.expanding import aexpand, expand
-from perdure.memory.summarize import SummaryState, summarize
+from perdure.memory.summary import SummaryState, summarize
 from perdure.memory.trim import trim
 from tests.memory.scripted import ScriptedServer, client, numbered
 

@@ -24,7 +24,7 @@ from perdure.memory.instructions import Instructions, InstructionsVersion
 from perdure.memory.presenting import HEADING, Summary, present
 from perdure.memory.reducers import ChatState
 from perdure.memory.trim import trim
-from perdure.memory.use_instructions import use_instructions
+from perdure.memory.instructions import use_instructions
 from perdure.memory.view import view
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations, newest_human

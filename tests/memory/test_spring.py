@@ -36,7 +36,7 @@ from perdure.memory.adapters import (
     VectorStoreChatMemoryAdvisor,
 )
 from perdure.memory.adapters.advisors import ChatMemoryAdvisor
-from perdure.memory.summarize import summarize
+from perdure.memory.summary import summarize
 from perdure.memory.trim import trim
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations

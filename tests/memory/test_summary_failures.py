@@ -18,7 +18,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidMessages, SummaryFailed
-from perdure.memory.summarize import summarize
+from perdure.memory.summary import summarize
 from tests.memory.conversations import keys
 from tests.memory.scripted import (
     BLANK,

@@ -20,8 +20,8 @@ from langgraph.graph import add_messages
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from perdure.memory.shown import sequence
-from perdure.memory.summarize import summarize
-from perdure.memory.summary_node import Summarize
+from perdure.memory.summary import summarize
+from perdure.memory.summary import Summarize
 from tests.memory.conversations import conversations, keys, newest_human
 from tests.memory.providers import refusals
 from tests.memory.summaries import awaited

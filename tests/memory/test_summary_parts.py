@@ -14,7 +14,7 @@ from langchain_core.messages import (
 from langchain_core.runnables import RunnableLambda
 
 from perdure.errors import SummaryFailed
-from perdure.memory.summarize import summarize
+from perdure.memory.summary import summarize
 from tests.memory.scripted import (
     TOO_LONG,
     ScriptedServer,

@@ -29,7 +29,7 @@ from perdure.errors import (
 from perdure.memory.instructions import Instructions
 from perdure.memory.reducers import ChatState
 from perdure.memory.update_instructions import update_instructions
-from perdure.memory.use_instructions import use_instructions
+from perdure.memory.instructions import use_instructions
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations
 from tests.memory.scripted import CALLS
