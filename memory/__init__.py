@@ -21,9 +21,8 @@ from perdure.memory.gate.gate import Gate
 from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
 from perdure.memory.model_extractor import ModelExtractor
 from perdure.memory.packing import PartReport
-from perdure.memory.profile.past import ProfileVersion
-from perdure.memory.profile.profile import Profile
-from perdure.memory.profile.update_profile import ProfileUpdate, update_profile
+from perdure.memory.profile import Profile, ProfileVersion
+from perdure.memory.update_profile import ProfileUpdate, update_profile
 from perdure.memory.proposals import Usage
 from perdure.memory.recollection.check_reports import CheckReport
 from perdure.memory.recollection.checks import acheck, any_of, check

@@ -145,9 +145,7 @@ class Answer(_Part):
 def answer_form(parts: Iterable[str]) -> type[BaseModel]:
     """The schema of an answer that has these parts."""
     fields: dict[str, Any] = {
-        name: (info.annotation, info)
-        for name, info in Answer.model_fields.items()
-        if name in parts
+        name: (info.annotation, info) for name, info in Answer.model_fields.items() if name in parts
     }
     return create_model("Memories", __base__=_Part, __doc__=Answer.__doc__, **fields)
 
@@ -195,9 +193,7 @@ def memories_of(answer: Answer, batch: Batch, shown: Mapping[str, Memory]) -> Pr
     revisions: dict[str, Revision] = {}
     outcomes: list[Outcome] = []
     for each in [*answer.facts, *answer.episodes]:
-        found = (
-            _fact(each, batch, shown) if isinstance(each, FactChange) else _episode(each, batch)
-        )
+        found = _fact(each, batch, shown) if isinstance(each, FactChange) else _episode(each, batch)
         if isinstance(found, Outcome):
             outcomes.append(found)
         elif isinstance(found, Addition):
@@ -306,7 +302,6 @@ def profile_plan(
             return Planned(outcomes=[Outcome("refused", known.name, f"{exc!s:.300}", check)])
 
     return plan
-'''
 
 
 # -- instructions

@@ -22,7 +22,7 @@ from perdure.memory.model_answer import (
     patched_profile,
     profile_plan,
 )
-from perdure.memory.model_call import ModelCall, model_call
+from perdure.memory.model_call import model_call
 from perdure.memory.options import instance, text, whole
 from perdure.memory.profile import Profile
 from perdure.memory.proposals import Batch, Proposal, Scope, Usage
@@ -124,7 +124,9 @@ class ModelExtractor:
         profiles = [profile] if isinstance(profile, Profile) else profile
         expected = "a Profile, or a list of them"
         self.profiles = [instance("profile", each, Profile, expected) for each in profiles]
-        self.learn = learn and instance("learn", learn, Instructions, "Instructions(store), or None")
+        self.learn = learn and instance(
+            "learn", learn, Instructions, "Instructions(store), or None"
+        )
         instance("turns", turns, (bool, TurnExtractor), "TurnExtractor(…) or a bool")
         self.turns = TurnExtractor() if turns is True else turns or None
         wanted = {
@@ -233,9 +235,7 @@ class ModelExtractor:
 
         call = replace(self._call, config=scope.config)
         insisting = Insisting(call.retries, call.backoff_s)
-        return (
-            yield from insisting.asked(call, request, taken, room=self.max_chars, tally=tally)
-        )
+        return (yield from insisting.asked(call, request, taken, room=self.max_chars, tally=tally))
 
     def _request(
         self, batch: Batch, known: _Known, room: int, refused: Refused | None
@@ -255,7 +255,9 @@ class ModelExtractor:
         return [SystemMessage("\n\n".join(asked)), HumanMessage("\n\n".join(filter(None, data)))]
 
 
-def _by_profile(answer: Answer, known: Sequence[KnownProfile]) -> Iterator[tuple[KnownProfile, Any]]:
+def _by_profile(
+    answer: Answer, known: Sequence[KnownProfile]
+) -> Iterator[tuple[KnownProfile, Any]]:
     """The changes of each profile; where there is one, it need not be named."""
     for each in known:
         changes = [c for c in answer.profile if c.profile == each.name or len(known) == 1]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, NamedTuple
 
+from jsonpatch import JsonPointer
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
+from pydantic import BaseModel, RootModel
 
 from perdure.errors import ConfigurationError, InvalidPatch, VersionConflict
 from perdure.memory.effects import Effect, Effects, arun, awaiting, blocking, run
@@ -18,7 +20,6 @@ from perdure.memory.gate.gate import Gate
 from perdure.memory.options import instance
 from perdure.memory.profile_patch import (
     Document,
-    check_size,
     differences,
     is_as_seen,
     merged,
@@ -27,7 +28,17 @@ from perdure.memory.profile_patch import (
     plain,
     same,
 )
-from perdure.memory.profile_rules import KIND, M, Schema, Screen
+from perdure.memory.profile_rules import (
+    KIND,
+    Leaf,
+    M,
+    Origin,
+    default_of,
+    dumped,
+    leaves_of,
+    screened,
+    validated,
+)
 from perdure.memory.records import Memory
 from perdure.memory.run_config import source
 from perdure.memory.store_adapter import (
@@ -47,23 +58,13 @@ _EDITS: Final = 100  # that are noted of one change
 _WRITING: Final = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class ProfilePlace:
-    """Where a profile is, and where a change of it comes from.
-
-    Attributes:
-        adapter: Of the store.
-        namespace: Of the profile.
-        key: Of its item.
-        provenance: What a change is noted with.
-        told: The messages of users that a model's change rests on; None: a change by hand.
-    """
+class ProfilePlace(NamedTuple):
+    """Where a profile is, and where a change of it comes from."""
 
     adapter: StoreAdapter
     namespace: Namespace
     key: str
-    provenance: Provenance | None = None
-    told: tuple[str, ...] | None = None
+    origin: Origin = Origin()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,12 @@ class Profile(Generic[M]):
         *,
         gate: Gate | None = None,
     ) -> None:
-        self.schema = Schema(schema)
+        is_model = isinstance(schema, type) and issubclass(schema, BaseModel)
+        if not is_model or issubclass(schema, RootModel):
+            raise ConfigurationError(
+                f"the schema is {schema!r:.80}; expected a pydantic model of fields, of BaseModel"
+            )
+        self.schema = schema
         self.adapter = None if store is None else StoreAdapter(store)
         self.namespace, self.key = Template(namespace), Template((key,))
         self.gate: Gate = instance("gate", gate or Gate(), Gate, "Gate(…), or None")
@@ -204,13 +210,17 @@ class Profile(Generic[M]):
         """
         wanted = operations_of(operations)
         return (
-            yield from self._change(config, "patch", lambda old: patched(old, wanted), _edits(wanted))
+            yield from self._change(
+                config, "patch", lambda old: patched(old, wanted), _edits(wanted)
+            )
         )
 
     patch = blocking(_patch)
     apatch = awaiting(_patch)
 
-    def _merge(self, partial: Mapping[str, Any], config: RunnableConfig | None = None) -> Effects[M]:
+    def _merge(
+        self, partial: Mapping[str, Any], config: RunnableConfig | None = None
+    ) -> Effects[M]:
         """Change the named fields, and those named within them (RFC 7386); return the profile.
 
         A null takes a field back to its default; a list replaces a list.
@@ -225,19 +235,21 @@ class Profile(Generic[M]):
     merge = blocking(_merge)
     amerge = awaiting(_merge)
 
-    def _set(self, document: M | Mapping[str, Any], config: RunnableConfig | None = None) -> Effects[M]:
+    def _set(
+        self, document: M | Mapping[str, Any], config: RunnableConfig | None = None
+    ) -> Effects[M]:
         """Write a whole profile, or its document, in the place of whatever there is; return it.
 
         Raises:
             InvalidPatch: See `patch`.
             ConfigurationError: See `get`.
         """
-        if isinstance(document, self.schema.model):
-            document = self.schema.dumped(document)
+        if isinstance(document, self.schema):
+            document = dumped(document)
         if not isinstance(document, Mapping):
             raise InvalidPatch(
                 f"the document is {document!r:.80}, a {type(document).__name__}; expected a "
-                f"{self.schema.name} or a dict of its fields"
+                f"{self.schema.__name__} or a dict of its fields"
             )
         whole: Document = plain(dict(document), "the document")
         return (yield from self._change(config, "set", lambda _: whole))
@@ -261,19 +273,17 @@ class Profile(Generic[M]):
     def place(
         self,
         config: RunnableConfig | None = None,
-        provenance: Provenance | None = None,
-        told: tuple[str, ...] | None = None,
+        origin: Origin | None = None,
     ) -> ProfilePlace:
-        """Where the profile of a run is; see `ProfilePlace`.
+        """Where the profile of a run is; a change without an origin is a user's, by hand.
 
         Raises:
             ConfigurationError: There is no store, or no such place.
         """
-        adapter = self.adapter or adapter_of(None)
         namespace, [key] = namespace_of(self.namespace, config), self.key.filled(config)
-        if provenance is None:
-            provenance = Provenance(*source(config), actor="user", trust="user")
-        return ProfilePlace(adapter, namespace, key, provenance, told)
+        if origin is None:
+            origin = Origin(Provenance(*source(config), actor="user", trust="user"))
+        return ProfilePlace(self.adapter or adapter_of(None), namespace, key, origin)
 
     def reading(
         self, place: ProfilePlace, as_of: datetime | None = None
@@ -285,16 +295,18 @@ class Profile(Generic[M]):
         """
         head = yield from place.adapter.got(place.namespace, place.key, as_of)
         if head is None:
-            profile = self.schema.default()
-            fault = "" if profile else f"{self.schema.name} has fields that must be given"
-            return ProfileState((), self.schema.blank(), profile, fault)
+            profile = default_of(self.schema)
+            fault = "" if profile else f"{self.schema.__name__} has fields that must be given"
+            return ProfileState(
+                (), dumped(profile or self.schema.model_construct()), profile, fault
+            )
         items = yield from _with_sections(place, head, as_of)
         document = _document(items)
         try:
-            profile = self.schema.validated(document)
+            profile = validated(self.schema, document)
         except InvalidPatch as exc:
             return ProfileState(items, document, None, str(exc))
-        return ProfileState(items, self.schema.dumped(profile), profile)
+        return ProfileState(items, dumped(profile), profile)
 
     def planning(
         self, place: ProfilePlace, operations: Sequence[Document], seen: Document
@@ -349,19 +361,30 @@ class Profile(Generic[M]):
     ) -> Effects[tuple[list[PutItem], M]]:
         """The puts of a change, and the profile after it."""
         previous = state.document
-        screen = Screen(self.gate, place.adapter, place.namespace, place.provenance, place.told)
         # before an error about something else quotes what is not to be kept
-        edits = yield from screen.edits(edits, previous)
+        notes = [Leaf(tuple(JsonPointer(e["path"]).parts), e.get("reason", "")) for e in edits]
+        reasons = yield from screened(self.gate, notes, place.origin)
+        given = zip(edits, reasons, strict=True)
+        noted = [{**edit, "reason": reason} if reason else edit for edit, reason in given]
         new = change(previous)
-        check_size(new)
-        new = yield from screen.document(previous, new)
-        profile = self.schema.validated(new)
-        document = self.schema.dumped(profile)
-        check_size(document)
+        # what is there already, elsewhere in a list perhaps, does not stand in the way of others
+        known = {(leaf.label, repr(leaf.value)) for leaf in leaves_of(previous)}
+        found = [each for each in leaves_of(new) if (each.label, repr(each.value)) not in known]
+        new = plain(new, "the profile")
+        for leaf, value in zip(
+            found, (yield from screened(self.gate, found, place.origin)), strict=True
+        ):
+            within: Any = new
+            for part in leaf.path[:-1]:
+                within = within[part]
+            if leaf.path:
+                within[leaf.path[-1]] = value
+        profile = validated(self.schema, new)
+        document: Document = plain(dumped(profile), "the profile")
         if same(document, previous) and (state.items or name != "set"):
             return [], profile
-        edits = (edits or list(differences(previous, document)))[:_EDITS]
-        return _puts(place, state.items, document, {"change": name, "edits": edits}), profile
+        noted = (noted or list(differences(previous, document)))[:_EDITS]
+        return _puts(place, state.items, document, {"change": name, "edits": noted}), profile
 
 
 def written(adapter: StoreAdapter, puts: Sequence[PutItem]) -> Effects[None]:
@@ -413,13 +436,17 @@ def forgetting(place: ProfilePlace) -> Effects[Receipt | None]:
     return receipt if within is None else within + receipt
 
 
-def text_of(document: Any) -> str:
+def text_of(document: Document) -> str:
     r"""A document in words, a line a field, to be searched.
 
     >>> text_of({"home": {"city": "Ghent", "zip": None}, "likes": ["tea", "figs"]})
     'home city: Ghent\nlikes: tea, figs'
     """
-    return "\n".join(_lines(document, ""))
+    lines: dict[str, list[str]] = {}
+    for leaf in leaves_of(document):
+        if leaf.text:
+            lines.setdefault(leaf.label, []).append(leaf.text)
+    return "\n".join(label + ", ".join(texts) for label, texts in lines.items())
 
 
 # -- items
@@ -467,7 +494,7 @@ def _puts(
         place.namespace,
         place.key,
         {**value, _NUMBER: _number(head) + 1},
-        provenance=place.provenance,
+        provenance=place.origin.provenance,
         if_version=(head.version if head else 0) if place.adapter.versioned else None,
     )
     gone = [removal_of(each.namespace, each.key, each.version) for each in items[1:]]
@@ -482,22 +509,3 @@ def _edits(operations: Sequence[Document]) -> list[dict[str, str]]:
     names = ("op", "path", "reason")
     noted = [each for each in operations if each["op"] != "test"]
     return [{name: each[name] for name in names if name in each} for each in noted]
-
-
-def _lines(value: Any, name: str) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _lines(part, f"{name} {key}".strip().replace("_", " "))
-    elif isinstance(value, list) and any(isinstance(part, dict | list) for part in value):
-        for part in value:
-            yield from _lines(part, name)
-    else:
-        parts = value if isinstance(value, list) else [value]
-        told = ", ".join(filter(None, map(_word, parts)))
-        yield from [f"{name}: {told}"] if told else []
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "" if value is None else str(value)

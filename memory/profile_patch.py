@@ -1,19 +1,16 @@
-"""JSON Patch (RFC 6902) and JSON Merge Patch (RFC 7386) of documents.
-
-The library jsonpatch applies the operations. An error says what the document has in the place of
-one that cannot be applied, because a model has to mend its patch by that.
-"""
+"""JSON Patch (RFC 6902) and JSON Merge Patch (RFC 7386) of documents."""
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import jsonpatch
-from jsonpatch import JsonPointer, JsonPointerException
+from jsonpatch import JsonPatchConflict, JsonPatchException, JsonPointer, JsonPointerException
 
 from perdure.errors import InvalidPatch, InvalidValue
-from perdure.memory.quoting import quoted
 from perdure.stores.values import decode, encode
 
 Document = dict[str, Any]
@@ -21,56 +18,38 @@ MAX_BYTES: Final = 100_000
 """How many bytes the JSON of a profile may take."""
 MAX_OPERATIONS: Final = 100
 """How many operations a patch may have."""
-_OPS: Final = ("add", "remove", "replace", "move", "copy", "test")
-_REASON_CHARS: Final = 300
-_SHOWN: Final = 80  # characters of a value in a message
+_NEEDED: Final = {
+    **dict.fromkeys(("add", "replace", "test"), "value"),
+    "move": "from",
+    "copy": "from",
+}
 _NOTHING: Final = object()
 
 
 def operations_of(patch: Any) -> list[Document]:
-    """The operations of a patch, checked and copied; members that RFC 6902 has not are left out.
-
-    A `"reason"` is kept.
+    """A copy of the operations of a patch.
 
     Raises:
         InvalidPatch: It is no patch.
     """
-    if not isinstance(patch, list | tuple):
+    if not isinstance(patch, list | tuple) or len(patch) > MAX_OPERATIONS:
         raise InvalidPatch(
-            f"the patch is {patch!r:.80}, a {type(patch).__name__}; expected a list of operations, "
-            'like [{"op": "replace", "path": "/home/city", "value": "Ghent"}]'
+            f"the patch is a {type(patch).__name__}; expected a list of at most {MAX_OPERATIONS} "
+            'operations, like [{"op": "replace", "path": "/home/city", "value": "Ghent"}]'
         )
-    if len(patch) > MAX_OPERATIONS:
-        raise InvalidPatch(
-            f"the patch has {len(patch)} operations; at most {MAX_OPERATIONS} are allowed"
-        )
-    return [_operation(number, each) for number, each in enumerate(patch, 1)]
-
-
-def _operation(number: int, given: Any) -> Document:
-    if not isinstance(given, Mapping):
-        raise InvalidPatch(
-            f"operation {number} is {given!r:.80}; expected an object with 'op' and 'path'"
-        )
-    op = given.get("op")
-    if op not in _OPS:
-        raise InvalidPatch(
-            f"operation {number} has the op {op!r:.80}; expected one of {', '.join(map(repr, _OPS))}"
-        )
-    out = {"op": op}
-    for member in ("path", "from") if op in ("move", "copy") else ("path",):
-        out[member] = given.get(member)
+    operations: list[Document] = plain(list(patch), "the patch")
+    for number, each in enumerate(operations, 1):
         try:
-            tokens_of(out[member])
-        except InvalidPatch as exc:
-            raise InvalidPatch(f"operation {number}, {op}, has a wrong {member!r}: {exc}") from exc
-    if op in ("add", "replace", "test"):
-        if "value" not in given:
-            raise InvalidPatch(f"operation {number}, {op} {out['path']!r:.200}, has no 'value'")
-        out["value"] = plain(given["value"], f"the value of operation {number}")
-    if isinstance(given.get("reason"), str) and given["reason"]:
-        out["reason"] = given["reason"][:_REASON_CHARS]
-    return out
+            [op] = jsonpatch.JsonPatch([each])
+            for needed in ("path", _NEEDED.get(op["op"], "path")):
+                if needed not in each:
+                    raise InvalidPatch(f"it has no {needed!r}")
+            paths = [JsonPointer(each[name]) for name in ("path", "from") if name in each]
+        except (InvalidPatch, JsonPatchException, JsonPointerException, TypeError) as exc:
+            raise InvalidPatch(f"operation {number} is none of a JSON Patch: {exc}") from exc
+        if not paths[0].parts and each["op"] != "test":
+            raise InvalidPatch(f"operation {number} has the path of all; name what changes in it")
+    return operations
 
 
 def patched(
@@ -91,39 +70,52 @@ def patched(
     out: Document = plain(document, "the profile")
     for number, operation in enumerate(operations, 1):
         try:
-            if not operation["path"] and operation["op"] != "test":
-                raise InvalidPatch(
-                    "this is the path of the whole profile; name the fields that change"
-                )
-            steps = _completed(out, operation) if by_model else [operation]
-            for step in steps:
+            for step in _completed(out, operation) if by_model else [operation]:
                 jsonpatch.JsonPatch([step]).apply(out, in_place=True)
-            check_size(out)  # at once: some copies in a row would double it each time
-        except (InvalidPatch, jsonpatch.JsonPatchException, JsonPointerException) as exc:
-            why = "there is no such place" if isinstance(exc, JsonPointerException) else str(exc)
+            plain(out, "the profile")  # at once: some copies in a row would double it each time
+        except (InvalidPatch, JsonPatchException, JsonPointerException) as exc:
+            paths = [operation[name] for name in ("from", "path") if name in operation]
+            # what the library says of tests and pointers quotes the document
+            told = (
+                str(exc) if isinstance(exc, InvalidPatch | JsonPatchConflict) else "it does not fit"
+            )
+            why = "; ".join([told, *(_place(out, path) for path in paths)])
             what = f"operation {number}, {operation['op']} {operation['path']!r:.200}"
-            raise InvalidPatch(f"{what}: {why:.200}{_present(out, operation)}") from exc
+            raise InvalidPatch(f"{what}: {why}") from exc
     return out
+
+
+def _place(document: Any, path: str) -> str:
+    """What is on the way to a place, without the values."""
+    at, within = "", document
+    for token in JsonPointer(path).parts:
+        found = JsonPointer(f"/{escaped(token)}").resolve(within, _NOTHING)
+        if found is _NOTHING or not isinstance(found, dict | list):
+            break
+        at, within = f"{at}/{escaped(token)}", found
+    names = ", ".join(map(repr, list(within)[:20])) if isinstance(within, dict) else ""
+    where = repr(at) if at else "the profile"
+    return f"{where:.200} has {names or f'{len(within)} elements'}"
 
 
 def _completed(document: Document, operation: Document) -> Iterator[Document]:
     """A model's operation after those that make its place; each has to be applied at once."""
-    op, tokens = operation["op"], tokens_of(operation["path"])
+    op, path = operation["op"], operation["path"]
     if op in ("remove", "test"):
         yield operation
         return
-    at, within = "", document
-    for token, following in zip(tokens, tokens[1:], strict=False):
-        at += f"/{escaped(token)}"
+    at, within, tokens = "", document, JsonPointer(path).parts
+    for token, following in itertools.pairwise(tokens):
+        at = f"{at}/{escaped(token)}"
         if isinstance(within, dict) and within.get(token) is None:
             yield {"op": "add", "path": at, "value": [] if following in ("-", "0") else {}}
         within = JsonPointer(at).resolve(document)
     origin = operation.get("from")
     value = operation.get("value") if origin is None else JsonPointer(origin).resolve(document)
     if isinstance(within, dict) or op == "replace":
-        previous = JsonPointer(operation["path"]).resolve(document, None)
-        lost = list(_lost(previous, value, operation["path"]))
-        if lost:
+        gone = missing(JsonPointer(path).resolve(document, None), value, path)
+        lost = [at for at, part in gone if part not in (None, "", [], {})]
+        if lost and isinstance(value, dict):
             raise InvalidPatch(
                 f"the new object lacks {', '.join(map(repr, lost[:5]))}, which would be lost; "
                 "change only the fields that change, or remove each by its own path"
@@ -132,43 +124,24 @@ def _completed(document: Document, operation: Document) -> Iterator[Document]:
     yield {**operation, "op": "add"} if is_new else operation
 
 
-def _lost(previous: Any, value: Any, path: str) -> Iterator[str]:
-    """The paths of what an object holds, and the one in its place does not."""
-    if not isinstance(previous, dict) or not isinstance(value, dict):
-        return
-    for name, part in previous.items():
-        at = f"{path}/{escaped(name)}"
-        if name in value:
-            yield from _lost(part, value[name], at)
-        elif part not in (None, "", [], {}):
-            yield at
-
-
-def _present(document: Any, operation: Document) -> str:
-    """What a document has at the places of an operation that cannot be applied."""
-    told = ""
-    for path in (operation[member] for member in ("from", "path") if member in operation):
-        at, within = "", document
-        for token in tokens_of(path):
-            there = JsonPointer(f"/{escaped(token)}").resolve(within, _NOTHING)
-            if there is _NOTHING or (token == "-" and isinstance(within, list)):
-                names = isinstance(within, dict) and ", ".join(map(repr, list(within)[:20]))
-                has = f"has {names}" if names else f"is {quoted(within)[:_SHOWN]}"
-                return f"{told}; {repr(at) if at else 'the profile'} {has}"
-            at, within = f"{at}/{escaped(token)}", there
-        told += f"; {path!r:.200} is {quoted(within)[:_SHOWN]}"
-    return told
+def missing(previous: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The paths and values of what a document has and the new one lacks; lists as far as alike."""
+    if isinstance(previous, dict) and isinstance(new, dict):
+        for name, part in previous.items():
+            at = f"{path}/{escaped(name)}"
+            yield from missing(part, new[name], at) if name in new else [(at, part)]
+    elif isinstance(previous, list) and isinstance(new, list) and len(previous) == len(new):
+        for number, part in enumerate(previous):
+            yield from missing(part, new[number], f"{path}/{number}")
 
 
 def is_as_seen(operations: Sequence[Document], seen: Document, now: Document) -> bool:
     """Whether all fields that a patch reads or changes are as they were when it was made."""
     paths = [each[member] for each in operations for member in ("path", "from") if member in each]
-    names = {(tokens_of(path) or [""])[0] for path in paths}
-    if "" in names:
+    if "" in paths:
         return same(seen, now)
-    return all(
-        (name in seen) == (name in now) and same(seen.get(name), now.get(name)) for name in names
-    )
+    names = {JsonPointer(path).parts[0] for path in paths}
+    return same(*({name: each[name] for name in names & each.keys()} for each in (seen, now)))
 
 
 def merged(document: Document, partial: Any) -> Document:
@@ -181,10 +154,7 @@ def merged(document: Document, partial: Any) -> Document:
         InvalidPatch: `partial` is no JSON object.
     """
     if not isinstance(partial, Mapping):
-        raise InvalidPatch(
-            f"the merge is {partial!r:.80}, a {type(partial).__name__}; expected a dict of the "
-            "fields that change"
-        )
+        raise InvalidPatch(f"the merge is {partial!r:.80}; expected a dict of fields that change")
     return _merged(document, plain(dict(partial), "the merge"))  # type: ignore[no-any-return]
 
 
@@ -193,18 +163,14 @@ def _merged(target: Any, partial: Any) -> Any:
         return partial
     out = dict(target) if isinstance(target, dict) else {}
     for name, value in partial.items():
-        if value is None:
-            out.pop(name, None)
-        else:
-            out[name] = _merged(out.get(name), value)
-    return out
+        out[name] = _merged(out.get(name), value)
+    return {name: value for name, value in out.items() if partial.get(name, "") is not None}
 
 
 def differences(previous: Any, new: Any, path: str = "") -> Iterator[dict[str, str]]:
-    """What differs in two documents, as operations without their values; a list is one value."""
+    """What differs in two documents, as operations without values; a list is one value."""
     if not (isinstance(previous, dict) and isinstance(new, dict)):
-        if not same(previous, new):
-            yield {"op": "replace", "path": path}
+        yield from [] if same(previous, new) else [{"op": "replace", "path": path}]
         return
     for name in {**previous, **new}:
         at = f"{path}/{escaped(name)}"
@@ -215,59 +181,24 @@ def differences(previous: Any, new: Any, path: str = "") -> Iterator[dict[str, s
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal: 1 is 1.0, and neither is true."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+    """Whether two JSON values are written alike: true is not 1."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def plain(value: Any, what: str) -> Any:
     """A copy of a JSON value.
 
     Raises:
-        InvalidPatch: It is none, or one that no store takes.
+        InvalidPatch: It is none, or too deep or large for a profile.
     """
-    return decode(_encoded(value, what))["document"]
-
-
-def check_size(document: Document) -> None:
-    """Refuse a document that is too large, or too deep for a store.
-
-    Raises:
-        InvalidPatch: It is.
-    """
-    size = len(_encoded(document, "the profile").encode()) - len('{"document":}')
-    if size > MAX_BYTES:
-        raise InvalidPatch(
-            f"the profile would take {size:,} bytes as JSON; at most {MAX_BYTES:,} are allowed"
-        )
-
-
-def _encoded(value: Any, what: str) -> str:
     try:
-        return encode({"document": value})
+        text = encode({"document": value})
     except InvalidValue as exc:
         raise InvalidPatch(f"{what} is no JSON that a store takes: {exc}") from exc
-
-
-def tokens_of(pointer: Any) -> list[str]:
-    """The names and indices in a JSON pointer (RFC 6901).
-
-    >>> tokens_of("/home/a~1b/0")
-    ['home', 'a/b', '0']
-
-    Raises:
-        InvalidPatch: It is no JSON pointer.
-    """
-    try:
-        return list(JsonPointer(pointer).parts)
-    except (JsonPointerException, TypeError) as exc:
-        raise InvalidPatch(
-            f"{pointer!r:.200} is no JSON pointer; expected one like '/home/city', in whose names "
-            f"'~' is written '~0' and '/' '~1' ({exc!s:.80})"
-        ) from exc
+    size = len(text.encode()) - len('{"document":}')
+    if size > MAX_BYTES:
+        raise InvalidPatch(f"{what} takes {size:,} bytes; at most {MAX_BYTES:,} are allowed")
+    return decode(text)["document"]
 
 
 def escaped(name: str) -> str:

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonpatch import JsonPointer
 
 from perdure.errors import InvalidPatch
 from perdure.memory.profile_patch import (
-    check_size,
     differences,
     is_as_seen,
     merged,
     operations_of,
     patched,
+    plain,
     same,
-    tokens_of,
 )
 from tests.memory.patch_oracle import NotApplicable, oracle
 
@@ -143,24 +143,30 @@ ANN: dict[str, Any] = {
     "seen": True,
 }
 REFUSED: dict[str, tuple[Any, str]] = {
-    "no list": ({"op": "add"}, "a dict; expected a list of operations"),
+    "no list": ({"op": "add"}, "a dict; expected a list of at most 100 operations"),
     "text": ("[]", "a str; expected a list"),
     "none": (None, "a NoneType; expected a list"),
-    "too many": ([op("remove", "/name")] * 101, "101 operations; at most 100"),
-    "no object": ([1], "operation 1 is 1; expected an object"),
-    "no op": ([{"path": "/a"}], "operation 1 has the op None"),
-    "an unknown op": ([op("upsert", "/a")], "'upsert'; expected one of 'add'"),
-    "an op that is no text": ([{"op": ["add"], "path": "/a"}], "has the op ['add']"),
-    "no path": ([{"op": "add", "value": 1}], "has a wrong 'path': None is no JSON pointer"),
+    "too many": ([op("remove", "/name")] * 101, "at most 100 operations"),
+    "no object": ([1], "operation 1 is none of a JSON Patch: Operation must be an object"),
+    "no op": (
+        [{"path": "/a"}],
+        "operation 1 is none of a JSON Patch: Operation does not contain 'op'",
+    ),
+    "an unknown op": ([op("upsert", "/a")], "Unknown operation 'upsert'"),
+    "an op that is no text": ([{"op": ["add"], "path": "/a"}], "op must be a string"),
+    "no path": ([{"op": "add", "value": 1}], "must have a 'path' member"),
     "a path that is no text": (
         [{"op": "add", "path": ["a"], "value": 1}],
-        "has a wrong 'path': ['a'] is no JSON pointer",
+        "Invalid 'path'",
     ),
-    "no pointer": ([op("add", "home.city", value=1)], "'home.city' is no JSON pointer"),
-    "a wrong escape": ([op("add", "/a~2", value=1)], "'~' is written '~0'"),
-    "no value": ([op("add", "/a")], "operation 1, add '/a', has no 'value'"),
-    "no from": ([op("move", "/a")], "has a wrong 'from': None is no JSON pointer"),
-    "a value that is no JSON": ([op("add", "/a", value={1, 2})], "value of operation 1 is no JSON"),
+    "no pointer": ([op("add", "home.city", value=1)], "must start with /"),
+    "a wrong escape": ([op("add", "/a~2", value=1)], "invalid escape ~2"),
+    "no value": ([op("add", "/a")], "operation 1 is none of a JSON Patch: it has no 'value'"),
+    "no from": ([op("move", "/a")], "it has no 'from'"),
+    "a value that is no JSON": (
+        [op("add", "/a", value={1, 2})],
+        "the patch is no JSON that a store takes: $.document[0].value is",
+    ),
     "not a number": ([op("add", "/a", value=float("nan"))], "no JSON"),
     "a lone surrogate": ([op("add", "/a", value="\ud800")], "no JSON"),
     "a name that is no text": ([op("add", "/a", value={1: 2})], "no JSON"),
@@ -170,65 +176,68 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a missing parent": (
         [op("add", "/work/city", value=1)],
-        "there is no such place; the profile has 'name', 'home'",
+        "operation 1, add '/work/city': it does not fit; the profile has 'name', 'home'",
     ),
     "the second of two": ([op("remove", "/name"), op("remove", "/name")], "operation 2, remove"),
     "a missing origin": (
         [{"op": "copy", "from": "/x", "path": "/y"}],
-        "; the profile has 'name', 'home', 'likes', 'seen'",
+        "operation 1, copy '/y': 'x'; the profile has 'name', 'home'",
     ),
     "remove what is not there": (
         [op("remove", "/age")],
-        "non-existent object 'age'; the profile has 'name'",
+        "a non-existent object 'age'; the profile has 'name'",
     ),
     "an index out of range": (
         [op("add", "/likes/3", value=1)],
-        'can\'t insert outside of list; \'/likes\' is ["tea", "figs"]',
+        "can't insert outside of list; '/likes' has 2 elements",
     ),
     "no element there": (
         [op("replace", "/likes/2", value=1)],
-        'outside of list; \'/likes\' is ["tea", "figs"]',
+        "can't replace outside of list; '/likes' has 2 elements",
     ),
     "the element after the last": (
         [op("remove", "/likes/-")],
-        "there is no such place; '/likes' is [",
+        "it does not fit; '/likes' has 2 elements",
     ),
-    "a leading zero": ([op("remove", "/likes/01")], "there is no such place; '/likes' is ["),
-    "a negative index": ([op("remove", "/likes/-1")], "there is no such place; '/likes' is ["),
+    "a leading zero": ([op("remove", "/likes/01")], "it does not fit; '/likes' has 2 elements"),
+    "a negative index": ([op("remove", "/likes/-1")], "it does not fit; '/likes' has 2 elements"),
     "digits of another script": (
         [op("remove", "/likes/\u0661")],
-        "there is no such place; '/likes' is [",
+        "it does not fit; '/likes' has 2 elements",
     ),
     "a very long index": (
         [op("remove", "/likes/" + "9" * 5_000)],
-        "there is no such place; '/likes' is [",
+        "it does not fit; '/likes' has 2 elements",
     ),
     "a name in a list": (
         [op("add", "/likes/first", value=1)],
-        "there is no such place; '/likes' is [",
+        "it does not fit; '/likes' has 2 elements",
     ),
     "a field of text": (
         [op("add", "/name/0", value="A")],
-        "there is no such place; '/name' is \"Ann\"",
+        "it does not fit; the profile has 'name'",
     ),
-    "a letter of text": ([op("test", "/name/0", value="A")], "'/name' is \"Ann\""),
+    "a letter of text": (
+        [op("test", "/name/0", value="A")],
+        "it does not fit; the profile has 'name'",
+    ),
     "a test that fails": (
         [op("test", "/name", value="Bo")],
-        "is not equal to tested value Bo (<class 'str'>); '/name' is \"Ann\"",
+        "operation 1, test '/name': it does not fit",
     ),
     "true is not one": (
         [op("test", "/seen", value=1)],
-        "is not equal to tested value 1 (<class 'int'>); '/seen' is true",
+        "operation 1, test '/seen': it does not fit",
     ),
-    "the whole": ([op("replace", "", value={})], "the path of the whole profile"),
-    "remove the whole": ([op("remove", "")], "the path of the whole profile"),
+    "the whole": ([op("replace", "", value={})], "the path of all"),
+    "remove the whole": ([op("remove", "")], "the path of all"),
     "move the whole": (
         [{"op": "move", "from": "", "path": "/a"}],
         "Cannot move values into their own children",
     ),
     "move into itself": (
         [{"op": "move", "from": "/home", "path": "/home/a"}],
-        "Cannot move values into their own children; '/home' is",
+        "Cannot move values into their own children; '/home' has 'city', 'zip'",
     ),
     "too large": ([op("add", "/a", value="x" * MAX)], "at most 100,000 are allowed"),
     "too large by copies": (
@@ -380,7 +389,7 @@ def test_a_patch_does_what_an_oracle_does(drawn: tuple[Any, list[dict[str, Any]]
 def test_a_field_that_no_operation_names_stays(drawn: tuple[Any, list[dict[str, Any]]]) -> None:
     """Whatever the patch does to the others."""
     document, operations = drawn
-    named = {(tokens_of(each["path"]) or [""])[0] for each in operations}
+    named = {(JsonPointer(each["path"]).parts or [""])[0] for each in operations}
     try:
         out = patch(document, operations)
     except InvalidPatch:
@@ -414,7 +423,7 @@ def test_a_merge_keeps_what_it_does_not_name(document: Any, partial: Any) -> Non
 
 
 def at(document: Any, pointer: str) -> Any:
-    for token in tokens_of(pointer):
+    for token in JsonPointer(pointer).parts:
         document = document[token]
     return document
 
@@ -436,6 +445,6 @@ def test_a_patch_is_as_seen_if_its_fields_are() -> None:
 
 def test_the_size_is_that_of_the_json() -> None:
     """Not of its characters: what takes more bytes counts as more."""
-    check_size({"a": "é" * 49_996})
-    with pytest.raises(InvalidPatch, match="would take 100,002 bytes"):
-        check_size({"a": "é" * 49_997})
+    plain({"a": "é" * 49_996}, "it")
+    with pytest.raises(InvalidPatch, match="takes 100,002 bytes"):
+        plain({"a": "é" * 49_997}, "it")
