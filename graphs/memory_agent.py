@@ -11,7 +11,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from perdure.graphs.chat import chat_graph
 from perdure.memory.collection.tools import manage_memory, search_memory
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.recollection.recalling import use_memories
 
 MEMORIES: Final = ("memories", "{user_id}")

@@ -7,7 +7,6 @@ from perdure.memory.clearing import clear_tool_outputs
 from perdure.memory.collection.collection import Collection
 from perdure.memory.collection.episodes import Example, as_section
 from perdure.memory.collection.examples import Examples
-from perdure.memory.collection.quarantine import Quarantine
 from perdure.memory.collection.selector import ExampleSelector
 from perdure.memory.collection.tools import manage_memory, search_memory
 from perdure.memory.counting import context_window, count_tokens, token_counter
@@ -16,14 +15,14 @@ from perdure.memory.extraction import Extraction
 from perdure.memory.extraction_report import ExtractionReport
 from perdure.memory.forming.tails import Tails
 from perdure.memory.forming.waiting import Waiting
-from perdure.memory.gate.durable_by import durable_by
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
 from perdure.memory.model_extractor import ModelExtractor
 from perdure.memory.packing import PartReport
 from perdure.memory.profile import Profile, ProfileVersion
 from perdure.memory.update_profile import ProfileUpdate, update_profile
 from perdure.memory.proposals import Usage
+from perdure.memory.quarantine import Quarantine
 from perdure.memory.recollection.check_reports import CheckReport
 from perdure.memory.recollection.checks import acheck, any_of, check
 from perdure.memory.recollection.recall import Recollection, arecall, recall
@@ -83,7 +82,6 @@ __all__ = [
     "clear_tool_outputs",
     "context_window",
     "count_tokens",
-    "durable_by",
     "expand",
     "keepable",
     "manage_memory",

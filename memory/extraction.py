@@ -22,7 +22,7 @@ from perdure.memory.effects import Effects, arun, in_thread, run
 from perdure.memory.extraction_report import ExtractionReport
 from perdure.memory.forming.waiting import Waiting, noting, place_of, waiting_of, waiting_under
 from perdure.memory.forming.work import CONFLICTS, Work
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.options import choice, whole
 from perdure.memory.proposals import Proposer, Scope
 from perdure.memory.store_adapter import (

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from perdure.errors import InvalidPatch, VersionConflict
 from perdure.memory.effects import Effects
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.instructions import TEXT, Instructions, noted
 from perdure.memory.profile import Profile, ProfileState
 from perdure.memory.profile_patch import Document

@@ -16,7 +16,7 @@ from pydantic import BaseModel, RootModel
 
 from perdure.errors import ConfigurationError, InvalidPatch, VersionConflict
 from perdure.memory.effects import Effect, Effects, arun, awaiting, blocking, run
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.options import instance
 from perdure.memory.profile_patch import (
     Document,

@@ -9,8 +9,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from perdure.errors import InvalidPatch
+from perdure.memory.detectors import emails, phones, spans_of
 from perdure.memory.effects import Effects
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.profile_patch import Document, escaped, missing
 from perdure.memory.records import Candidate
 from perdure.stores.base import Provenance
@@ -137,10 +138,12 @@ def screened(gate: Gate, leaves: Sequence[Leaf], origin: Origin) -> Effects[list
 
 def _candidate(leaf: Leaf, origin: Origin) -> Candidate:
     # an address is kept where somebody writes it by hand, or a user told it
-    said = _letters(leaf.text)
-    told = None if origin.told is None else map(_letters, origin.told)
-    explicit = told is None or bool(said and any(said in each for each in told))
-    return Candidate(leaf.label + leaf.text, KIND, {}, origin.provenance, "user", explicit)
+    text, explicit = leaf.label + leaf.text, origin.told is None
+    if origin.told is not None:
+        told = [_letters(each) for each in origin.told]
+        contacts = (_letters(text[a:b]) for _, a, b in spans_of(text, (emails, phones)))
+        explicit = all(any(each in one for one in told) for each in contacts)
+    return Candidate(text, KIND, {}, origin.provenance, "user", explicit)
 
 
 def _letters(text: str) -> str:

@@ -18,7 +18,7 @@ from perdure.memory.collection.forgetting import UNNOTED, unknown
 from perdure.memory.collection.shaping import OWN, TEXT, Given, MemoryShape
 from perdure.memory.conflicts import persevering, taking_turns
 from perdure.memory.effects import Effects
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.listing import listing
 from perdure.memory.records import Candidate, Memory, Outcome, Role
 from perdure.memory.store_adapter import StoreAdapter, quarantine_of, removal_of, succeeding

@@ -15,7 +15,7 @@ from perdure.memory.collection.changing import Changing, Replacement, Telling
 from perdure.memory.collection.forgetting import emptying, forgetting
 from perdure.memory.collection.shaping import Given, MemoryShape
 from perdure.memory.effects import Effects, arun, run
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.listing import Readable
 from perdure.memory.options import choice
 from perdure.memory.records import FACT, Outcome, Role

@@ -26,7 +26,7 @@ from perdure.memory.collection.forgetting import unknown
 from perdure.memory.counting import Countable, token_counter
 from perdure.memory.effects import Effects, arun, run
 from perdure.memory.fitting import fitting
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.options import whole
 from perdure.memory.records import EPISODE, Outcome, Role
 from perdure.memory.tokens import TokenCounter

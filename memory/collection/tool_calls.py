@@ -27,7 +27,7 @@ from perdure.memory.collection.forgetting import unknown
 from perdure.memory.collection.resting import Ground
 from perdure.memory.collection.shaping import OWN, TEXT
 from perdure.memory.effects import Effects
-from perdure.memory.gate.sensitive import texts_in
+from perdure.memory.gate import texts_in
 from perdure.memory.listing import Readable
 from perdure.memory.quoting import quoted
 from perdure.memory.records import FACT, Memory, Outcome
@@ -167,7 +167,7 @@ class Searching:
 
 
 def _texts(value: Any) -> list[str]:
-    return [text for text, _ in texts_in(value)]
+    return [text for _, text, _ in texts_in(value)]
 
 
 def _by_user(memory: Memory) -> list[str]:

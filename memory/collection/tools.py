@@ -22,7 +22,7 @@ from perdure.memory.collection.resting import Ground, messages_in
 from perdure.memory.collection.shaping import TEXT, faults_of
 from perdure.memory.collection.tool_calls import STRAY, Act, Managing, Searching, Work
 from perdure.memory.effects import arun, run
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.listing import Readable
 from perdure.memory.options import whole
 

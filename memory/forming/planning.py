@@ -12,8 +12,7 @@ from perdure.errors import LimitExceeded
 from perdure.memory.admission import REDACTED, admit
 from perdure.memory.conflicts import taking_turns
 from perdure.memory.effects import Effect, Effects
-from perdure.memory.gate.gate import Gate
-from perdure.memory.gate.novelty import SAID
+from perdure.memory.gate import Gate
 from perdure.memory.proposals import (
     Addition,
     Alteration,
@@ -23,6 +22,7 @@ from perdure.memory.proposals import (
     Scope,
 )
 from perdure.memory.records import EPISODE, TURN, Memory, Outcome
+from perdure.memory.sameness import EVENTS
 from perdure.memory.store_adapter import memory_of, removal_of, succeeding
 from perdure.memory.tombstones import tombstones_of
 from perdure.stores.base import Provenance, PutItem
@@ -111,7 +111,7 @@ def _sources(provenance: Provenance | None) -> list[tuple[str | None, str]]:
 def _turn(proposal: Proposal, around: Scope) -> Effects[list[PutItem]]:
     """What keeps others from changing facts meanwhile; what was said is what it is."""
     kinds = {addition.candidate.kind for addition in proposal.additions}
-    if not proposal.revisions and kinds.issubset(SAID):
+    if not proposal.revisions and kinds.issubset(EVENTS):
         return []
     return (yield from taking_turns(around.adapter, around.namespace))
 

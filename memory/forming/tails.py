@@ -25,8 +25,8 @@ from perdure.memory.forming.waiting import Waiting, waiting_under
 from perdure.memory.options import whole
 from perdure.memory.proposals import Addition, Batch, Scope
 from perdure.memory.records import Memory
+from perdure.memory.store_adapter import BURIED, StoreAdapter, notes_of
 from perdure.memory.thread_messages import ThreadMessage
-from perdure.memory.tombstones import newest_tombstone
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.watermarks import Watermark, watermarks
 from perdure.stores.base import Namespace
@@ -241,6 +241,13 @@ class Tails:
             for each, outcome in zip(fresh, kept.outcomes, strict=True)
             if outcome.check != FLOOD
         }
+
+
+def newest_tombstone(adapter: StoreAdapter, namespace: Namespace) -> Effects[Any]:
+    """What changes whenever something is deleted; it equals nothing where nobody can tell."""
+    page = yield from adapter.found(notes_of(BURIED, namespace), limit=1_000)
+    whole = adapter.versioned and len(page) < 1_000
+    return [(note.key, note.valid_from) for note in page] if whole else object()
 
 
 class _Made:

@@ -12,7 +12,7 @@ from perdure.memory.effects import Effects
 from perdure.memory.extraction_report import ExtractionReport
 from perdure.memory.forming.planning import planned
 from perdure.memory.forming.waiting import Waiting, place_of, waiting_of
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.proposals import Batch, Proposal, Proposer, Scope
 from perdure.memory.store_adapter import removal_of
 from perdure.memory.thread_messages import ThreadHistory, ThreadMessage

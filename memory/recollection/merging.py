@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 from unicodedata import normalize
 
-from perdure.memory.likeness import same
 from perdure.memory.records import TURN, Memory
+from perdure.memory.sameness import same
 
 _K: Final = 60  # as in the paper: how little the first ranks stand out
 _NO_SIGNS: Final = {code: None for code in range(128) if not chr(code).isalnum()}

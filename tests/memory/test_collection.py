@@ -23,7 +23,7 @@ from perdure.errors import (
 )
 from perdure.memory.collection.collection import Collection
 from perdure.memory.effects import run
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate, Verdict
 from perdure.memory.reducers import ChatState
 from perdure.memory.store_adapter import StoreAdapter
@@ -685,4 +685,4 @@ def test_nothing_that_a_deleted_memory_ever_said_comes_back() -> None:
         asked = [Candidate(text) for text in texts]
         verdicts = run(gate.judge(asked, StoreAdapter(store), ("memories",)))
 
-    assert [verdict.check for verdict in verdicts] == ["buried"] * 3
+    assert [verdict.check for verdict in verdicts] == ["tombstone"] * 3

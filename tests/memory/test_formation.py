@@ -28,7 +28,7 @@ from perdure.memory.effects import Effects, run
 from perdure.memory.extraction import Extraction
 from perdure.memory.extraction_report import ExtractionReport
 from perdure.memory.forming.tails import Tails
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.proposals import Batch, Proposal, Scope
 from perdure.memory.turns import TurnExtractor, turn_key
 from perdure.stores import SQLiteStore

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from perdure.errors import ConfigurationError, LimitExceeded, ModelFailed
 from perdure.memory.collection.collection import Collection
 from perdure.memory.extraction import Extraction
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.instructions import Instructions
 from perdure.memory.model_extractor import ModelExtractor
 from perdure.memory.profile.profile import Profile
@@ -198,7 +198,7 @@ def test_a_memory_that_is_deleted_does_not_come_back(
     second = at.extraction().extract("u", user())
 
     assert (first.deleted, second.added) == (1, 0)
-    assert second.refused == {"buried": 1}
+    assert second.refused == {"tombstone": 1}
     assert texts(store) == []
 
 

@@ -24,7 +24,7 @@ from perdure.errors import (
     VersionConflict,
 )
 from perdure.memory.effects import run
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.profile import Profile
 from perdure.memory.records import Candidate, Verdict
 from perdure.memory.reducers import ChatState

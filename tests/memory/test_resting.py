@@ -20,10 +20,10 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.graphs import memory_agent
 from perdure.memory.collection.collection import Collection
-from perdure.memory.collection.quarantine import Quarantine
 from perdure.memory.collection.resting import Ground
 from perdure.memory.collection.tools import manage_memory, search_memory
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
+from perdure.memory.quarantine import Quarantine
 from perdure.stores import SQLiteStore
 from tests.memory.scripted import client
 from tests.openai_server import Answer, OpenAIServer

@@ -23,7 +23,7 @@ from perdure.memory.effects import arun, run
 from perdure.memory.extraction import Extraction
 from perdure.memory.forming import tails as tails_module
 from perdure.memory.forming.tails import Tails
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.threads import ANN, Graph, graph_of, kept, on, said_by, say, user
 

@@ -17,7 +17,7 @@ from perdure.memory import conflicts as taking_turns
 from perdure.memory import queueing
 from perdure.memory.collection.collection import Collection
 from perdure.memory.collection.examples import Examples
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate
 from perdure.stores import SQLiteStore
 

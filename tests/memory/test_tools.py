@@ -21,7 +21,7 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory.collection.collection import Collection
 from perdure.memory.collection.tools import manage_memory, search_memory
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.reducers import ChatState
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.scripted import ScriptedServer, client
