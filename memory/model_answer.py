@@ -16,6 +16,7 @@ from perdure.memory.gate import Gate
 from perdure.memory.instructions import TEXT, Instructions, noted
 from perdure.memory.profile import Profile, ProfileState
 from perdure.memory.profile_patch import Document
+from perdure.memory.profile_rules import Origin
 from perdure.memory.proposals import (
     Addition,
     Alteration,
@@ -275,12 +276,12 @@ def patched_profile(
         users = _by_users(each.messages, batch)
         if not users:
             raise InvalidPatch(
-                f"operation {number}, {each.op} {each.path!r:.200}, names no message of a user that "
-                "says so; leave out what only the assistant or a tool says"
+                f"operation {number}, {each.op} {each.path!r:.200}, names no message of a user "
+                "that says so; leave out what only the assistant or a tool says"
             )
         messages += [one for one in users if one not in messages]
     told = tuple(each.text for each in messages)
-    place = known.profile.place(scope.config, batch.source(messages), told)
+    place = known.profile.place(scope.config, Origin(batch.source(messages), told))
     operations = [each.operation() for each in changes]
     puts = yield from known.profile.planning(place, operations, known.state.document)
     return Planned(puts, [Outcome("updated" if puts else "unchanged", place.key)])

@@ -15,6 +15,7 @@ from perdure.memory.instructions import Instructions
 from perdure.memory.model_answer import (
     Answer,
     KnownProfile,
+    ProfileChange,
     answer_form,
     answer_of,
     instructions_plan,
@@ -257,8 +258,13 @@ class ModelExtractor:
 
 def _by_profile(
     answer: Answer, known: Sequence[KnownProfile]
-) -> Iterator[tuple[KnownProfile, Any]]:
+) -> Iterator[tuple[KnownProfile, Sequence[ProfileChange]]]:
     """The changes of each profile; where there is one, it need not be named."""
+    names = [each.name for each in known]
+    for name in (each.profile for each in answer.profile if len(known) > 1):
+        if name not in names:
+            listed = ", ".join(map(repr, names))
+            raise InvalidPatch(f"there is no profile {name!r:.80}; expected one of {listed}")
     for each in known:
         changes = [c for c in answer.profile if c.profile == each.name or len(known) == 1]
         if changes:
@@ -298,7 +304,7 @@ def _remembered(memory: Memory) -> str:
 
 def _shown(known: KnownProfile) -> str:
     """A profile with its schema."""
-    schema, state = known.profile.schema.json_schema, known.state
+    schema, state = known.profile.json_schema, known.state
     parts = [
         f"The profile {quoted(known.name)}:",
         fenced("schema", json.dumps(schema, ensure_ascii=False)),

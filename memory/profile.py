@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, NamedTuple
 from jsonpatch import JsonPointer
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
-from pydantic import BaseModel, RootModel
+from pydantic import RootModel
 
 from perdure.errors import ConfigurationError, InvalidPatch, VersionConflict
 from perdure.memory.effects import Effect, Effects, arun, awaiting, blocking, run
@@ -139,11 +139,12 @@ class Profile(Generic[M]):
         *,
         gate: Gate | None = None,
     ) -> None:
-        is_model = isinstance(schema, type) and issubclass(schema, BaseModel)
-        if not is_model or issubclass(schema, RootModel):
-            raise ConfigurationError(
-                f"the schema is {schema!r:.80}; expected a pydantic model of fields, of BaseModel"
-            )
+        if not isinstance(schema, type) or issubclass(schema, RootModel):
+            raise _no_schema(schema)
+        try:
+            self.json_schema: Document = schema.model_json_schema()
+        except Exception as exc:  # it is no model, or has a field of which JSON knows nothing
+            raise _no_schema(schema) from exc
         self.schema = schema
         self.adapter = None if store is None else StoreAdapter(store)
         self.namespace, self.key = Template(namespace), Template((key,))
@@ -447,6 +448,11 @@ def text_of(document: Document) -> str:
         if leaf.text:
             lines.setdefault(leaf.label, []).append(leaf.text)
     return "\n".join(label + ", ".join(texts) for label, texts in lines.items())
+
+
+def _no_schema(schema: Any) -> ConfigurationError:
+    expected = "a pydantic model of fields, with a JSON schema"
+    return ConfigurationError(f"the schema is {schema!r:.80}; expected {expected}")
 
 
 # -- items

@@ -127,10 +127,11 @@ def screened(gate: Gate, leaves: Sequence[Leaf], origin: Origin) -> Effects[list
         changes = verdict.text is not None
         redacts = isinstance(leaf.value, str) and text.startswith(leaf.label)
         if verdict.action != "keep" or (changes and not redacts):
-            path = "".join(f"/{gate.sensitive.redacted(str(part))}" for part in leaf.path)
+            names = leaf.path if verdict.check != "detectors" else ()  # a name may be the secret
+            path = "".join(f"/{gate.sensitive.redacted(str(part))}" for part in names)
             raise InvalidPatch(
-                f"{path!r:.200} cannot be kept: {verdict.reason}; leave it out (the gate's "
-                f"{verdict.check})"
+                f"{path or 'the change'!r:.200} cannot be kept: {verdict.reason}; leave it out "
+                f"(the gate's {verdict.check})"
             )
         kept.append(text.removeprefix(leaf.label) if changes else leaf.value)
     return kept

@@ -26,6 +26,7 @@ from perdure.errors import (
 from perdure.memory.effects import run
 from perdure.memory.gate import Gate
 from perdure.memory.profile import Profile
+from perdure.memory.profile_rules import Origin
 from perdure.memory.records import Candidate, Verdict
 from perdure.memory.reducers import ChatState
 from perdure.memory.store_adapter import StoreAdapter, put_of
@@ -137,7 +138,6 @@ def test_both_colours_do_the_same(any_store: Any) -> None:
         one.merge({"age": 1}, ANN),
         one.get(ANN),
         raw(one, ANN),
-        one.outline(ANN),
         [(each.document, each.change) for each in one.history(ANN)],
         one.forget(ANN) is None,
         one.get(ANN),
@@ -149,8 +149,7 @@ def test_both_colours_do_the_same(any_store: Any) -> None:
             await other.apatch(operations, ANN),
             await other.amerge({"age": 1}, ANN),
             await other.aget(ANN),
-            await other.araw(ANN),
-            await other.aoutline(ANN),
+            raw(other, ANN),
             [(each.document, each.change) for each in await other.ahistory(ANN)],
             await other.aforget(ANN) is None,
             await other.aget(ANN),
@@ -168,20 +167,11 @@ def test_a_document_is_set_whole(profile: Profile[Person]) -> None:
     assert profile.get(ANN) == Person(name="Bo")
 
 
-def test_defaults_that_are_set_are_kept(store: SQLiteStore) -> None:
-    """Who writes them means them, also when the schema has others later."""
-    profile = Profile(Person, store, default=Person(name="nobody"))
-    assert profile.get(ANN).name == "nobody"
-    profile.set(Person(name="nobody"), ANN)
-
-    assert Profile(Person, store).get(ANN).name == "nobody"
-
-
 def test_what_is_given_out_is_nobodys_but_the_callers(any_store: Any) -> None:
     """Changing it in place changes no profile, stored or default."""
-    profile = Profile(Person, any_store, default=Person(likes=["tea"]))
+    profile = Profile(Person, any_store)
     profile.get(ANN).likes.append("x")
-    assert profile.get(ANN).likes == ["tea"]
+    assert profile.get(ANN).likes == []
     given = {"likes": ["figs"]}
     profile.set(given, ANN).likes.append("x")
     given["likes"].append("y")
@@ -242,10 +232,8 @@ def test_every_change_is_a_version_with_its_reasons(store: SQLiteStore) -> None:
     assert [old.document, new.document] == [first.model_dump(mode="json"), raw(profile, ANN)]
     assert [old.version, new.version] == [1, 2]
     assert [old.valid_to, new.valid_to] == [new.valid_from, None]
-    assert [each.noted() for each in old.edits] == [
-        {"op": "add", "path": "/name", "reason": "introduced herself"}
-    ]
-    assert [(each.op, each.path) for each in new.edits] == [
+    assert list(old.edits) == [{"op": "add", "path": "/name", "reason": "introduced herself"}]
+    assert [(each["op"], each["path"]) for each in new.edits] == [
         ("replace", "/name"),
         ("replace", "/age"),
     ]
@@ -335,7 +323,7 @@ def test_sections_of_the_first_version_are_forgotten(any_store: Any) -> None:
             profile.merge({"age": 40}, ANN)
         receipt = profile.forget(ANN)
 
-        assert receipt is None or receipt.items >= 5
+        assert receipt is None or receipt.items + receipt.versions >= 5
         assert any_store.search(NAMESPACE) == []
         assert profile.history(ANN) == []
 
@@ -427,12 +415,13 @@ def test_two_changes_are_accepted_together_or_not(store: SQLiteStore) -> None:
     profile = Profile(Range, store)
     profile.set({"low": 0, "high": 10}, ANN)
     place = profile.place(ANN)
-    one = run(profile.planning(place, [op("replace", "/low", value=9)]))
-    other = run(profile.planning(place, [op("replace", "/high", value=1)]))
-    run(place.adapter.written(one.puts))
+    seen = run(profile.reading(place)).document
+    one = run(profile.planning(place, [op("replace", "/low", value=9)], seen))
+    other = run(profile.planning(place, [op("replace", "/high", value=1)], seen))
+    run(place.adapter.written(one))
 
     with pytest.raises(VersionConflict):
-        run(place.adapter.written(other.puts))
+        run(place.adapter.written(other))
     with pytest.raises(InvalidPatch, match="low is above high"):
         profile.patch([op("replace", "/high", value=1)], ANN)
     assert profile.get(ANN) == Range(low=9, high=10)
@@ -445,16 +434,17 @@ def test_a_planned_change_is_written_with_other_things_or_not_at_all(store: SQLi
     """Part of one transaction, with the provenance that its author gives it."""
     profile = Profile(Person, store)
     source = Provenance(thread_id="t", message_ids=("m1",), trust="user")
-    place = profile.place(ANN, source)
-    plan = run(profile.planning(place, [op("replace", "/name", value="Ann")]))
+    place = profile.place(ANN, Origin(source))
+    seen = run(profile.reading(place)).document
+    puts = run(profile.planning(place, [op("replace", "/name", value="Ann")], seen))
     assert raw(profile, ANN) == {}
     note = put_of(("facts", "ann"), "1", {"text": "Ann"}, if_version=3)
     with pytest.raises(VersionConflict):
-        run(place.adapter.written([*plan.puts, note]))
+        run(place.adapter.written([*puts, note]))
     assert raw(profile, ANN) == {}
-    run(place.adapter.written(plan.puts))
+    run(place.adapter.written(puts))
 
-    assert profile.get(ANN) == plan.profile == Person(name="Ann")
+    assert profile.get(ANN) == Person(name="Ann")
     assert profile.history(ANN)[0].provenance == source
 
 
@@ -465,21 +455,22 @@ def test_a_plan_keeps_fields_and_what_was_seen(profile: Profile[Person]) -> None
     seen = run(profile.reading(place)).document
     moving = [op("replace", "/home", value={"city": "Oslo"})]
     with pytest.raises(InvalidPatch, match="'/home/zip'"):
-        run(profile.planning(place, moving))
-    assert run(profile.planning(place, moving, keep_fields=False)).profile.home.zip is None
+        run(profile.planning(place, moving, seen))
     profile.merge({"name": "Anna"}, ANN)
     city = [op("replace", "/home/city", value="Oslo")]
-    assert run(profile.planning(place, city, seen=seen)).profile.name == "Anna"
+    [put, *_] = run(profile.planning(place, city, seen))
+    assert put.value is not None
+    assert put.value["document"]["name"] == "Anna"
     profile.merge({"home": {"city": "Bruges"}}, ANN)
 
-    with pytest.raises(InvalidPatch, match="another run"):
-        run(profile.planning(place, city, seen=seen))
+    with pytest.raises(VersionConflict, match="was changed where this patch changes it"):
+        run(profile.planning(place, city, seen))
 
 
 # -- what is refused
 
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
-    "an unknown field": ({"nmae": "Ann"}, "'/nmae' is an unknown field; expected one of 'name'"),
+    "an unknown field": ({"nmae": "Ann"}, "'/nmae' is an unknown field"),
     "an unknown field within": ({"home": {"town": "x"}}, "'/home/town' is an unknown field"),
     "one in a list": ({"pets": [{"name": "T", "age": 3}]}, "'/pets/0/age' is an unknown field"),
     "text for a number": ({"age": "40"}, "'/age': Input should be a valid integer (it is \"40\")"),
@@ -536,9 +527,6 @@ def test_a_schema_with_required_fields_has_no_profile_at_first(store: SQLiteStor
         member.patch([op("remove", "/name")], ANN)
     assert member.patch([op("remove", "/city")], ANN) == Member(name="Ann")
 
-    other = Profile(Member, store, key="other", default=Member(name="nobody"))
-    assert other.merge({"city": "Oslo"}, ANN) == Member(name="nobody", city="Oslo")
-
 
 def test_a_schema_may_grow_and_shrink(store: SQLiteStore) -> None:
     """New fields get their defaults; what fits no more is named, is there, and can be mended."""
@@ -550,7 +538,7 @@ def test_a_schema_may_grow_and_shrink(store: SQLiteStore) -> None:
     older = Profile(Older, store)
     older.set({"name": "Ann", "age": "forty"}, ANN)
     profile = Profile(Person, store)
-    with pytest.raises(ConfigurationError, match=r"'/age'.*\"forty\".*raw\(\)"):
+    with pytest.raises(ConfigurationError, match=r"'/age'.*\"forty\".*history\(\)"):
         profile.get(ANN)
     assert raw(profile, ANN) == {"name": "Ann", "age": "forty"}
     with pytest.raises(InvalidPatch, match="'/age'"):
@@ -583,7 +571,7 @@ def test_schemas_of_other_kinds(store: SQLiteStore) -> None:
     aliased = Profile(Aliased, store, key="aliased")
     assert aliased.merge({"firstName": "Ann"}, ANN) == Aliased(firstName="Ann")
     assert raw(aliased, ANN) == {"firstName": "Ann"}
-    with pytest.raises(InvalidPatch, match="'/first' is an unknown field; expected one of 'first"):
+    with pytest.raises(InvalidPatch, match="'/first' is an unknown field"):
         aliased.merge({"first": "Bo"}, ANN)
     tree = Profile(Tree, store, key="tree")
     grown = tree.patch([op("add", "/inner/-", value={"value": {"any": [1]}})], ANN)
@@ -618,11 +606,6 @@ class Lossy(BaseModel):
     seen: str = Field(default="", exclude=True)
 
 
-class Renamed(BaseModel):
-    inner: list[Lossy] = []
-    name: str = Field(default="", serialization_alias="Name")
-
-
 class Untold(BaseModel):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -630,26 +613,16 @@ class Untold(BaseModel):
     own: threading.Event | None = None
 
 
-class Wrong(BaseModel):
-    age: int = "forty"  # type: ignore[assignment]
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"schema": dict}, "expected a pydantic model"),
         ({"schema": Person()}, "expected a pydantic model"),
-        ({"schema": RootModel[list[str]]}, "RootModel"),
-        ({"schema": Lossy}, r"lose the fields \['seen'\] of Lossy"),
-        ({"schema": Renamed}, "lose the fields"),
-        ({"schema": Untold}, "no JSON schema"),
-        ({"schema": Wrong}, "the default of a profile is not as Wrong asks for"),
-        ({"default": Home()}, "expected a Person"),
+        ({"schema": RootModel[list[str]]}, "expected a pydantic model"),
+        ({"schema": Untold}, "with a JSON schema"),
         ({"store": {}}, "expected a BaseStore"),
         ({"namespace": "profiles"}, "expected labels"),
         ({"key": ""}, "not empty"),
-        ({"max_bytes": 0}, "max_bytes is 0"),
-        ({"max_operations": True}, "max_operations is True"),
         ({"gate": "open"}, "gate is 'open'"),
     ],
 )
@@ -657,6 +630,12 @@ def test_wrong_arguments_are_refused(options: dict[str, Any], said: str) -> None
     """When it is made, not when the first user comes."""
     with pytest.raises(ConfigurationError, match=said):
         Profile(**{"schema": Person, **options})
+
+
+def test_a_field_that_the_schema_leaves_out_is_refused(store: SQLiteStore) -> None:
+    """It would be lost when the profile is written."""
+    with pytest.raises(InvalidPatch, match="'/seen' is an unknown field"):
+        Profile(Lossy, store).merge({"seen": "x"}, ANN)
 
 
 def test_a_place_that_cannot_be_is_refused(store: SQLiteStore) -> None:
@@ -693,7 +672,7 @@ SENSITIVE: dict[str, tuple[dict[str, Any], str]] = {
     "in a list": ({"likes": ["tea", {"a": [CARD]}]}, "'/likes/1/a/0' cannot be kept"),
     "what its field calls a secret": ({"api_key": "abcd1234"}, "'/api_key' cannot be kept"),
     "a number that it does": ({"pin": 4711}, "'/pin' cannot be kept"),
-    "the name of a field": ({"a": [{CARD: 1}]}, "a field's name cannot be kept"),
+    "the name of a field": ({"a": [{CARD: 1}]}, "'/a/0/[card]' cannot be kept"),
 }
 SECRETS = (PASSWORD, CARD, "4111111111111111", "abcd1234", "4711")
 
@@ -734,7 +713,7 @@ def test_what_is_noted_of_a_change_passes_the_gate_too(store: SQLiteStore) -> No
     blotting = Profile(Notes, store, gate=Gate(cards="redact"))
     blotting.patch(patches[0], ANN)
 
-    assert blotting.history(ANN)[0].edits[0].reason == "her card is [card]"
+    assert blotting.history(ANN)[0].edits[0]["reason"] == "her card is [card]"
 
 
 def test_a_secret_is_not_quoted_by_what_the_schema_refuses(store: SQLiteStore) -> None:
@@ -750,7 +729,7 @@ def test_what_the_gate_blots_out_is_kept_so(profile: Profile[Person], any_store:
     left = blotting.merge({"notes": ["tea", f"my card is {CARD}"], "pin": "4711 now"}, ANN)
 
     assert left.model_dump() == {"notes": ["tea", "my card is [card]"], "pin": "[secret] now"}
-    with pytest.raises(InvalidPatch, match=r"'/card' cannot be kept: .* is blotted out"):
+    with pytest.raises(InvalidPatch, match=r"'/card' cannot be kept: .* is redacted"):
         blotting.merge({"card": 4111111111111111}, ANN)
 
 
@@ -805,7 +784,7 @@ def test_a_detector_that_fails_lets_nothing_pass(store: SQLiteStore) -> None:
 
 
 @settings(max_examples=25)
-@given(st.lists(documents_and_patches(), max_size=4), st.booleans())
+@given(st.lists(documents_and_patches(), max_size=4))
 def test_a_profile_is_what_an_oracle_makes_of_it(drawn: list[Any]) -> None:
     """Patch after patch, valid or not: what is refused changes nothing, nothing else is lost."""
     with SQLiteStore.open(":memory:", index=None) as store:
