@@ -36,7 +36,9 @@ from perdure.memory.profile_rules import (
     default_of,
     dumped,
     leaves_of,
+    replaced,
     screened,
+    text_of,
     validated,
 )
 from perdure.memory.records import Memory
@@ -95,8 +97,7 @@ class ProfileVersion:
         edits: What that changed: `op`, `path`, and the `reason` if one was given.
         valid_from: Since when (UTC).
         valid_to: Until when; None: it is the present one.
-        provenance: The thread and checkpoint of the run that made it, if known, and whose words it
-            rests on.
+        provenance: The thread and checkpoint of its run, if known, and whose words it rests on.
     """
 
     document: Document = field(repr=False)
@@ -127,7 +128,11 @@ class Profile(Generic[M]):
             telephone numbers are kept if they are written by hand, or a user told them.
 
     Raises:
-        ConfigurationError: An argument is wrong.
+        ConfigurationError: An argument is wrong; or later: there is no store, it keeps no past, or
+            what is stored there is no profile.
+        InvalidConfig: The config of a call does not fill the templates.
+        InvalidPatch: A change cannot be applied, or the schema or the gate refuses what it sets;
+            nothing is written.
     """
 
     def __init__(
@@ -139,27 +144,21 @@ class Profile(Generic[M]):
         *,
         gate: Gate | None = None,
     ) -> None:
-        if not isinstance(schema, type) or issubclass(schema, RootModel):
-            raise _no_schema(schema)
         try:
             self.json_schema: Document = schema.model_json_schema()
-        except Exception as exc:  # it is no model, or has a field of which JSON knows nothing
-            raise _no_schema(schema) from exc
-        self.schema = schema
-        self.adapter = None if store is None else StoreAdapter(store)
+            if not isinstance(schema, type) or issubclass(schema, RootModel):
+                raise TypeError("it has no fields")
+        except Exception as exc:  # it is no model, or has a field that JSON cannot say
+            expected = "a pydantic model of fields, with a JSON schema"
+            raise ConfigurationError(f"the schema is {schema!r:.80}; expected {expected}") from exc
+        self.schema, self.adapter = schema, None if store is None else StoreAdapter(store)
         self.namespace, self.key = Template(namespace), Template((key,))
         self.gate: Gate = instance("gate", gate or Gate(), Gate, "Gate(…), or None")
 
     def _get(
         self, config: RunnableConfig | None = None, *, as_of: datetime | None = None
     ) -> Effects[M]:
-        """The profile now, or at a moment; the defaults if nothing is stored.
-
-        Raises:
-            ConfigurationError: What is stored does not fit the schema, or nothing is and the schema
-                has required fields; or there is no store, or it keeps no past.
-            InvalidConfig: The config does not fill the templates.
-        """
+        """The profile now, or at a moment; the defaults if nothing is stored."""
         place = self.place(config)
         state = yield from self.reading(place, as_of)
         if state.profile is not None:
@@ -172,29 +171,17 @@ class Profile(Generic[M]):
             "is, and patch() or set() mends it"
         )
 
-    get = blocking(_get)
-    aget = awaiting(_get)
-
     def _history(self, config: RunnableConfig | None = None) -> Effects[list[ProfileVersion]]:
-        """All versions, oldest first, with what changed in each.
-
-        Raises:
-            ConfigurationError: See `get`.
-        """
+        """All versions, oldest first, with what changed in each."""
         place = self.place(config)
         versions = []
         for head in (yield from place.adapter.versions(place.namespace, place.key)):
-            items = yield from _with_sections(place, head, head.valid_from)
-            edits = tuple(head.value.get("edits", ()))
-            what = (head.version, str(head.value.get("change", "")), edits)
-            times = (head.valid_from, head.valid_to, head.provenance)
-            versions.append(ProfileVersion(_document(items), *what, *times))
+            document = _document((yield from _items(place, head, head.valid_from)))
+            change, edits = str(head.value.get("change", "")), tuple(head.value.get("edits", ()))
+            times = head.valid_from, head.valid_to
+            version = ProfileVersion(document, head.version, change, edits, *times, head.provenance)
+            versions.append(version)
         return versions
-
-    history = blocking(_history)
-    ahistory = awaiting(_history)
-
-    # -- changes
 
     def _patch(self, operations: Any, config: RunnableConfig | None = None) -> Effects[M]:
         """Apply a JSON Patch (RFC 6902), and return the profile.
@@ -203,21 +190,9 @@ class Profile(Generic[M]):
             operations: Like `[{"op": "add", "path": "/likes/-", "value": "tea"}]`; a `"reason"`
                 in one is noted with the change.
             config: Of the run.
-
-        Raises:
-            InvalidPatch: It is no patch, or cannot be applied, or the schema or the gate refuses
-                what it sets. Nothing is written.
-            ConfigurationError: See `get`.
         """
         wanted = operations_of(operations)
-        return (
-            yield from self._change(
-                config, "patch", lambda old: patched(old, wanted), _edits(wanted)
-            )
-        )
-
-    patch = blocking(_patch)
-    apatch = awaiting(_patch)
+        return (yield from self._change("patch", lambda old: patched(old, wanted), config, wanted))
 
     def _merge(
         self, partial: Mapping[str, Any], config: RunnableConfig | None = None
@@ -225,62 +200,46 @@ class Profile(Generic[M]):
         """Change the named fields, and those named within them (RFC 7386); return the profile.
 
         A null takes a field back to its default; a list replaces a list.
-
-        Raises:
-            InvalidPatch: See `patch`.
-            ConfigurationError: See `get`.
         """
         merged({}, partial)  # what is no object is refused before anything is read
-        return (yield from self._change(config, "merge", lambda old: merged(old, partial)))
-
-    merge = blocking(_merge)
-    amerge = awaiting(_merge)
+        return (yield from self._change("merge", lambda old: merged(old, partial), config))
 
     def _set(
         self, document: M | Mapping[str, Any], config: RunnableConfig | None = None
     ) -> Effects[M]:
-        """Write a whole profile, or its document, in the place of whatever there is; return it.
-
-        Raises:
-            InvalidPatch: See `patch`.
-            ConfigurationError: See `get`.
-        """
-        if isinstance(document, self.schema):
-            document = dumped(document)
-        if not isinstance(document, Mapping):
+        """Write a whole profile, or its document, in the place of any other; return it."""
+        given = dumped(document) if isinstance(document, self.schema) else document
+        if not isinstance(given, Mapping):
             raise InvalidPatch(
                 f"the document is {document!r:.80}, a {type(document).__name__}; expected a "
                 f"{self.schema.__name__} or a dict of its fields"
             )
-        whole: Document = plain(dict(document), "the document")
-        return (yield from self._change(config, "set", lambda _: whole))
-
-    set = blocking(_set)
-    aset = awaiting(_set)
+        whole: Document = plain(dict(given), "the document")
+        return (yield from self._change("set", lambda _: whole, config))
 
     def _forget(self, config: RunnableConfig | None = None) -> Effects[Receipt | None]:
-        """Erase the profile with its past; None: the store has no past, and the item is deleted.
-
-        Raises:
-            ConfigurationError: See `get`.
-        """
+        """Erase the profile with its past; None: the store has no past, and the item is deleted."""
         return (yield from forgetting(self.place(config)))
 
+    get = blocking(_get)
+    aget = awaiting(_get)
+    history = blocking(_history)
+    ahistory = awaiting(_history)
+    patch = blocking(_patch)
+    apatch = awaiting(_patch)
+    merge = blocking(_merge)
+    amerge = awaiting(_merge)
+    set = blocking(_set)
+    aset = awaiting(_set)
     forget = blocking(_forget)
     aforget = awaiting(_forget)
 
     # -- for what writes a profile together with other things
 
     def place(
-        self,
-        config: RunnableConfig | None = None,
-        origin: Origin | None = None,
+        self, config: RunnableConfig | None = None, origin: Origin | None = None
     ) -> ProfilePlace:
-        """Where the profile of a run is; a change without an origin is a user's, by hand.
-
-        Raises:
-            ConfigurationError: There is no store, or no such place.
-        """
+        """Where the profile of a run is; a change without an origin is a user's, by hand."""
         namespace, [key] = namespace_of(self.namespace, config), self.key.filled(config)
         if origin is None:
             origin = Origin(Provenance(*source(config), actor="user", trust="user"))
@@ -289,19 +248,14 @@ class Profile(Generic[M]):
     def reading(
         self, place: ProfilePlace, as_of: datetime | None = None
     ) -> Effects[ProfileState[M]]:
-        """Read the profile, or what is stored instead of one.
-
-        Raises:
-            ConfigurationError: The item is something else.
-        """
+        """Read the profile, or what is stored instead of one."""
         head = yield from place.adapter.got(place.namespace, place.key, as_of)
         if head is None:
             profile = default_of(self.schema)
             fault = "" if profile else f"{self.schema.__name__} has fields that must be given"
-            return ProfileState(
-                (), dumped(profile or self.schema.model_construct()), profile, fault
-            )
-        items = yield from _with_sections(place, head, as_of)
+            blank = dumped(profile or self.schema.model_construct())
+            return ProfileState((), blank, profile, fault)
+        items = yield from _items(place, head, as_of)
         document = _document(items)
         try:
             profile = validated(self.schema, document)
@@ -320,32 +274,32 @@ class Profile(Generic[M]):
             seen: The document that they were made for.
 
         Raises:
-            InvalidPatch: See `patch`.
+            InvalidPatch: See `Profile`.
             VersionConflict: A field that they concern is not as the model saw it.
         """
         wanted = operations_of(operations)
         state = yield from self.reading(place)
         if not is_as_seen(wanted, seen, state.document):
             raise VersionConflict(
-                f"the profile {place.key!r} was changed where this patch changes it: make the patch "
-                "anew for the profile as it is now"
+                f"the profile {place.key!r} was changed where this patch changes it; make the patch "
+                "anew"
             )
         puts, _ = yield from self._planned(
-            place, state, "patch", lambda old: patched(old, wanted, by_model=True), _edits(wanted)
+            place, state, "patch", lambda old: patched(old, wanted, by_model=True), wanted
         )
         return puts
 
     def _change(
         self,
-        config: RunnableConfig | None,
         name: str,
         change: Callable[[Document], Document],
-        edits: Sequence[dict[str, str]] = (),
+        config: RunnableConfig | None,
+        operations: Sequence[Document] = (),
     ) -> Effects[M]:
         place = self.place(config)
         while True:  # a try that fails is one in which another change succeeded
             state = yield from self.reading(place)
-            puts, profile = yield from self._planned(place, state, name, change, edits)
+            puts, profile = yield from self._planned(place, state, name, change, operations)
             try:
                 yield from written(place.adapter, puts)
             except VersionConflict:
@@ -358,34 +312,38 @@ class Profile(Generic[M]):
         state: ProfileState[M],
         name: str,
         change: Callable[[Document], Document],
-        edits: Sequence[dict[str, str]],
+        operations: Sequence[Document],
     ) -> Effects[tuple[list[PutItem], M]]:
         """The puts of a change, and the profile after it."""
-        previous = state.document
-        # before an error about something else quotes what is not to be kept
+        # the edits first, before an error about something else quotes what is not to be kept
+        edits = [each for each in operations if each["op"] != "test"]
         notes = [Leaf(tuple(JsonPointer(e["path"]).parts), e.get("reason", "")) for e in edits]
         reasons = yield from screened(self.gate, notes, place.origin)
-        given = zip(edits, reasons, strict=True)
-        noted = [{**edit, "reason": reason} if reason else edit for edit, reason in given]
-        new = change(previous)
+        noted = [{"op": each["op"], "path": each["path"]} for each in edits]
+        noted = [{**e, "reason": r} if r else e for e, r in zip(noted, reasons, strict=True)]
+        new = change(state.document)
         # what is there already, elsewhere in a list perhaps, does not stand in the way of others
-        known = {(leaf.label, repr(leaf.value)) for leaf in leaves_of(previous)}
-        found = [each for each in leaves_of(new) if (each.label, repr(each.value)) not in known]
-        new = plain(new, "the profile")
-        for leaf, value in zip(
-            found, (yield from screened(self.gate, found, place.origin)), strict=True
-        ):
-            within: Any = new
-            for part in leaf.path[:-1]:
-                within = within[part]
-            if leaf.path:
-                within[leaf.path[-1]] = value
+        known = {(leaf.label, repr(leaf.value)) for leaf in leaves_of(state.document)}
+        leaves = [each for each in leaves_of(new) if (each.label, repr(each.value)) not in known]
+        values = yield from screened(self.gate, leaves, place.origin)
+        new = replaced(new, leaves, values)
         profile = validated(self.schema, new)
         document: Document = plain(dumped(profile), "the profile")
-        if same(document, previous) and (state.items or name != "set"):
+        if same(document, state.document) and (state.items or name != "set"):
             return [], profile
-        noted = (noted or list(differences(previous, document)))[:_EDITS]
-        return _puts(place, state.items, document, {"change": name, "edits": noted}), profile
+        noted = (noted or list(differences(state.document, document)))[:_EDITS]
+        head = state.items[0] if state.items else None
+        value = {"text": text_of(document), "kind": KIND, _DOCUMENT: document, "change": name}
+        put = put_of(
+            place.namespace,
+            place.key,
+            {**value, "edits": noted, _NUMBER: _number(head) + 1},
+            provenance=place.origin.provenance,
+            if_version=(head.version if head else 0) if place.adapter.versioned else None,
+        )
+        sections = [removal_of(each.namespace, each.key, each.version) for each in state.items[1:]]
+        # it does not expire, whatever the store's default
+        return [replace(put, ttl=None), *sections], profile
 
 
 def written(adapter: StoreAdapter, puts: Sequence[PutItem]) -> Effects[None]:
@@ -418,44 +376,23 @@ def forgetting(place: ProfilePlace) -> Effects[Receipt | None]:
     Raises:
         ConfigurationError: The item is no profile.
     """
-    adapter, store = place.adapter, place.adapter.store
-    heads = yield from adapter.versions(place.namespace, place.key)
+    adapter, store, key = place.adapter, place.adapter.store, place.key
+    heads = yield from adapter.versions(place.namespace, key)
     split = [head for head in heads if _is_split(head)]
     if not adapter.versioned:
         for head in heads:
-            items = yield from _with_sections(place, head, None)
+            items = yield from _items(place, head, None)
             yield from adapter.written([removal_of(each.namespace, each.key) for each in items])
         return None
-    inner = (*place.namespace, place.key)
+    inner = (*place.namespace, key)
     within: Receipt | None = None
     if split:  # before the head, which tells of them
         within = yield Effect(lambda: store.forget(inner), lambda: store.aforget(inner))
     receipt: Receipt = yield Effect(
-        lambda: store.forget(place.namespace, key=place.key),
-        lambda: store.aforget(place.namespace, key=place.key),
+        lambda: store.forget(place.namespace, key=key),
+        lambda: store.aforget(place.namespace, key=key),
     )
     return receipt if within is None else within + receipt
-
-
-def text_of(document: Document) -> str:
-    r"""A document in words, a line a field, to be searched.
-
-    >>> text_of({"home": {"city": "Ghent", "zip": None}, "likes": ["tea", "figs"]})
-    'home city: Ghent\nlikes: tea, figs'
-    """
-    lines: dict[str, list[str]] = {}
-    for leaf in leaves_of(document):
-        if leaf.text:
-            lines.setdefault(leaf.label, []).append(leaf.text)
-    return "\n".join(label + ", ".join(texts) for label, texts in lines.items())
-
-
-def _no_schema(schema: Any) -> ConfigurationError:
-    expected = "a pydantic model of fields, with a JSON schema"
-    return ConfigurationError(f"the schema is {schema!r:.80}; expected {expected}")
-
-
-# -- items
 
 
 def _is_split(head: Memory) -> bool:
@@ -469,20 +406,16 @@ def _is_split(head: Memory) -> bool:
     return split
 
 
-def _with_sections(
+def _items(
     place: ProfilePlace, head: Memory, as_of: datetime | None
 ) -> Effects[tuple[Memory, ...]]:
-    """An item and the sections that it names."""
+    """The item of a profile, and the sections that it names."""
     if not _is_split(head):
         return (head,)
-    inner = (*place.namespace, place.key)
-    as_of = as_of if place.adapter.versioned else None
-    found = {
-        each.key: each
-        for each in (yield from place.adapter.every(inner, as_of=as_of))
-        if each.namespace == inner
-    }
-    return (head, *(found[name] for name in head.value[_SECTIONS] if name in found))
+    inner, moment = (*place.namespace, place.key), as_of if place.adapter.versioned else None
+    found = yield from place.adapter.every(inner, as_of=moment)
+    sections = {each.key: each for each in found if each.namespace == inner}
+    return (head, *(sections[name] for name in head.value[_SECTIONS] if name in sections))
 
 
 def _document(items: Sequence[Memory]) -> Document:
@@ -491,27 +424,5 @@ def _document(items: Sequence[Memory]) -> Document:
     return deepcopy(stored)  # type: ignore[no-any-return]  # some stores give what they keep
 
 
-def _puts(
-    place: ProfilePlace, items: Sequence[Memory], document: Document, note: Mapping[str, Any]
-) -> list[PutItem]:
-    head = items[0] if items else None
-    value = {"text": text_of(document), "kind": KIND, _DOCUMENT: document, **note}
-    put = put_of(
-        place.namespace,
-        place.key,
-        {**value, _NUMBER: _number(head) + 1},
-        provenance=place.origin.provenance,
-        if_version=(head.version if head else 0) if place.adapter.versioned else None,
-    )
-    gone = [removal_of(each.namespace, each.key, each.version) for each in items[1:]]
-    return [replace(put, ttl=None), *gone]  # it does not expire, whatever the store's default
-
-
 def _number(head: Memory | None) -> int:
     return 0 if head is None else int(head.value.get(_NUMBER, 0))
-
-
-def _edits(operations: Sequence[Document]) -> list[dict[str, str]]:
-    names = ("op", "path", "reason")
-    noted = [each for each in operations if each["op"] != "test"]
-    return [{name: each[name] for name in names if name in each} for each in noted]

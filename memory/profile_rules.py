@@ -12,7 +12,7 @@ from perdure.errors import InvalidPatch
 from perdure.memory.detectors import emails, phones, spans_of
 from perdure.memory.effects import Effects
 from perdure.memory.gate import Gate
-from perdure.memory.profile_patch import Document, escaped, missing
+from perdure.memory.profile_patch import Document, escaped, missing, plain
 from perdure.memory.records import Candidate
 from perdure.stores.base import Provenance
 
@@ -105,6 +105,31 @@ def leaves_of(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
             yield from leaves_of(part, (*path, name))
     else:
         yield Leaf(path, value)
+
+
+def replaced(document: Document, leaves: Sequence[Leaf], values: Sequence[Any]) -> Document:
+    """A copy of a document with other values in some leaves."""
+    out: Document = plain(document, "the profile")
+    for leaf, value in zip(leaves, values, strict=True):
+        within: Any = out
+        for part in leaf.path[:-1]:
+            within = within[part]
+        if leaf.path:
+            within[leaf.path[-1]] = value
+    return out
+
+
+def text_of(document: Document) -> str:
+    r"""A document in words, a line a field, to be searched.
+
+    >>> text_of({"home": {"city": "Ghent", "zip": None}, "likes": ["tea", "figs"]})
+    'home city: Ghent\nlikes: tea, figs'
+    """
+    lines: dict[str, list[str]] = {}
+    for leaf in leaves_of(document):
+        if leaf.text:
+            lines.setdefault(leaf.label, []).append(leaf.text)
+    return "\n".join(label + ", ".join(texts) for label, texts in lines.items())
 
 
 def screened(gate: Gate, leaves: Sequence[Leaf], origin: Origin) -> Effects[list[Any]]:
