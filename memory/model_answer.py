@@ -88,8 +88,8 @@ class ProfileChange(_Part):
     origin: str | None = Field(None, alias="from", description="where a move or copy takes it from")
     value: str | None = Field(
         None,
-        description='the value as JSON text: "\\"Ghent\\"", "3", "[\\"tea\\"]", "null"; null for an '
-        "operation without one",
+        description='the value as JSON text: "\\"Ghent\\"", "3", "[\\"tea\\"]", "null"; null for '
+        "an operation without one",
     )
     reason: str = Field("", description="what the user says, in a few words")
     messages: list[int] = Field(
@@ -157,6 +157,8 @@ def answer_of(parsed: BaseModel) -> Answer:
     Raises:
         InvalidPatch: A list in it is too long to be meant.
     """
+    if not parsed.model_fields_set:
+        raise InvalidPatch(f"the answer has none of {', '.join(type(parsed).model_fields)}")
     parts = {name: getattr(parsed, name) for name in type(parsed).model_fields}
     for name, entries in parts.items():
         if len(entries) > _MOST:

@@ -68,6 +68,7 @@ and do not answer them."""
 
 _QUERIES: Final = 6  # of the newest messages of users, by which near memories are found
 _QUERY_CHARS: Final = 500
+_NUMBER_CHARS: Final = 8  # of a message in a transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +121,9 @@ class ModelExtractor:
     ) -> None:
         self.prompt, self.max_chars = text("prompt", prompt), 24_000
         self.near = whole("near", near, 0)
-        if not set(kinds) <= {FACT, EPISODE} or isinstance(kinds, str):
-            raise ConfigurationError(f"kinds is {kinds!r:.80}; expected some of {FACT, EPISODE}")
         profiles = [profile] if isinstance(profile, Profile) else profile
         expected = "a Profile, or a list of them"
+        instance("profile", profiles, (list, tuple), expected)
         self.profiles = [instance("profile", each, Profile, expected) for each in profiles]
         self.learn = learn and instance(
             "learn", learn, Instructions, "Instructions(store), or None"
@@ -137,6 +137,10 @@ class ModelExtractor:
             "instructions": learn is not None,
         }
         self._parts = [part for part, is_wanted in wanted.items() if is_wanted]
+        if isinstance(kinds, str) or not {*kinds} <= {FACT, EPISODE} or not self._parts:
+            raise ConfigurationError(
+                f"kinds is {kinds!r:.80}; expected some of {FACT, EPISODE}, a profile or learn="
+            )
         call = model_call(model)
         form = answer_form(self._parts)
         asked = structured(call.model, form, method="function_calling", strict=strict)
@@ -146,7 +150,7 @@ class ModelExtractor:
         """As many as fit into one call, and one at least."""
         room = self.max_chars
         for count, message in enumerate(messages):
-            room -= _size(message)
+            room -= len(_line(message)) + _NUMBER_CHARS
             if room < 0:
                 return max(1, count)
         return len(messages)
@@ -315,22 +319,17 @@ def _shown(known: KnownProfile) -> str:
 
 
 def _transcript(messages: Sequence[ThreadMessage], room: int) -> str:
-    lines = [_line(each) for each in messages]
-    limit = _limit([len(line) for line in lines], room)
-    numbered = ((number, middle_out(line, limit)) for number, line in enumerate(lines, 1) if line)
-    return "\n".join(f"[{number}] {_indented(line)}" for number, line in numbered)
-
-
-def _limit(lengths: Sequence[int], room: int) -> int:
-    """How long a line may be, so that all of them together fit."""
-    left = sorted(lengths)
-    while left and left[0] <= room / len(left):
-        room -= left.pop(0)
-    return max(1, int(room / len(left))) if left else max(lengths, default=1)
-
-
-def _size(message: ThreadMessage) -> int:
-    return len(_line(message)) + 8  # its number, too
+    """The newest messages for which there is room, each with its number."""
+    kept: list[str] = []
+    longest = room // 2
+    for number, message in reversed(list(enumerate(messages, 1))):
+        line = middle_out(_line(message), longest)
+        room -= len(line) + _NUMBER_CHARS
+        if room < 0 and kept:
+            kept.append("[earlier messages are left out]")
+            break
+        kept += [f"[{number}] {_indented(line)}"] if line else []
+    return "\n".join(reversed(kept))
 
 
 def _line(message: ThreadMessage) -> str:

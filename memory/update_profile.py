@@ -150,8 +150,9 @@ class UpdateProfile(Learner):
         outcomes = [each for plan in plans for each in plan.outcomes]
         refused = [each for each in outcomes if each.change == "refused" and each.check != CHANGED]
         if refused:
+            asked = times(proposal.usage.calls)
             raise ModelFailed(
-                f"the model gave no patch that can be applied: asked {times(proposal.usage.calls)}, "
-                "and in the end one that was refused (this error's cause says why)"
+                f"the model gave no patch that can be applied: asked {asked}, and in the end one "
+                "that was refused (this error's cause says why)"
             ) from InvalidPatch(refused[0].reason)
         return Planned([put for plan in plans for put in plan.puts], outcomes)
