@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
@@ -17,16 +17,7 @@ from perdure.memory.instructions import TEXT, Instructions, noted
 from perdure.memory.profile import Profile, ProfileState
 from perdure.memory.profile_patch import Document
 from perdure.memory.profile_rules import Origin
-from perdure.memory.proposals import (
-    Addition,
-    Alteration,
-    Batch,
-    Plan,
-    Planned,
-    Proposal,
-    Revision,
-    Scope,
-)
+from perdure.memory.proposals import Addition, Batch, Plan, Planned, Proposal, Revision, Scope
 from perdure.memory.records import EPISODE, FACT, Candidate, Memory, Outcome
 from perdure.memory.thread_messages import ThreadMessage, storable
 from perdure.stores.base import PutItem
@@ -38,7 +29,7 @@ CHANGED: Final = "changed"
 _MOST: Final = 200  # entries of a list: more is a model that has lost its way
 _INSTRUCTIONS_CHARS: Final = 20_000
 _WISH_CHARS: Final = 400
-_CHANGES: Final[Mapping[str, Alteration]] = {
+_CHANGES: Final[Mapping[str, Any]] = {
     "update": "updated",
     "supersede": "superseded",
     "delete": "deleted",
@@ -92,9 +83,7 @@ class ProfileChange(_Part):
         "an operation without one",
     )
     reason: str = Field("", description="what the user says, in a few words")
-    messages: list[int] = Field(
-        [], description="the numbers of the messages in which the user says so"
-    )
+    messages: list[int] = Field([], description="the numbers of the user's messages that say so")
 
     @field_validator("value", mode="before")
     @classmethod
@@ -102,17 +91,16 @@ class ProfileChange(_Part):
         return value if value is None or isinstance(value, str) else json.dumps(value)
 
     def operation(self) -> Document:
-        """The operation by the RFC; a path lacks no slash then, and text is JSON."""
-        paths = {"path": self.path, "from": self.origin}
+        """The operation as the RFC has it, also where a path lacks its slash or text its quotes."""
         out: Document = {"op": self.op, "reason": self.reason}
-        for name, path in paths.items():
+        for name, path in (("path", self.path), ("from", self.origin)):
             if path is not None:
                 out[name] = path if path[:1] in ("", "/") else f"/{path}"
         if self.value is not None:
             try:
                 out["value"] = json.loads(self.value)
             except (ValueError, RecursionError):
-                out["value"] = self.value  # text without quotes of its own
+                out["value"] = self.value
         return out
 
 
@@ -129,9 +117,7 @@ class Wish(_Part):
     """A lasting wish of the user on how the assistant should behave."""
 
     text: str = Field(description="the wish, as one instruction to the assistant")
-    messages: list[int] = Field(
-        [], description="the numbers of the messages in which the user says so"
-    )
+    messages: list[int] = Field([], description="the numbers of the user's messages that say so")
 
 
 class Answer(_Part):
@@ -155,33 +141,15 @@ def answer_of(parsed: BaseModel) -> Answer:
     """The answer in such a form.
 
     Raises:
-        InvalidPatch: A list in it is too long to be meant.
+        InvalidPatch: It has none of the parts, or a list in it is too long to be meant.
     """
-    if not parsed.model_fields_set:
-        raise InvalidPatch(f"the answer has none of {', '.join(type(parsed).model_fields)}")
     parts = {name: getattr(parsed, name) for name in type(parsed).model_fields}
+    if not parsed.model_fields_set:
+        raise InvalidPatch(f"the answer has none of {', '.join(parts)}")
     for name, entries in parts.items():
         if len(entries) > _MOST:
             raise InvalidPatch(f"{name} has {len(entries)} entries; at most {_MOST} are allowed")
     return Answer(**parts)
-
-
-@dataclass(frozen=True, slots=True)
-class KnownProfile:
-    """A profile as a model is shown it.
-
-    Attributes:
-        name: What the model calls it.
-        profile: The profile.
-        state: What is stored of it.
-    """
-
-    name: str
-    profile: Profile[Any]
-    state: ProfileState[Any]
-
-
-# -- facts and episodes
 
 
 def memories_of(answer: Answer, batch: Batch, shown: Mapping[str, Memory]) -> Proposal:
@@ -195,16 +163,16 @@ def memories_of(answer: Answer, batch: Batch, shown: Mapping[str, Memory]) -> Pr
     additions: dict[str, Addition] = {}
     revisions: dict[str, Revision] = {}
     outcomes: list[Outcome] = []
-    for each in [*answer.facts, *answer.episodes]:
-        found = _fact(each, batch, shown) if isinstance(each, FactChange) else _episode(each, batch)
-        if isinstance(found, Outcome):
-            outcomes.append(found)
-        elif isinstance(found, Addition):
-            additions[found.key] = found
-        elif found.key in revisions:
-            outcomes.append(_refused("changes a memory that was changed already", found.key))
+    found = [_fact(each, batch, shown) for each in answer.facts]
+    for each in [*found, *(_episode(one, batch) for one in answer.episodes)]:
+        if isinstance(each, Outcome):
+            outcomes.append(each)
+        elif isinstance(each, Addition):
+            additions[each.key] = each
+        elif each.key in revisions:
+            outcomes.append(_refused("changes a memory that was changed already", each.key))
         else:
-            revisions[found.key] = found
+            revisions[each.key] = each
     return Proposal(list(additions.values()), list(revisions.values()), outcomes=outcomes)
 
 
@@ -220,7 +188,7 @@ def _fact(
     fields = {name: part for name, part in named.items() if part}
     candidate = batch.candidate(messages, text, FACT, **fields)
     if fact.action == "insert":
-        return Addition(_key(candidate), candidate)
+        return _addition(candidate)
     memory = shown.get(fact.memory or "")
     if memory is None:
         return _refused(f"names the memory {fact.memory!r:.40}, which it was not shown")
@@ -234,26 +202,23 @@ def _episode(episode: EpisodeFound, batch: Batch) -> Addition | Outcome:
         return _refused("names no message that it rests on")
     if not texts["input"] or not texts["outcome"]:
         return _refused("is an episode without its beginning or its end")
-    candidate = batch.candidate(messages, texts["input"], EPISODE, **texts)
-    return Addition(_key(candidate), candidate)
+    return _addition(batch.candidate(messages, texts["input"], EPISODE, **texts))
 
 
-def _key(candidate: Candidate) -> str:
-    """The same for the same words on the same messages, so that they are one memory."""
+def _addition(candidate: Candidate) -> Addition:
+    """An addition whose key is the same for the same words on the same messages."""
     source = candidate.provenance
     assert source is not None  # what rests on messages has one
-    parts: Sequence[str] = (source.thread_id or "", *source.message_ids, candidate.text)
-    digest = blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=10)
-    return f"{candidate.kind}-{digest.hexdigest()}"
+    parts = "\0".join((source.thread_id or "", *source.message_ids, candidate.text))
+    digest = blake2b(parts.encode("utf-8", "surrogatepass"), digest_size=10)
+    return Addition(f"{candidate.kind}-{digest.hexdigest()}", candidate)
 
 
-def _numbered(numbers: Iterable[int], batch: Batch) -> list[ThreadMessage]:
-    wanted = set(numbers)
-    return [each for number, each in enumerate(batch.messages, 1) if number in wanted]
-
-
-def _by_users(numbers: Iterable[int], batch: Batch) -> list[ThreadMessage]:
-    return [each for each in _numbered(numbers, batch) if each.role == "user"]
+def _numbered(numbers: Iterable[int], batch: Batch, role: str = "") -> list[ThreadMessage]:
+    """The messages with these numbers, of a role if one is given."""
+    wanted = {*numbers}
+    named = [each for number, each in enumerate(batch.messages, 1) if number in wanted]
+    return [each for each in named if role in ("", each.role)]
 
 
 def _refused(reason: str, key: str | None = None) -> Outcome:
@@ -261,6 +226,14 @@ def _refused(reason: str, key: str | None = None) -> Outcome:
 
 
 # -- profiles
+
+
+class KnownProfile(NamedTuple):
+    """A profile as a model is shown it, under a name."""
+
+    name: str
+    profile: Profile[Any]
+    state: ProfileState[Any]
 
 
 def patched_profile(
@@ -275,29 +248,29 @@ def patched_profile(
     """
     messages: list[ThreadMessage] = []
     for number, each in enumerate(changes, 1):
-        users = _by_users(each.messages, batch)
+        users = _numbered(each.messages, batch, "user")
+        messages += [one for one in users if one not in messages]
+        what = f"operation {number}, {each.op} {each.path!r:.200},"
+        if each.profile not in ("", known.name):
+            raise InvalidPatch(f"{what} names the profile {each.profile!r:.80}, which is not there")
         if not users:
             raise InvalidPatch(
-                f"operation {number}, {each.op} {each.path!r:.200}, names no message of a user "
-                "that says so; leave out what only the assistant or a tool says"
+                f"{what} names no message of a user that says so; leave out what only the "
+                "assistant or a tool says"
             )
-        messages += [one for one in users if one not in messages]
-    told = tuple(each.text for each in messages)
-    place = known.profile.place(scope.config, Origin(batch.source(messages), told))
+    origin = Origin(batch.source(messages), tuple(each.text for each in messages))
+    place = known.profile.place(scope.config, origin)
     operations = [each.operation() for each in changes]
     puts = yield from known.profile.planning(place, operations, known.state.document)
     return Planned(puts, [Outcome("updated" if puts else "unchanged", place.key)])
 
 
 def profile_plan(
-    known: KnownProfile,
-    changes: Sequence[ProfileChange],
-    batch: Batch,
-    scope: Scope,
+    known: KnownProfile, changes: Sequence[ProfileChange], batch: Batch, scope: Scope
 ) -> Plan:
-    """The plan of a patch; one that is not possible becomes a refusal."""
+    """The plan of a patch; what cannot be written becomes a refusal."""
 
-    def plan(_: Gate) -> Effects[Planned]:  # a profile has its own, whoever changes it
+    def plan(_: Gate) -> Effects[Planned]:  # a profile has its own gate, whoever changes it
         try:
             return (yield from patched_profile(known, changes, batch, scope))
         except (InvalidPatch, VersionConflict) as exc:
@@ -321,31 +294,21 @@ def instructions_plan(
         wanted, outcomes = _wished(wishes, batch)
         wanted = [each for each in wanted if _plain(each.text) not in _plain(previous.text)]
         verdicts = yield from gate.judge(wanted, scope.adapter, scope.namespace)
-        kept: list[Candidate] = []
-        text = previous.text.rstrip()
+        text, source = previous.text.rstrip(), None
         for wish, verdict in zip(wanted, verdicts, strict=True):
-            line = verdict.text or wish.text
+            line = f"\n- {verdict.text or wish.text}"
             # that a memory says the same is no reason against an instruction
             if verdict.action != "keep" and verdict.same_as is None:
                 outcomes.append(Outcome("refused", None, verdict.reason, verdict.check))
             elif len(text) + len(line) > _INSTRUCTIONS_CHARS:
                 outcomes.append(_refused("would make the instructions too long"))
             else:
-                text += f"\n- {line}"
-                kept.append(wish)
+                text, source = text + line, wish.provenance
                 outcomes.append(Outcome("updated", place.key))
-        if not kept:
-            return Planned(outcomes=outcomes)
-        put = PutItem(
-            place.namespace,
-            place.key,
-            noted(previous.text, text, "update"),
-            [TEXT],
-            ttl=None,
-            if_version=previous.version,
-            provenance=kept[-1].provenance,
-        )
-        return Planned([put], outcomes)
+        value = noted(previous.text, text, "update")
+        options: Any = {"ttl": None, "if_version": previous.version, "provenance": source}
+        put = PutItem(place.namespace, place.key, value, [TEXT], **options)
+        return Planned([put] if source else [], outcomes)
 
     return plan
 
@@ -356,13 +319,14 @@ def _wished(wishes: Sequence[Wish], batch: Batch) -> tuple[list[Candidate], list
     outcomes: list[Outcome] = []
     for wish in wishes:
         text = " ".join(storable(wish.text).split())
-        users = _by_users(wish.messages, batch)
+        users = _numbered(wish.messages, batch, "user")
         if not users:
             outcomes.append(_refused("adds an instruction that no user asked for"))
-        elif not text or len(text) > _WISH_CHARS:
+        elif not 0 < len(text) <= _WISH_CHARS:
             outcomes.append(_refused(f"adds an instruction of {len(text)} characters"))
         else:
-            candidate = replace(batch.candidate(users, text, "instructions"), explicit=True)
+            # that it is a lasting wish, the model says; the gate looks for secrets in it
+            candidate = replace(batch.candidate(users, text, TEXT), explicit=True)
             found.setdefault(_plain(text), candidate)
     return list(found.values()), outcomes
 

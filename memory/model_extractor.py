@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any, Final, NamedTuple
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
@@ -71,13 +72,12 @@ _QUERY_CHARS: Final = 500
 _NUMBER_CHARS: Final = 8  # of a message in a transcript
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(NamedTuple):
     """What a model is shown beside a batch; the memories by the names it calls them by."""
 
     memories: Mapping[str, Memory]
     profiles: Sequence[KnownProfile]
-    instructions: str | None
+    instructions: str
 
 
 class ModelExtractor:
@@ -175,25 +175,24 @@ class ModelExtractor:
         tally = Tally()
         answer = yield from self._asked(batch, known, scope, tally)
         found = memories_of(answer, batch, known.memories)
-        plans = [
-            profile_plan(each, changes, batch, scope)
-            for each, changes in _by_profile(answer, known.profiles)
-        ]
+        patches = _by_profile(answer, known.profiles)
+        plans = [profile_plan(each, changes, batch, scope) for each, changes in patches]
         if self.learn is not None and answer.instructions:
             plans.append(instructions_plan(self.learn, answer.instructions, batch, scope))
+        counts = tally.tokens or {"input_tokens": 0, "output_tokens": 0}
         return Proposal(
             (*turns.additions, *found.additions),
             (*turns.revisions, *found.revisions),
             plans,
             (*turns.outcomes, *found.outcomes),
-            _usage(tally),
+            Usage(tally.asks, counts["input_tokens"], counts["output_tokens"]),
         )
 
     # -- what it is shown
 
     def _known(self, batch: Batch, scope: Scope) -> Effects[_Known]:
         near = yield from self._near(batch, scope)
-        profiles, instructions = [], None
+        profiles, instructions = [], ""
         for profile in self.profiles:
             place = profile.place(scope.config)
             _check_same_store(place.adapter.store, scope, "the profile")
@@ -203,8 +202,7 @@ class ModelExtractor:
             at = self.learn.place(scope.config)
             _check_same_store(at.store, scope, "the instructions")
             instructions = (yield from self.learn.reading(at)).text
-        names = {f"m{number}": memory for number, memory in enumerate(near, 1)}
-        return _Known(names, profiles, instructions)
+        return _Known({f"m{i}": each for i, each in enumerate(near, 1)}, profiles, instructions)
 
     def _near(self, batch: Batch, scope: Scope) -> Effects[list[Memory]]:
         """Facts that are near to what users said, each query's best first."""
@@ -216,7 +214,9 @@ class ModelExtractor:
                 scope.namespace, query=query, filter={"kind": FACT}, limit=self.near
             )
             ranked.append([each for each in found if each.namespace == scope.namespace])
-        return list(_interleaved(ranked))[: self.near]
+        rows = zip_longest(*ranked)
+        near = {each.key: each for row in rows for each in row if each is not None}
+        return list(near.values())[: self.near]
 
     def _asked(self, batch: Batch, known: _Known, scope: Scope, tally: Tally) -> Effects[Answer]:
         left = self._call.retries
@@ -232,7 +232,7 @@ class ModelExtractor:
                     yield from patched_profile(each, changes, batch, scope)
             except VersionConflict:  # the plan says so
                 pass
-            except InvalidPatch:  # the last time, the rest of the answer is taken without it
+            except InvalidPatch:  # in the end the rest of the answer is taken without the patch
                 left -= 1
                 if left >= 0:
                     raise
@@ -240,17 +240,21 @@ class ModelExtractor:
 
         call = replace(self._call, config=scope.config)
         insisting = Insisting(call.retries, call.backoff_s)
-        return (yield from insisting.asked(call, request, taken, room=self.max_chars, tally=tally))
+        answer: Answer = yield from insisting.asked(
+            call, request, taken, room=self.max_chars, tally=tally
+        )
+        return answer
 
     def _request(
         self, batch: Batch, known: _Known, room: int, refused: Refused | None
     ) -> list[BaseMessage]:
         lines = [f"{name}: {_remembered(memory)}" for name, memory in known.memories.items()]
+        earlier = filter(None, map(_line, batch.before))
         data = [
             fenced("memories", "\n".join(lines)),
             *map(_shown, known.profiles),
-            fenced("instructions", known.instructions or ""),
-            fenced("earlier", "\n".join(filter(None, map(_line, batch.before)))),
+            fenced("instructions", known.instructions),
+            fenced("earlier", "\n".join(earlier)),
             fenced("conversation", _transcript(batch.messages, room)),
         ]
         if refused is not None:
@@ -262,17 +266,13 @@ class ModelExtractor:
 
 def _by_profile(
     answer: Answer, known: Sequence[KnownProfile]
-) -> Iterator[tuple[KnownProfile, Sequence[ProfileChange]]]:
-    """The changes of each profile; where there is one, it need not be named."""
+) -> list[tuple[KnownProfile, Sequence[ProfileChange]]]:
+    """The changes of each profile; those with another name are refused with the first one's."""
     names = [each.name for each in known]
-    for name in (each.profile for each in answer.profile if len(known) > 1):
-        if name not in names:
-            listed = ", ".join(map(repr, names))
-            raise InvalidPatch(f"there is no profile {name!r:.80}; expected one of {listed}")
-    for each in known:
-        changes = [c for c in answer.profile if c.profile == each.name or len(known) == 1]
-        if changes:
-            yield each, changes
+    found: dict[str, list[ProfileChange]] = {}
+    for change in answer.profile:
+        found.setdefault(change.profile if change.profile in names else names[0], []).append(change)
+    return [(each, found[each.name]) for each in known if each.name in found]
 
 
 def _check_same_store(store: Any, scope: Scope, what: str) -> None:
@@ -281,23 +281,6 @@ def _check_same_store(store: Any, scope: Scope, what: str) -> None:
             f"{what} and the memories are in two stores, {store!r:.80} and "
             f"{scope.adapter.store!r:.80}; expected the same store: both are written as one"
         )
-
-
-def _usage(tally: Tally) -> Usage:
-    counts = tally.tokens
-    if counts is None:
-        return Usage(tally.asks)
-    return Usage(tally.asks, counts["input_tokens"], counts["output_tokens"])
-
-
-def _interleaved(ranked: Sequence[Sequence[Memory]]) -> Iterator[Memory]:
-    """The first of each ranking, the second of each, and so on, each memory once."""
-    seen = set()
-    for place in range(max(map(len, ranked), default=0)):
-        for memories in ranked:
-            if place < len(memories) and memories[place].key not in seen:
-                seen.add(memories[place].key)
-                yield memories[place]
 
 
 def _remembered(memory: Memory) -> str:
@@ -321,9 +304,10 @@ def _shown(known: KnownProfile) -> str:
 def _transcript(messages: Sequence[ThreadMessage], room: int) -> str:
     """The newest messages for which there is room, each with its number."""
     kept: list[str] = []
-    longest = room // 2
-    for number, message in reversed(list(enumerate(messages, 1))):
-        line = middle_out(_line(message), longest)
+    lines = [_line(each) for each in messages]
+    longest = room if sum(map(len, lines)) <= room else room // 2
+    for number, whole_line in reversed(list(enumerate(lines, 1))):
+        line = middle_out(whole_line, longest)
         room -= len(line) + _NUMBER_CHARS
         if room < 0 and kept:
             kept.append("[earlier messages are left out]")

@@ -281,8 +281,7 @@ class Profile(Generic[M]):
         state = yield from self.reading(place)
         if not is_as_seen(wanted, seen, state.document):
             raise VersionConflict(
-                f"the profile {place.key!r} was changed where this patch changes it; make the patch "
-                "anew"
+                f"the profile {place.key!r} was changed where this patch changes it; make it anew"
             )
         puts, _ = yield from self._planned(
             place, state, "patch", lambda old: patched(old, wanted, by_model=True), wanted
@@ -421,7 +420,7 @@ def _items(
 def _document(items: Sequence[Memory]) -> Document:
     head, *sections = items
     stored = head.value.get(_DOCUMENT) or {each.key: each.value[_DOCUMENT] for each in sections}
-    return deepcopy(stored)  # type: ignore[no-any-return]  # some stores give what they keep
+    return deepcopy(stored)  # some stores give what they keep
 
 
 def _number(head: Memory | None) -> int:
