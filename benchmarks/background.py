@@ -1,8 +1,8 @@
-"""Threads formed in the background by a worker that is killed: each once in effect, none lost.
+"""Threads extracted by a worker that is killed: each once in effect, none lost.
 
 python benchmarks/background.py --threads 1000 --kill-every 3
 
-One process schedules, another forms; it gets SIGKILL every few seconds and is started again.
+A process extracts; it gets SIGKILL every few seconds and is started again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import random
-import statistics
 import sys
 import tempfile
 import time
@@ -22,14 +21,13 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.memory.background.background import Background
-from perdure.memory.background.worker import work
+from perdure.memory.background import Background, run_worker
+from perdure.memory.due import Pace
 from perdure.memory.extraction import Extraction
 from perdure.stores import SQLiteStore
 
 WARM = [
-    "perdure.memory.background.runtime",
-    "perdure.memory.background.worker",
+    "perdure.memory.background",
     "perdure.checkpointers",
 ]
 USERS = 10
@@ -62,14 +60,14 @@ def fill(path: Path, threads: int) -> int:
     return threads * TURNS * 2
 
 
-def background(saver: Any, store: Any, database: str | None, **options: Any) -> Any:
-    given: dict[str, Any] = {"delay_s": 1.0, "backoff_s": 0.5, "database": database}
-    return Background(Extraction(saver, store), **{**given, **options})
+def background(saver: Any, store: Any, database: str | None, **options: Any) -> Background:
+    pace = Pace(delay_s=1.0, backoff_s=0.5)
+    return Background(Extraction(saver, store), pace=pace, database=database, **options)
 
 
 def serve(path: Path, database: str | None) -> None:
     with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path) as store:
-        work(background(saver, store, database))
+        run_worker(background(saver, store, database))
 
 
 class Worker:
@@ -98,22 +96,12 @@ class Worker:
         self.process.join()
 
 
-def schedule_all(scheduler: Background, threads: int) -> list[float]:
-    """Milliseconds that each call took."""
-    took = []
-    for number in range(threads):
-        began = time.perf_counter()
-        scheduler.schedule(f"t{number}", config_of(number))
-        took.append((time.perf_counter() - began) * 1e3)
-    return took
-
-
-def until_formed(extraction: Extraction, worker: Worker, kill_every_s: float) -> float:
-    """Kill the worker until nothing waits any more. Returns how long that took."""
+def until_extracted(asker: Background, worker: Worker, kill_every_s: float) -> float:
+    """Kill the worker until nothing is due any more. Returns how long that took."""
     began = time.monotonic()
     chance = random.Random(1)
     kill_at = began + kill_every_s
-    while extraction.pending() and time.monotonic() - began < PATIENCE_S:
+    while _left(asker) and time.monotonic() - began < PATIENCE_S:
         time.sleep(0.2)
         if kill_every_s and time.monotonic() > kill_at:
             worker.kill()
@@ -121,7 +109,11 @@ def until_formed(extraction: Extraction, worker: Worker, kill_every_s: float) ->
     return time.monotonic() - began
 
 
-def formed(store: SQLiteStore) -> Counter[tuple[str, str]]:
+def _left(asker: Background) -> bool:
+    return any(job.state not in ("done", "dead") for job in asker.jobs())
+
+
+def extracted(store: SQLiteStore) -> Counter[tuple[str, str]]:
     """How often each message of a thread is in the memories."""
     counts: Counter[tuple[str, str]] = Counter()
     for user in range(USERS):
@@ -137,24 +129,16 @@ def run(threads: int, kill_every_s: float, folder: Path, database: str | None) -
     path = folder / "memory.db"
     messages = fill(path, threads)
     with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path) as store:
-        scheduler = background(saver, store, database, work=False)
-        idle = schedule_all(scheduler, threads)  # nobody else is at work
+        asker = background(saver, store, database, work=False)
         worker = Worker(path, database)
-        busy = schedule_all(scheduler, threads)
-        took = until_formed(scheduler.extraction, worker, kill_every_s)
+        took = until_extracted(asker, worker, kill_every_s)
         worker.end()
-        jobs = Counter(job.state for job in scheduler.jobs())
-        scheduler.stop()
-        counts = formed(store)
+        jobs = Counter(job.state for job in asker.jobs())
+        asker.stop()
+        counts = extracted(store)
     twice = sum(count > 1 for count in counts.values())
-    print(
-        f"{threads} threads of {TURNS * 2} messages: formed in {took:.1f} s, {worker.kills} kills"
-    )
+    print(f"{threads} threads of {TURNS * 2} messages: {took:.1f} s, {worker.kills} kills")
     print(f"memories for {len(counts)} of {messages} messages, {twice} twice; jobs: {dict(jobs)}")
-    for name, times in (("alone", idle), ("beside a worker", busy)):
-        times.sort()
-        p95 = times[int(len(times) * 0.95)]
-        print(f"schedule {name}: p50 {statistics.median(times):.2f} ms, p95 {p95:.2f} ms")
     return len(counts) == messages and not twice
 
 
@@ -166,7 +150,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if not run(args.threads, args.kill_every, Path(folder), args.database):
-            sys.exit("some were lost, or formed twice")
+            sys.exit("some were lost, or extracted twice")
 
 
 if __name__ == "__main__":

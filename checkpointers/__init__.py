@@ -7,6 +7,7 @@ from perdure.checkpointers.reports import (
     ImportReport,
     PruneReport,
     Retention,
+    ThreadHead,
     ThreadInfo,
 )
 from perdure.checkpointers.sqlite import SQLiteCheckpointer
@@ -19,5 +20,6 @@ __all__ = [
     "PruneReport",
     "Retention",
     "SQLiteCheckpointer",
+    "ThreadHead",
     "ThreadInfo",
 ]

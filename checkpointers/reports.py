@@ -51,6 +51,23 @@ class ThreadInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ThreadHead:
+    """Where a thread stands: the checkpoint that the next run of the root graph starts from.
+
+    Attributes:
+        thread_id: As given in the config.
+        checkpoint_id: The head's; None: it has none, only writes or subgraphs.
+        metadata: As put; langgraph copies what a run's `configurable` says to it.
+        updated_at: When the thread was written to last (UTC), to a tenth of a second.
+    """
+
+    thread_id: str
+    checkpoint_id: str | None
+    metadata: Mapping[str, Any]
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointInfo:
     """A checkpoint without its values: what it takes to draw the tree of a thread.
 

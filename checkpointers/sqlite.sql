@@ -199,7 +199,7 @@ DELETE FROM threads WHERE thread = ?;
 
 -- list_threads: a page, newest activity first
 SELECT thread, thread_id, created_at, updated_at, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t
-WHERE (updated_at, thread) < (?1, ?2) AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3
+WHERE (updated_at, thread) < (?1, ?2) AND updated_at >= ?5 AND substr(CAST(thread_id AS BLOB), 1, length(?3)) = ?3
 ORDER BY updated_at DESC, thread DESC LIMIT ?4;
 
 -- one_thread: the same, for one

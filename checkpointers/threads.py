@@ -22,7 +22,7 @@ from perdure.checkpointers.manifest import (
 )
 from perdure.checkpointers.reader import Found, Reader, damaged_index
 from perdure.checkpointers.records import leading_to, place, span
-from perdure.checkpointers.reports import CheckpointInfo, HistoryItem, ThreadInfo
+from perdure.checkpointers.reports import CheckpointInfo, HistoryItem, ThreadHead, ThreadInfo
 from perdure.errors import ConfigurationError, CorruptRecord, UnknownCheckpoint, UnknownThread
 from perdure.storage.flow import Flow, Row, rows_of
 
@@ -116,18 +116,49 @@ class Threads:
 
     # -- threads
 
-    def page(self, limit: int, after: str | None, prefix: str) -> Flow[list[ThreadInfo]]:
+    def page(
+        self, limit: int, after: str | None, prefix: str, active_since: datetime | None
+    ) -> Flow[list[ThreadInfo]]:
         """A page of threads; see `Checkpointer.threads`."""
+        out = []
+        for row in (yield from self._rows(limit, after, prefix, active_since)):
+            out.append((yield from self._info(row)))
+        return out
+
+    def heads(
+        self, limit: int, after: str | None, active_since: datetime | None
+    ) -> Flow[list[ThreadHead]]:
+        """The heads of a page of threads; see `Checkpointer.heads`."""
+        out = []
+        for thread, thread_id, _, updated_at, _ in (
+            yield from self._rows(limit, after, "", active_since)
+        ):
+            heads = yield self.sql("thread_namespaces", thread)
+            keys = [place(namespace, head) for namespace, ns, head in heads if ns == ""]
+            row = (yield self.sql("checkpoint_at", keys[0])) if keys else []
+            uid, metadata = None, {}
+            if row:
+                found = self.reader.open_row(thread_id, "", row[0])
+                uid, metadata = found.uid, self.reader.metadata(found)
+            out.append(ThreadHead(thread_id, uid, metadata, _time(thread_id, updated_at)))
+        return out
+
+    def _rows(
+        self, limit: int, after: str | None, prefix: str, active_since: datetime | None
+    ) -> Flow[list[Row]]:
         if limit <= 0:
             raise ConfigurationError(f"limit is {limit!r}; expected at least 1")
+        if active_since is not None and active_since.tzinfo is None:
+            raise ConfigurationError(
+                f"active_since is {active_since!r}; expected a datetime with a time zone"
+            )
         prefix, last = check_text("prefix", prefix), (_SOON, 0)
         if after is not None:
             thread, _, _, updated_at, _ = yield from self._row(after)
             last = (updated_at, thread)
-        out = []
-        for row in (yield self.sql("list_threads", *last, prefix.encode(), limit)):
-            out.append((yield from self._info(row)))
-        return out
+        since = -_SOON if active_since is None else active_since.timestamp() - 1e-6
+        rows = yield self.sql("list_threads", *last, prefix.encode(), limit, since)
+        return list(rows)
 
     def one(self, thread_id: str) -> Flow[ThreadInfo]:
         """One thread; see `Checkpointer.thread`."""

@@ -25,7 +25,6 @@ from perdure.graphs.reflection import reflection_graph
 from perdure.graphs.remembering import Notes, extraction_graph
 from perdure.memory import Gate, Instructions, summarize, trim, update_instructions, use_memories
 from perdure.memory.extraction import Extraction
-from perdure.memory.forming.tails import Tails
 from perdure.stores import SQLiteStore
 
 _GATE = Gate()  # one for all: loaders make a graph for each run, and it counts what comes
@@ -88,7 +87,7 @@ def remembering_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, An
     return chat_graph(
         configured_model(_chosen()),
         window=trim(tokens=TOKENS),
-        recall=use_memories(namespaces=[namespace], tails=forms.tails),
+        recall=use_memories(namespaces=[namespace]),
         background=Notes(forms.extraction),
     )
 
@@ -125,7 +124,6 @@ class _Forms(NamedTuple):
     """What forms memories, and knows what is not yet formed: it remembers what it has read."""
 
     extraction: Extraction
-    tails: Tails
 
 
 def _forms(namespace: tuple[str, ...]) -> _Forms:
@@ -136,7 +134,7 @@ def _forms(namespace: tuple[str, ...]) -> _Forms:
             saver = SQLiteCheckpointer.open(chosen.db, key=chosen.key)
             store = SQLiteStore.open(chosen.db, key=chosen.key)
             made = Extraction(saver, store, namespace=namespace, gate=_GATE)
-            _OPEN[chosen, namespace] = _Forms(made, Tails(made))
+            _OPEN[chosen, namespace] = _Forms(made)
         return _OPEN[chosen, namespace]
 
 

@@ -258,7 +258,9 @@ def patched_profile(
                 f"{what} names no message of a user that says so; leave out what only the "
                 "assistant or a tool says"
             )
-    origin = Origin(batch.source(messages), tuple(each.text for each in messages))
+    source = batch.source(messages)
+    source = replace(source, thread_id=source.thread_id or None)  # a node may run without one
+    origin = Origin(source, tuple(each.text for each in messages))
     place = known.profile.place(scope.config, origin)
     operations = [each.operation() for each in changes]
     puts = yield from known.profile.planning(place, operations, known.state.document)

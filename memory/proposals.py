@@ -1,4 +1,4 @@
-"""What is formed from: a batch of a thread's messages; and what is proposed to be kept of it."""
+"""Proposals: what an extractor makes of a batch of messages, before the gate judges it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Alteration = Literal["updated", "superseded", "deleted"]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a model was asked, and what it took.
+    """What a model was asked.
 
     Attributes:
-        calls: How often it was asked.
-        input_tokens: As it reported them; 0 if it does not.
-        output_tokens: As it reported them.
+        calls: How many calls.
+        input_tokens: As the model reported them; 0 if it does not.
+        output_tokens: As the model reported them.
     """
 
     calls: int = 0
@@ -42,15 +42,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Messages that are formed from together.
+    """Messages that an extractor reads together.
 
     Attributes:
         thread_id: Their thread.
-        checkpoint_id: The checkpoint it is read at.
-        messages: They, in order, each with its position.
-        before: What was said just before, to understand them by.
+        checkpoint_id: The checkpoint at which the thread was read.
+        messages: The messages, in order, each with its position.
+        before: The messages just before, to understand these by.
         shown: The system messages of the thread.
-        edited: Ids of those that were formed before and say something else now.
+        edited: Ids of messages that were read before and say something else now.
     """
 
     thread_id: str
@@ -60,32 +60,32 @@ class Batch:
     shown: tuple[str, ...] = ()
     edited: frozenset[str] = frozenset()
 
-    def source(self, spoken: Sequence[ThreadMessage]) -> Provenance:
-        """Where something comes from that rests on some of these messages; at least one."""
-        last = spoken[-1]
+    def source(self, messages: Sequence[ThreadMessage]) -> Provenance:
+        """The provenance of what rests on some of these messages; at least one."""
+        last = messages[-1]
         return Provenance(
             thread_id=self.thread_id,
             checkpoint_id=self.checkpoint_id,
-            message_ids=tuple(each.id for each in spoken),
-            actor=next((each.actor for each in spoken if each.role == "user"), last.actor),
-            trust=_role(spoken),
+            message_ids=tuple(each.id for each in messages),
+            actor=next((each.actor for each in messages if each.role == "user"), last.actor),
+            trust=_role(messages),
             position=last.position,
             at=last.at,
         )
 
     def candidate(
-        self, spoken: Sequence[ThreadMessage], text: str, kind: str, **fields: str
+        self, messages: Sequence[ThreadMessage], text: str, kind: str, **fields: str
     ) -> Candidate:
         """What would be kept of some of these messages; a user's words make it a user's."""
-        role = _role(spoken)
-        # a user is not shown the system messages, so who says the same has thought of it
+        role = _role(messages)
+        # users are not shown the system messages, so they do not repeat them
         shown = () if role == "user" else self.shown
-        return Candidate(text, kind, fields, self.source(spoken), role, shown=shown)
+        return Candidate(text, kind, fields, self.source(messages), role, shown=shown)
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """A memory to be added, under a key that the same words of the same thread always get."""
+    """A memory to be added, under a key that the same messages always give."""
 
     key: str
     candidate: Candidate
@@ -93,12 +93,12 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A change to a memory that is there.
+    """A change to a memory.
 
     Attributes:
-        key: Its key.
-        change: What is to become of it.
-        candidate: What it is to say, or for a deletion, on whose words it is to go.
+        key: The memory's key.
+        change: The change.
+        candidate: The new text; of a deletion, the messages that it rests on.
     """
 
     key: str
@@ -108,26 +108,26 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What is to be written, and what becomes of what was proposed by it."""
+    """What is written of a proposal, and the outcome of each part of it."""
 
     puts: Sequence[PutItem] = ()
     outcomes: Sequence[Outcome] = ()
 
 
 Plan = Callable[[Gate], Effects[Planned]]
-"""Plans against what is stored now; planned anew if that has changed before it was written."""
+"""Plans against what is stored now; called again if that changed before it was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What is to be kept of a batch.
+    """What an extractor would keep of a batch.
 
     Attributes:
         additions: Memories to be added.
-        revisions: Changes to memories that are there.
-        plans: What else is to be written: a profile, instructions.
-        outcomes: What was refused already.
-        usage: What it took.
+        revisions: Changes to memories.
+        plans: What else is written with them: a profile, instructions.
+        outcomes: What the extractor refused already.
+        usage: What a model was asked for it.
     """
 
     additions: Sequence[Addition] = ()
@@ -139,7 +139,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Where memories are formed."""
+    """Where memories are written."""
 
     adapter: StoreAdapter
     namespace: Namespace
@@ -147,22 +147,25 @@ class Scope:
 
 
 @runtime_checkable
-class Proposer(Protocol):
-    """Forms memories from messages: proposes what to keep of them, and writes nothing."""
+class Extractor(Protocol):
+    """Makes memories of messages: it proposes what to keep of them, and writes nothing."""
+
+    name: str
+    """Part of the key of its watermarks: two extractors of one name share what was read."""
 
     def taking(self, messages: Sequence[ThreadMessage]) -> int:
         """How many of these messages, from the first on, make one batch; 1 or more."""
 
-    def proposing(self, batch: Batch, around: Scope) -> Effects[Proposal]:
+    def proposing(self, batch: Batch, scope: Scope) -> Effects[Proposal]:
         """What to keep of a batch."""
 
-    def key(self, thread_id: str, spoken: ThreadMessage) -> str | None:
-        """The key that something of a message has for certain once it is formed, if any has."""
+    def key(self, thread_id: str, message: ThreadMessage) -> str | None:
+        """The key that a memory of the message is sure to have once it is read, if there is one."""
 
 
-def _role(spoken: Sequence[ThreadMessage]) -> Literal["user", "assistant", "tool", "system"]:
-    """Whose words something rests on: a user's if any are, else the least trustworthy."""
-    roles = {each.role for each in spoken}
+def _role(messages: Sequence[ThreadMessage]) -> Literal["user", "assistant", "tool", "system"]:
+    """Whose words these are: a user's if any are, else those of the least trustworthy role."""
+    roles = {each.role for each in messages}
     for role in ("user", "tool", "assistant"):
         if role in roles:
             return role

@@ -1,18 +1,28 @@
-"""What was said on a thread: its messages, each once, with ids, places and times."""
+"""The messages of a thread, each once, with ids and times, read from any checkpointer or a state.
+
+perdure's checkpointers keep all messages, removed since or not; of others it is those that the
+newest checkpoint holds.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final
 
 from langchain_core.messages import BaseMessage, ChatMessage, SystemMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
 
+from perdure.checkpointers.reports import CheckpointInfo, HistoryItem
+from perdure.errors import UnknownThread
 from perdure.memory import conversation
-from perdure.memory.options import is_number
+from perdure.memory.effects import Effect, Effects
+from perdure.memory.nodes import checked
+from perdure.memory.options import instance, is_number
 from perdure.memory.records import Role
 from perdure.memory.shortening import SHORTENED
 
@@ -20,9 +30,9 @@ _ROLES: Final[Mapping[str, Role]] = {
     **{"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant"},
     **{"tool": "tool", "function": "tool", "system": "system", "developer": "system"},
 }
-
+_STEPS: Final = 4  # checkpoints that are read for each message: a run puts a few
 REMEMBER: Final = "remember"
-"""In a message's `response_metadata`, with the value False: no memory is formed of it."""
+"""In a message's `response_metadata`, with the value False: no memory is made of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +40,20 @@ class ThreadMessage:
     """A message of a thread.
 
     Attributes:
-        message: It.
-        id: Its id; of one without, made of what it says.
-        position: Its place in the order of the thread; None: the checkpointer counts none.
-        at: When it was said (UTC); None: not known.
-        removed: Whether the state has it no more: it was trimmed, summarised, or deleted.
+        message: The message.
+        id: Its id; of one without, made of its text.
+        position: Its place in the thread, which a watermark gives it.
+        at: Its time (UTC); None: not known.
     """
 
     message: BaseMessage
     id: str
     position: int | None = None
     at: datetime | None = None
-    removed: bool = False
 
     @property
     def text(self) -> str:
-        """What it says; what no store can hold, half a character, is a question mark in it.
-
-        Of a message that is off the record, nothing.
-        """
+        """Its text, half characters as question marks; of a message off the record, nothing."""
         off_record = self.message.response_metadata.get(REMEMBER) is False
         return "" if off_record else storable(str(self.message.text))
 
@@ -62,70 +67,162 @@ class ThreadMessage:
 
     @property
     def actor(self) -> str:
-        """Who says it: its name, else its role."""
+        """The message's name, else its role."""
         return self.message.name or self.role
 
     @property
     def digest(self) -> str:
-        """What tells it from a later wording of the same message."""
+        """What tells the message from a later version of it."""
         return blake2b(_identity(self.message), digest_size=4).hexdigest()
 
     @property
     def shortened(self) -> bool:
-        """Whether a node cut it to save room, so that it was said at greater length."""
+        """Whether a node cut it to save room."""
         return SHORTENED in self.message.additional_kwargs
+
+    def timed(self, at: datetime | None) -> ThreadMessage:
+        """The message with this time, if it has none."""
+        return self if self.at is not None else replace(self, at=at)
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadHistory:
-    """What was said on a thread, in order.
+    """The messages of a thread, in order.
 
     Attributes:
         thread_id: The thread.
-        checkpoint_id: The checkpoint it is read at.
-        messages: Each once, as last worded.
+        checkpoint_id: The checkpoint at which it was read.
+        messages: Each once, in its last version.
     """
 
     thread_id: str
     checkpoint_id: str | None
     messages: Sequence[ThreadMessage]
 
-    def present(self) -> ThreadHistory:
-        """The same without what the state has no more."""
-        return replace(self, messages=[each for each in self.messages if not each.removed])
-
     @property
     def shown(self) -> tuple[str, ...]:
-        """The texts of its system messages, which who answers has been shown."""
-        systems = (s for s in self.messages if isinstance(s.message, SystemMessage) and s.text)
+        """The texts of its system messages, which the model was shown."""
+        systems = (m for m in self.messages if isinstance(m.message, SystemMessage) and m.text)
         return tuple(dict.fromkeys(each.text for each in systems))
 
+    def timed(self, at: datetime | None, start: int = 0) -> ThreadHistory:
+        """The history with this time for messages from an index on that have none."""
+        timed = [each.timed(at) if i >= start else each for i, each in enumerate(self.messages)]
+        return replace(self, messages=timed)
 
-def latest(wordings: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessage]:
-    """Each message once, where it was first said, as it is worded now.
+
+def check_saver(saver: Any) -> BaseCheckpointSaver[Any]:
+    """A checkpointer.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    expected = "a BaseCheckpointSaver, like perdure.checkpointers.SQLiteCheckpointer.open(path)"
+    return instance("saver", saver, BaseCheckpointSaver, expected)  # type: ignore[no-any-return]
+
+
+def history_of_state(
+    thread_id: str, checkpoint_id: str | None, messages: Sequence[BaseMessage]
+) -> ThreadHistory:
+    """The messages of a thread as a state has them."""
+    found = _latest((_message(each, id), True) for each, id in _with_ids(messages))
+    return ThreadHistory(thread_id, checkpoint_id, found)
+
+
+def read_history(
+    saver: Any, thread_id: str, channel: str = "messages", known: Collection[str] = ()
+) -> Effects[ThreadHistory]:
+    """Read the messages of a thread.
 
     Args:
-        wordings: All of them in order, each with whether it is the one that the state has. Of a
-            message whose wording there is a shortened one, or that is gone, it is the last.
+        saver: Its checkpointer.
+        thread_id: The thread.
+        channel: The channel of the messages.
+        known: Ids of messages whose times nobody needs.
+
+    Raises:
+        UnknownThread: There is no such thread.
+        InvalidMessages: The channel holds something else.
+    """
+    if hasattr(saver, "history") and hasattr(saver, "checkpoints"):
+        return (yield from _history(saver, thread_id, channel, known))
+    config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
+    found = yield Effect(lambda: saver.get_tuple(config), lambda: saver.aget_tuple(config))
+    if found is None:
+        raise UnknownThread(f"there is no thread {thread_id!r} in the {type(saver).__name__}")
+    values = found.checkpoint["channel_values"].get(channel)
+    messages = checked([] if values is None else values, f"the channel {channel!r}")
+    history = history_of_state(thread_id, found.checkpoint["id"], messages)
+    return history.timed(time_of(found.checkpoint.get("ts")))
+
+
+def _history(
+    saver: Any, thread_id: str, channel: str, known: Collection[str]
+) -> Effects[ThreadHistory]:
+    """All messages that perdure's checkpointer has, with the times of the checkpoints they came by.
+
+    A checkpoint that has more messages than its parent brought the difference. Where messages were
+    removed in the same step, that is a step or so off.
+    """
+    infos = yield from _checkpoints(saver, thread_id, 1)
+    if not any(info.is_head for info in infos):  # the thread went on from an old checkpoint
+        infos = yield from _checkpoints(saver, thread_id, None)
+    head = next((info for info in infos if info.is_head), None)
+    uid = None if head is None else head.checkpoint_id
+    at = {"channel": channel, "checkpoint_id": uid}
+    items: list[HistoryItem] = yield Effect(
+        lambda: saver.history(thread_id, **at), lambda: saver.ahistory(thread_id, **at)
+    )
+    named = _with_ids(checked([item.value for item in items], f"the channel {channel!r}"))
+    found = ((_message(*each), item.seen) for each, item in zip(named, items, strict=True))
+    messages = _latest(found)
+    untimed = [i for i, each in enumerate(messages) if each.at is None and each.id not in known]
+    if head is not None and untimed:
+        left = len(messages)
+        limit = _STEPS * (left - untimed[0] + 1)
+        infos = yield from _checkpoints(saver, thread_id, limit)
+        by_id = {info.checkpoint_id: info for info in infos}
+        info, time = by_id.get(head.checkpoint_id), time_of(head.ts)
+        while info is not None and left > untimed[0]:
+            parent = by_id.get(info.parent_id or "")
+            before = parent.counts.get(channel, 0) if parent else 0
+            time = time_of(info.ts) or time
+            brought = range(max(0, left - max(0, info.counts.get(channel, 0) - before)), left)
+            for i in brought:
+                messages[i] = messages[i].timed(time)
+            left, info = left - len(brought), parent
+        messages[:left] = [each.timed(time) for each in messages[:left]]
+    return ThreadHistory(thread_id, uid, messages)
+
+
+def _checkpoints(saver: Any, thread_id: str, limit: int | None) -> Effects[list[CheckpointInfo]]:
+    options: dict[str, Any] = {"checkpoint_ns": "", "limit": limit}
+    found: list[CheckpointInfo] = yield Effect(
+        lambda: saver.checkpoints(thread_id, **options),
+        lambda: saver.acheckpoints(thread_id, **options),
+    )
+    return found
+
+
+def _latest(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessage]:
+    """Each message once, at its first place, in its present version.
+
+    Args:
+        versions: All of them in order, each with whether the state has it. Of a message whose
+            version there is a shortened one, or that is gone, it is the last that is not.
     """
     found: dict[str, ThreadMessage] = {}
     settled: set[str] = set()
-    present: set[str] = set()
-    for each, seen in wordings:
-        first = found.get(each.id)
-        if first is None:
+    for each, seen in versions:
+        if each.id not in found or not (each.shortened or each.id in settled):
             found[each.id] = each
-        elif not each.shortened and each.id not in settled:
-            found[each.id] = replace(each, position=first.position)
-        if seen:
-            present.add(each.id)
-            if not each.shortened:
-                settled.add(each.id)
-    return [each if id in present else replace(each, removed=True) for id, each in found.items()]
+        if seen and not each.shortened:
+            settled.add(each.id)
+    return list(found.values())
 
 
-def with_ids(messages: Sequence[BaseMessage]) -> Iterator[tuple[BaseMessage, str]]:
-    """Messages with their ids; those without get one of what they say, and how often before."""
+def _with_ids(messages: Sequence[BaseMessage]) -> Iterator[tuple[BaseMessage, str]]:
+    """Messages with their ids; one without gets one of its text, and how often that came before."""
     times: Counter[bytes] = Counter()
     for message in messages:
         if message.id:
@@ -140,6 +237,10 @@ def with_ids(messages: Sequence[BaseMessage]) -> Iterator[tuple[BaseMessage, str
 def _identity(message: BaseMessage) -> bytes:
     parts = (message.type, message.name or "", str(message.text))
     return "\0".join(parts).encode("utf-8", "surrogatepass")
+
+
+def _message(message: BaseMessage, id: str) -> ThreadMessage:
+    return ThreadMessage(message, id, at=time_of(message.response_metadata.get("create_time")))
 
 
 def storable(text: str) -> str:

@@ -26,7 +26,7 @@ from perdure.memory.profile import Profile, written
 from perdure.memory.proposals import Batch, Planned, Proposal, Scope, Usage
 from perdure.memory.records import Outcome
 from perdure.memory.run_config import source
-from perdure.memory.thread_messages import ThreadMessage, with_ids
+from perdure.memory.thread_messages import history_of_state
 
 _CONFLICTS: Final = 10  # times that other runs may write before the update is given up
 _LOG: Final = logging.getLogger("perdure")
@@ -104,7 +104,7 @@ class UpdateProfile(Learner):
         messages = checked(messages, "the messages")
         place = self._extractor.profiles[0].place(config)
         thread_id, checkpoint_id = source(config)
-        given = [ThreadMessage(message, id) for message, id in with_ids(messages)]
+        given = history_of_state(thread_id or "", checkpoint_id, messages).messages
         newest = given[len(given) - self._extractor.taking(given[::-1]) :]
         batch = Batch(thread_id or "", checkpoint_id, newest)
         try:

@@ -1,13 +1,16 @@
-"""Watermarks: up to where memories were formed of a thread, and what came of it last.
+"""Watermarks: up to which message an extractor has read a thread.
 
 A watermark is a note in the store beside the memories, written in the transaction that writes
-them. It names the newest messages by id, so that it holds for what was trimmed, edited or forked.
+them. It names the newest messages by id, so that it holds for a thread that was trimmed, edited or
+forked. Each extractor has its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from langgraph.store.base import GetOp, Item
@@ -18,12 +21,14 @@ from perdure.memory.store_adapter import FORMED, StoreAdapter, note_of, notes_of
 from perdure.memory.thread_messages import ThreadHistory, ThreadMessage
 from perdure.stores.base import Namespace, PutItem
 
-_KNOWN: Final = 50  # messages it names
-_REFUSALS: Final = 20  # it keeps, the newest
+TURNS: Final = "turns"
+"""The name of the extractor whose watermarks are at the place of the first version's."""
+_KNOWN: Final = 50  # messages that a watermark names
+_REFUSALS: Final = 20  # that it keeps
 
 
 class Known(NamedTuple):
-    """A message that was formed from: its id, its place, and a digest of what it said."""
+    """A message that was read: its id, its place in the thread, and a digest of its text."""
 
     id: str
     position: int
@@ -32,18 +37,25 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """Up to where memories were formed of a thread.
+    """Up to which message an extractor has read a thread.
 
     Attributes:
-        known: The newest messages that were formed from, by position.
-        count: How many there were in all.
-        next: The position that the next message has, where the checkpointer counts none.
-        checkpoint_id: The checkpoint at which the last was read.
+        extractor: The extractor's name.
+        known: The newest messages that were read, by position.
+        count: How many were read in all.
+        next: The position of the next message.
+        checkpoint_id: The checkpoint at which all of the thread was read; another head is due.
         version: Of the note, to swap it by; 0: there is none; None: the store has no versions.
         report: The last report.
-        refusals: What was refused lately, newest last, without what it said.
+        refusals: What was refused lately, newest last, without its text.
+        attempts: How many extractions have failed since the last that did not.
+        failed_at: When the last of them failed (UTC).
+        failed_head: The checkpoint at the thread's head then.
+        error: Why it failed.
+        first: What the first version's watermark said, which counts for all extractors.
     """
 
+    extractor: str = TURNS
     known: tuple[Known, ...] = ()
     count: int = 0
     next: int = 0
@@ -51,70 +63,96 @@ class Watermark:
     version: int | None = None
     report: Mapping[str, Any] = field(default_factory=dict)
     refusals: tuple[Mapping[str, str], ...] = ()
+    attempts: int = 0
+    failed_at: datetime | None = None
+    failed_head: str | None = None
+    error: str = ""
+    first: Mapping[str, Any] | None = None
 
     @property
     def ids(self) -> frozenset[str]:
         """The ids of the known messages."""
         return frozenset(each.id for each in self.known)
 
-    def beyond(self, said: ThreadHistory) -> list[ThreadMessage] | None:
-        """The messages that memories are to be formed of, with their positions.
+    def beyond(self, history: ThreadHistory) -> list[ThreadMessage] | None:
+        """The messages that are not yet read, with their positions.
 
-        They are those after the oldest known one that are not known, and those that were edited
-        since. None: none is known, though some were formed from; then the memories tell.
+        These are messages that are not known, after the oldest known one if more were read than are
+        known; and known ones that were edited since. None: no known message is left, so the
+        memories have to tell.
         """
         known = {each.id: each for each in self.known}
-        first = next((i for i, each in enumerate(said.messages) if each.id in known), None)
+        messages = self.placed(history.messages)
+        first = next((i for i, each in enumerate(messages) if each.id in known), None)
         if first is None:
-            return None if self.count else self.placed(said.messages)
-        return self.placed([s for s in said.messages[first:] if _is_new(s, known.get(s.id))])
+            return None if self.count else messages
+        first = first if self.count > len(self.known) else 0
+        return [each for each in messages[first:] if _is_new(each, known.get(each.id))]
 
     def placed(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
-        """Messages with positions: the checkpointer's, or those known, or the next ones."""
+        """Messages with their positions.
+
+        New messages count on from the known ones. One that was missed, before a known one, gets the
+        position of the message before it: what has equal positions the store orders by age.
+        """
         known = {each.id: each.position for each in self.known}
-        placed, position = [], self.next
-        for each in messages:
-            own = known.get(each.id) if each.position is None else each.position
-            if own is None:
-                own, position = position, position + 1
-            placed.append(replace(each, position=own))
+        last = max((i for i, each in enumerate(messages) if each.id in known), default=-1)
+        placed: list[ThreadMessage] = []
+        before, following = min(known.values(), default=0) - 1, self.next
+        for number, each in enumerate(messages):
+            if each.id in known:
+                before = known[each.id]
+            elif number > last:
+                before, following = following, following + 1
+            placed.append(replace(each, position=before))
         return placed
 
     def advanced(
         self,
         messages: Sequence[ThreadMessage],
         checkpoint_id: str | None,
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[Outcome] = (),
     ) -> Watermark:
-        """The watermark once memories are formed of these messages, placed as they are."""
+        """The watermark after these messages, which have positions, were read."""
         former = {each.id: each for each in self.known}
-        fresh = {s.id: Known(s.id, s.position or 0, s.digest) for s in messages}
+        fresh = {each.id: Known(each.id, each.position or 0, each.digest) for each in messages}
         known = sorted({**former, **fresh}.values(), key=lambda each: each.position)
-        noted = [noted_of(each) for each in outcomes if each.change == "refused"]
-        return replace(
-            self,
-            known=tuple(known[-_KNOWN:]),
-            count=self.count + len(fresh.keys() - former.keys()),
-            next=max([self.next, *(each.position + 1 for each in fresh.values())]),
-            checkpoint_id=checkpoint_id,
-            refusals=(*self.refusals, *noted)[-_REFUSALS:],
+        # never what was to be kept, which may be a secret
+        refusals = [
+            {"key": each.key or "", "reason": each.reason, "check": each.check}
+            for each in outcomes
+            if each.change == "refused"
+        ]
+        return Watermark(
+            self.extractor,
+            tuple(known[-_KNOWN:]),
+            self.count + len(fresh.keys() - former.keys()),
+            max([self.next, *(each.position + 1 for each in fresh.values())]),
+            checkpoint_id,
+            self.version,
+            self.report,
+            (*self.refusals, *refusals)[-_REFUSALS:],
+            first=self.first,
         )
 
-    def set_back(self, formed: int) -> Watermark:
-        """The watermark of a thread of which everything is to be formed again.
+    def with_failure(self, error: str, at: datetime, head: str | None) -> Watermark:
+        """The watermark after an extraction failed at a moment, with that head of the thread."""
+        attempts = self.attempts + 1
+        return replace(self, attempts=attempts, failed_at=at, failed_head=head, error=error)
 
-        Args:
-            formed: How many of its messages were formed from, of those that can still be read.
-        """
-        return replace(self, known=(), count=0, next=max(0, self.next - formed))
+    def set_back(self, read: int) -> Watermark:
+        """The watermark of a thread to be read again; so many of its read messages are left."""
+        return replace(self, known=(), count=0, next=max(0, self.next - read), checkpoint_id=None)
 
     def same_as(self, other: Watermark) -> bool:
-        """Whether the same messages were formed from, whatever the version of the note."""
+        """Whether the same messages were read, whatever the version of the note."""
         return (self.count, self.known) == (other.count, other.known)
 
     def put(self, namespace: Namespace, thread_id: str) -> PutItem:
-        """The operation that writes it, in the place of what it was made of and of no other."""
-        value = {
+        """The operation that writes it, in the place of the note it was read from and no other."""
+        value: dict[str, Any] = {
+            "extractor": self.extractor,
+            "thread_id": thread_id,
             "known": [list(each) for each in self.known],
             "count": self.count,
             "next": self.next,
@@ -122,46 +160,80 @@ class Watermark:
             "report": self.report,
             "refusals": list(self.refusals),
         }
-        place = notes_of(FORMED, namespace)
-        return note_of(place, thread_id, value, if_version=self.version)
+        if self.attempts:
+            failed_at = self.failed_at and self.failed_at.isoformat()
+            value |= {"attempts": self.attempts, "failed_at": failed_at}
+            value |= {"failed_head": self.failed_head, "error": self.error}
+        if self.first:
+            value["first"] = self.first
+        place, key = notes_of(FORMED, namespace), _key(self.extractor, thread_id)
+        return note_of(place, key, value, if_version=self.version)
 
 
-def watermark(adapter: StoreAdapter, namespace: Namespace, thread_id: str) -> Effects[Watermark]:
-    """Read the watermark of a thread; an empty one if nothing was formed of it yet."""
-    [mark] = yield from watermarks(adapter, [(namespace, thread_id)])
+def watermark(
+    adapter: StoreAdapter, namespace: Namespace, thread_id: str, extractor: str = TURNS
+) -> Effects[Watermark]:
+    """Read the watermark of a thread; an empty one if the extractor has read nothing of it."""
+    [mark] = yield from watermarks(adapter, [(namespace, thread_id)], extractor)
     return mark
 
 
 def watermarks(
-    adapter: StoreAdapter, places: Sequence[tuple[Namespace, str]]
+    adapter: StoreAdapter, places: Sequence[tuple[Namespace, str]], extractor: str = TURNS
 ) -> Effects[list[Watermark]]:
     """Read the watermarks of threads, given with the namespaces of their memories."""
-    ops = [GetOp(notes_of(FORMED, namespace), thread_id) for namespace, thread_id in places]
+    if not places:
+        return []
+    keys = [(space, key) for space, thread in places for key in (thread, _key(extractor, thread))]
+    ops = [GetOp(notes_of(FORMED, space), key) for space, key in dict.fromkeys(keys)]
     store = adapter.store
-    notes = (yield Effect(lambda: store.batch(ops), lambda: store.abatch(ops))) if ops else []
-    nothing = Watermark(version=0 if adapter.versioned else None)
-    return [nothing if note is None else _read(note) for note in notes]
+    notes = yield Effect(lambda: store.batch(ops), lambda: store.abatch(ops))
+    there = dict(zip(dict.fromkeys(keys), notes, strict=True))
+    empty = Watermark(extractor, version=0 if adapter.versioned else None)
+    return [
+        _read(empty, there[space, _key(extractor, thread)], there[space, thread])
+        for space, thread in places
+    ]
 
 
-def _read(note: Item) -> Watermark:
-    value = note.value
-    return Watermark(
-        tuple(Known(*each) for each in value["known"]),
-        value["count"],
-        value["next"],
-        value["checkpoint_id"],
-        getattr(note, "version", None),
-        value["report"],
-        tuple(value["refusals"]),
+def _read(empty: Watermark, own: Item | None, turns: Item | None) -> Watermark:
+    """The watermark in a note; of an extractor without one, what the first version noted."""
+    first = None
+    if turns is not None:
+        first = turns.value.get("first") if "extractor" in turns.value else _place(turns.value)
+    if own is None:
+        return replace(empty, **_fields(first)) if first else empty
+    value, failed_at = own.value, own.value.get("failed_at")
+    return replace(
+        empty,
+        **_fields(value),
+        version=getattr(own, "version", None),
+        report=value["report"],
+        refusals=tuple(value["refusals"]),
+        attempts=value.get("attempts", 0),
+        failed_at=datetime.fromisoformat(failed_at) if failed_at else None,
+        failed_head=value.get("failed_head"),
+        error=value.get("error", ""),
+        first=first if own is turns else None,
     )
 
 
-def noted_of(outcome: Outcome) -> dict[str, str]:
-    """What is noted of a refusal: never what was to be kept, which may be a secret."""
-    noted = {"key": outcome.key or "", "reason": outcome.reason, "check": outcome.check}
-    return {name: text for name, text in noted.items() if text}
+def _key(extractor: str, thread_id: str) -> str:
+    """Where the note is; that of turns has the key that the first version's has."""
+    if extractor == TURNS:
+        return thread_id
+    named = f"{extractor}\0{thread_id}".encode("utf-8", "surrogatepass")
+    return f"extractor-{blake2b(named, digest_size=16).hexdigest()}"
 
 
-def _is_new(spoken: ThreadMessage, known: Known | None) -> bool:
+def _place(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value[name] for name in ("known", "count", "next", "checkpoint_id")}
+
+
+def _fields(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_place(value), "known": tuple(Known(*each) for each in value["known"])}
+
+
+def _is_new(message: ThreadMessage, known: Known | None) -> bool:
     # what a node shortened to save room says nothing new
-    return known is None or (known.digest != spoken.digest and not spoken.shortened)
+    return known is None or (known.digest != message.digest and not message.shortened)

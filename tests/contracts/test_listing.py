@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -301,3 +302,27 @@ def test_the_tree_of_a_thread(saver: SQLiteCheckpointer) -> None:
     assert [i.checkpoint_id for i in saver.checkpoints("t", checkpoint_ns="sub")] == ["below"]
     assert [i.checkpoint_id for i in saver.checkpoints("t", limit=1)] == ["below", "right"]
     assert saver.checkpoints("t", checkpoint_ns="no") == []
+
+
+def test_heads_and_threads_that_were_active_since(saver: SQLiteCheckpointer) -> None:
+    """Heads say where each thread stands and what its run was given; old ones are left out."""
+    for number in range(5):
+        put(
+            saver,
+            {},
+            metadata={"user_id": f"u{number}"},
+            uid=f"first {number}",
+            thread=f"t{number}",
+        )
+        put(saver, {}, metadata={"user_id": "ann"}, uid=f"last {number}", thread=f"t{number}")
+    page = saver.heads(limit=3)
+    heads = [*page, *saver.heads(limit=3, after=page[-1].thread_id)]
+
+    assert [info.thread_id for info in saver.threads()] == [head.thread_id for head in heads]
+    assert {f"last {number}" for number in range(5)} == {head.checkpoint_id for head in heads}
+    assert {"ann"} == {head.metadata["user_id"] for head in heads}
+    later = heads[0].updated_at + timedelta(seconds=1)
+    assert [] == saver.heads(active_since=later) == saver.threads(active_since=later)
+    assert len(saver.heads(active_since=heads[-1].updated_at)) == 5
+    with pytest.raises(ConfigurationError, match="time zone"):
+        saver.heads(active_since=later.replace(tzinfo=None))

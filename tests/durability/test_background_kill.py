@@ -1,4 +1,4 @@
-"""kill -9 of workers that form memories: every thread is formed, and once in effect."""
+"""kill -9 of workers that extract memories: every thread is extracted, and once in effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.memory.background.background import Background
+from perdure.memory.background import Background
+from perdure.memory.due import Pace
 from perdure.memory.extraction import Extraction
 from perdure.stores import SQLiteStore
 from tests.durability.processes import PATIENCE_S, warm
@@ -53,7 +54,8 @@ def config_of(number: int) -> Any:
 
 
 def background(saver: Any, store: Any, database: str | None, **options: Any) -> Background:
-    given: dict[str, Any] = {"delay_s": 0.1, "backoff_s": 0.2, "workers": 4, **options}
+    pace = Pace(delay_s=0.1, backoff_s=0.2)
+    given: dict[str, Any] = {"pace": pace, "workers": 4, **options}
     return Background(Extraction(saver, store), database=database, **given)
 
 
@@ -69,7 +71,7 @@ def fill(path: Path) -> None:
 
 
 def worker(path: Path, told: Connection, database: str | None) -> None:
-    """Form until killed."""
+    """Extract until killed."""
     with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path, index=None) as store:
         background(saver, store, database).start()
         told.send("ready")
@@ -93,9 +95,7 @@ def test_workers_that_are_killed_lose_nothing(database: str | None, tmp_path: Pa
     path, chance = tmp_path / "memory.db", random.Random(3)
     fill(path)
     with SQLiteCheckpointer.open(path) as saver, SQLiteStore.open(path, index=None) as store:
-        with background(saver, store, database, work=False) as scheduler:
-            for number in range(THREADS):
-                scheduler.schedule(f"t{number}", config_of(number))
+        with background(saver, store, database, work=False) as asker:
             processes = [started(path, database) for _ in range(WORKERS)]
             for kill in range(3):
                 time.sleep(chance.uniform(0.1, 0.4))
@@ -103,16 +103,16 @@ def test_workers_that_are_killed_lose_nothing(database: str | None, tmp_path: Pa
                 processes[kill % WORKERS].join()
                 processes[kill % WORKERS] = started(path, database)
             end = time.monotonic() + PATIENCE_S
-            while scheduler.extraction.pending() and time.monotonic() < end:
+            while time.monotonic() < end and any(j.state != "done" for j in asker.jobs()):
                 time.sleep(0.05)
-            dead = scheduler.jobs("dead")
+            left = [job for job in asker.jobs() if job.state != "done"]
             for process in processes:
                 process.kill()
                 process.join()
         found = [store.search(("memories", f"u{user}"), limit=1000) for user in range(3)]
         sources = [item.provenance for items in found for item in items]
-    formed = Counter((each.thread_id, each.message_ids) for each in sources if each is not None)
+    found_of = Counter((each.thread_id, each.message_ids) for each in sources if each is not None)
 
-    assert dead == []
-    assert len(formed) == 2 * THREADS
-    assert {1} == set(formed.values())
+    assert left == []
+    assert len(found_of) == 2 * THREADS
+    assert {1} == set(found_of.values())

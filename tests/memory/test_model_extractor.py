@@ -247,7 +247,7 @@ def test_an_operation_that_makes_no_sense_is_refused_alone(
     at = scripted(facts(wrong, TEA))
     at.say(said("I like green tea."))
     report = at.extraction().extract("t", user())
-    note: Any = store.get(("perdure", "formed", *ANN), "t")
+    [note] = store.search(("perdure", "formed", *ANN))
 
     assert (report.refused, report.added) == ({"model": 1}, 1)
     assert "the operation" in note.value["refusals"][0]["reason"]
@@ -320,15 +320,12 @@ def test_a_model_that_never_answers_loses_nothing(
     at = scripted(reply, reply, reply, facts(TEA))
     at.say(said("I like green tea."))
     extraction = at.extraction(turns=True)
-    extraction.note("t", user())
     with pytest.raises(ModelFailed, match="asked 3 times"):
         extraction.extract("t", user())
     assert texts(store) == []
-    assert [each.thread_id for each in extraction.pending()] == ["t"]
     report = extraction.extract("t", user())
 
     assert (report.messages, report.added) == (1, 2)
-    assert extraction.pending() == []
 
 
 @pytest.mark.parametrize(
@@ -432,11 +429,11 @@ def test_what_changes_between_planning_and_writing_is_planned_anew(
     at = scripted(facts(change))
     at.say(said("I live in Rome."))
     extraction = at.extraction()
-    judging = extraction.gate.judge
+    judge = extraction.gate.judge
     others = ["Ann lives in Bruges."]
 
     def interrupted(*given: Any, **options: Any) -> Any:
-        verdicts = yield from judging(*given, **options)
+        verdicts = yield from judge(*given, **options)
         while others:
             memories.supersede(key, others.pop(), config=user())
         return verdicts
@@ -483,7 +480,7 @@ def test_the_same_fact_of_two_threads_is_kept_once(store: SQLiteStore, scripted:
 def test_what_was_formed_of_turns_is_formed_again_of_facts(
     store: SQLiteStore, scripted: Scripted
 ) -> None:
-    """With a model, anew: facts and episodes come to the turns, each once however it is worded."""
+    """By a model, with its own watermark: facts and episodes come to the turns, each once."""
     task = {"input": "Book a table", "outcome": "It was full", "why": "Too late", "messages": [1]}
     worded = {"action": "insert", "text": "ann likes green tea", "messages": [1]}
     other = {**task, "input": "A table for tonight"}
@@ -494,8 +491,8 @@ def test_what_was_formed_of_turns_is_formed_again_of_facts(
     at.say(said("I like green tea. Is there a table for tonight?"))
     Extraction(at.saver, store).extract("t", user())
     extraction = at.extraction(turns=True, kinds=("fact", "episode"))
+    first = extraction.extract("t", user())
     nothing = extraction.extract("t", user())
-    first = extraction.extract("t", user(), anew=True)
     second = extraction.extract("t", user(), anew=True)
 
     assert (nothing.messages, nothing.usage.calls) == (0, 0)
@@ -515,7 +512,7 @@ def test_a_fact_that_there_is_no_room_for_is_not_lost(
     at = scripted(facts(TEA), facts(TEA))
     at.say(said("I like green tea."))
     store.put(ANN, "k", {"kind": "fact", "about": "room"})
-    extraction = Extraction(at.saver, store, at.extraction().former, gate=Gate(max_items=1))
+    extraction = Extraction(at.saver, store, at.extraction().extractor, gate=Gate(max_items=1))
     with pytest.raises(LimitExceeded, match="no room"):
         extraction.extract("t", user())
     store.delete(ANN, "k")

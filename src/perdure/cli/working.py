@@ -1,4 +1,4 @@
-"""`perdure worker` and `jobs`: memories formed in the background, and how it stands with that."""
+"""`perdure worker` and `jobs`: extraction in the background, and how it stands."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from perdure.cli.store import shown
 from perdure.errors import ConfigurationError, UnknownThread
 
 if TYPE_CHECKING:
-    from perdure.memory.background.background import Background
-    from perdure.memory.background.jobs import Job
-    from perdure.memory.proposals import Proposer
+    from perdure.memory.background import Background
+    from perdure.memory.due import Job
+    from perdure.memory.proposals import Extractor
 
 _DELAY_S: Final = 30.0
-_LONGEST_S: Final = 1e9  # --once ends when all is formed
+_LONGEST_S: Final = 1e9  # --once ends when all is extracted
 _OFF: Final = "off"
 Database = Annotated[
     str | None,
@@ -35,7 +35,7 @@ Database = Annotated[
 @app.command()
 def worker(
     database: Database = None,
-    once: Annotated[bool, typer.Option("--once", help="Form all that waits, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Extract all there is, and end.")] = False,
     facts: Annotated[
         bool, typer.Option("--facts", help="Ask PERDURE_MODEL for facts, which costs what it does.")
     ] = False,
@@ -43,45 +43,44 @@ def worker(
         float | None, typer.Option(help="Seconds for which nothing must have been said.")
     ] = None,
     cron: Annotated[
-        str | None, typer.Option(help="Form all that waits by the clock, like '0 3 * * *'.")
+        str | None, typer.Option(help="Extract all there is by the clock, like '0 3 * * *'.")
     ] = None,
     timezone: Annotated[str | None, typer.Option(help="Of --cron; else UTC.")] = None,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Form memories of the threads that wait, of all users, until it is stopped.
+    """Extract memories of threads whose conversation pauses, of all users, until it is stopped.
 
     Without --facts no model is asked: what was said is what is remembered.
     """
-    from perdure.memory.background.background import Background
-    from perdure.memory.background.worker import work
+    from perdure.memory.background import Background, run_worker
+    from perdure.memory.due import Pace
 
-    former = _former(db) if facts else None
+    extractor = _extractor(db) if facts else None
     if timezone is not None and cron is None:
         raise ConfigurationError("--timezone is that of --cron, which is not given")
     with opened_mind(db, None) as mind, _logged():
         background = Background(
-            mind.extraction(former),
+            mind.extraction(extractor),
+            pace=Pace(delay_s=_DELAY_S if delay is None and cron in (None, _OFF) else delay),
             database=database,
-            delay_s=_DELAY_S if delay is None and cron in (None, _OFF) else delay,
-            cron=None if cron == _OFF else cron,
-            timezone=timezone,
-            told=_print_line if json else _print,
+            defaults=mind.config["configurable"],
+            on_job=_print_line if json else _print,
         )
-        if cron == _OFF:
-            background.every(None)
+        if cron is not None:
+            background.every(None if cron == _OFF else cron, timezone)
         if not once:
-            work(background)
+            run_worker(background)
             return
         with background:
             left = background.flush(_LONGEST_S)
     for job in left:
-        notes.print(f"not formed: {job}", markup=False)
+        notes.print(f"not extracted: {job}", markup=False)
     if left:
         raise typer.Exit(1)
 
 
-def _former(db: str | None) -> Proposer:
+def _extractor(db: str | None) -> Extractor:
     """What asks the configured model.
 
     Raises:
@@ -99,12 +98,12 @@ def _former(db: str | None) -> Proposer:
 @contextmanager
 def _logged() -> Iterator[None]:
     """Say on stderr what holds the worker up; of its jobs it tells by itself."""
-    from perdure.memory.background.jobs import Job
+    from perdure.memory.due import Job
 
     def is_other(record: logging.LogRecord) -> bool:
         return not any(isinstance(each, Job) for each in record.args or ())
 
-    logger, handler = logging.getLogger("perdure.forming"), logging.StreamHandler()
+    logger, handler = logging.getLogger("perdure.background"), logging.StreamHandler()
     handler.addFilter(is_other)
     handler.setFormatter(logging.Formatter("perdure: %(message)s"))
     logger.addHandler(handler)
@@ -136,53 +135,48 @@ def jobs(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """List the threads that wait for their memories, and those formed lately, of all users."""
+    """List threads with something to extract, and those extracted lately, of all users."""
     with opened_mind(db, None, reads=True) as mind, _background(mind, database) as background:
-        found = _noted(mind) if background is None else background.jobs()
+        found = _due(mind) if background is None else background.jobs()
         given_up = [job for job in found if job.state == "dead"]
         if retry or retry_all:
             wanted = given_up if retry_all else _wanted(given_up, retry or [])
             for job in wanted:
                 assert background is not None  # else nothing was ever tried
-                background.retry(job)
+                background.extract_now(job.thread_id, job.config)
             notes.print(f"{counted(len(wanted), 'thread')} will be tried again")
-            found = [] if background is None else background.jobs()
-            given_up = [job for job in found if job.state == "dead"]
     listed = given_up if dead else found
     if json:
         as_json([asdict(job) for job in listed])
     elif listed:
         _list(listed)
     else:
-        notes.print("nothing was given up" if dead else "no thread waits for its memories")
+        notes.print("nothing was given up" if dead else "no thread has anything to extract")
 
 
 @contextmanager
 def _background(mind: Mind, database: str | None) -> Iterator[Background | None]:
-    """What knows of jobs; None: no worker ever kept any, so that all there is are notes."""
-    from perdure.memory.background.desk import Place
-
-    file = Place.of(database, mind.store).file
-    if file is not None and not os.path.exists(file):
+    """What knows of jobs; None: no worker ever worked, so that what is due is all there is."""
+    given = database or f"{mind.store.database.path}.jobs"
+    if "://" not in given and not os.path.exists(given):
         yield None
         return
-    from perdure.memory.background.background import Background
+    from perdure.memory.background import Background
 
-    background = Background(mind.extraction(), database=database, work=False)
+    background = Background(
+        mind.extraction(), database=database, work=False, defaults=mind.config["configurable"]
+    )
     try:
         yield background
     finally:
         background.stop()
 
 
-def _noted(mind: Mind) -> list[Job]:
-    """The jobs that the notes on waiting threads are."""
-    from datetime import UTC, datetime
+def _due(mind: Mind) -> list[Job]:
+    """The threads with something to extract."""
+    from perdure.memory.due import DueThreads, Pace
 
-    from perdure.memory.background.jobs import Pace, job_of, standing
-
-    pace, now = Pace(None, _LONGEST_S, 0, 0), datetime.now(UTC)
-    return [job_of(note, standing(note, [], pace), now) for note in mind.extraction().pending()]
+    return DueThreads(mind.extraction(), Pace(), mind.config["configurable"]).jobs()
 
 
 def _wanted(dead: list[Job], ids: list[str]) -> list[Job]:
@@ -203,12 +197,18 @@ def _wanted(dead: list[Job], ids: list[str]) -> list[Job]:
 def _list(found: list[Job]) -> None:
     rows = [
         (
-            *(job.thread_id, shown(job.namespace), job.state, ago(job.since), job.attempts),
+            *(
+                job.thread_id,
+                shown(job.namespace),
+                job.state,
+                ago(job.at) if job.at else "",
+                job.attempts,
+            ),
             line(job.error or _made(job), 200 if console.is_terminal else 10_000),
         )
         for job in found
     ]
-    table(["thread", "memories", "state", "since", "attempts", "what came of it"], rows)
+    table(["thread", "memories", "state", "at", "attempts", "what came of it"], rows)
 
 
 def _made(job: Job) -> str:

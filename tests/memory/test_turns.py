@@ -24,33 +24,44 @@ from langchain_core.messages import (
 )
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
+from langgraph.store.memory import InMemoryStore
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, UnknownThread
 from perdure.memory.effects import arun, run
-from perdure.memory.forming.pieces import pieces
-from perdure.memory.proposals import Batch
+from perdure.memory.proposals import Batch, Proposal, Scope
 from perdure.memory.shortening import SHORTENED
-from perdure.memory.thread_messages import ThreadHistory, ThreadMessage, time_of
-from perdure.memory.thread_reader import check_saver, reading
-from perdure.memory.turns import TurnExtractor, turn_key
+from perdure.memory.store_adapter import StoreAdapter
+from perdure.memory.thread_messages import (
+    ThreadHistory,
+    ThreadMessage,
+    check_saver,
+    read_history,
+    time_of,
+)
+from perdure.memory.turns import TurnExtractor, chunks, turn_key
 from perdure.memory.watermarks import Watermark
 from tests.memory.threads import graph_of, on, say
 
 MAY = datetime(2024, 5, 1, 10, tzinfo=UTC)
 
 
-def spoken(*messages: BaseMessage) -> list[ThreadMessage]:
+def placed(*messages: BaseMessage) -> list[ThreadMessage]:
     return [ThreadMessage(each, each.id or "", place, MAY) for place, each in enumerate(messages)]
 
 
-def formed(*messages: BaseMessage, **options: Any) -> list[str]:
-    batch = Batch("t", "c", spoken(*messages))
-    return [each.candidate.text for each in TurnExtractor(**options).formed(batch).additions]
+def proposed(batch: Batch, **options: Any) -> Proposal:
+    scope = Scope(StoreAdapter(InMemoryStore()), ("memories",))
+    return run(TurnExtractor(**options).proposing(batch, scope))
 
 
-def words(said: ThreadHistory) -> list[tuple[str, int | None]]:
-    return [(each.text, each.position) for each in said.messages]
+def extracted(*messages: BaseMessage, **options: Any) -> list[str]:
+    batch = Batch("t", "c", placed(*messages))
+    return [each.candidate.text for each in proposed(batch, **options).additions]
+
+
+def words(history: ThreadHistory) -> list[str]:
+    return [each.text for each in history.messages]
 
 
 # -- reading
@@ -61,9 +72,9 @@ def test_everything_said_is_read_whatever_was_removed(file_saver: SQLiteCheckpoi
     graph = graph_of(file_saver, answers=False)
     say(graph, "t", "one", "two", RemoveMessage(id="one"), "three")
 
-    said = run(reading(file_saver, "t"))
+    said = run(read_history(file_saver, "t"))
 
-    assert words(said) == [("one", 0), ("two", 1), ("three", 2)]
+    assert words(said) == ["one", "two", "three"]
 
 
 def test_an_edited_message_is_read_once_as_it_is_now(file_saver: SQLiteCheckpointer) -> None:
@@ -71,7 +82,7 @@ def test_an_edited_message_is_read_once_as_it_is_now(file_saver: SQLiteCheckpoin
     graph = graph_of(file_saver, answers=False)
     say(graph, "t", "one", "two", HumanMessage("ONE", id="one"))
 
-    assert words(run(reading(file_saver, "t"))) == [("ONE", 0), ("two", 1)]
+    assert words(run(read_history(file_saver, "t"))) == ["ONE", "two"]
 
 
 def test_what_a_node_cut_is_read_whole(file_saver: SQLiteCheckpointer) -> None:
@@ -79,7 +90,7 @@ def test_what_a_node_cut_is_read_whole(file_saver: SQLiteCheckpointer) -> None:
     cut = HumanMessage("o", id="one", additional_kwargs={SHORTENED: "cut"})
     say(graph_of(file_saver, answers=False), "t", "one", cut)
 
-    assert words(run(reading(file_saver, "t"))) == [("one", 0)]
+    assert words(run(read_history(file_saver, "t"))) == ["one"]
 
 
 @pytest.mark.parametrize("kept", ["perdure", "langgraph"])
@@ -91,7 +102,7 @@ def test_both_doors_read_the_same(kept: str, tmp_path: Path) -> None:
     graph = graph_of(saver)
     say(graph, "t", "one", "two")
 
-    blocking, awaiting = run(reading(saver, "t")), asyncio.run(arun(reading(saver, "t")))
+    blocking, awaiting = run(read_history(saver, "t")), asyncio.run(arun(read_history(saver, "t")))
 
     assert blocking == awaiting
     assert [m.text for m in awaiting.messages] == ["one", "You said one", "two", "You said two"]
@@ -105,14 +116,14 @@ def test_a_thread_that_is_not_there_is_named(kept: str, file_saver: SQLiteCheckp
     saver: Any = file_saver if kept == "perdure" else InMemorySaver()
 
     with pytest.raises(UnknownThread, match="'nobody'"):
-        run(reading(saver, "nobody"))
+        run(read_history(saver, "nobody"))
 
 
 def test_a_thread_without_messages_says_nothing(file_saver: SQLiteCheckpointer) -> None:
     """A thread whose channel is empty, or has another name, is read as one without messages."""
     say(graph_of(file_saver), "t", "one")
 
-    assert words(run(reading(file_saver, "t", "notes"))) == []
+    assert words(run(read_history(file_saver, "t", "notes"))) == []
 
 
 def test_what_is_no_checkpointer_is_refused() -> None:
@@ -137,7 +148,7 @@ def test_a_message_has_the_time_of_the_checkpoint_it_came_with(
         for item in file_saver.history("t", checkpoint_id=info.checkpoint_id):
             came.setdefault(item.value.id, time_of(info.ts))
 
-    said = run(reading(file_saver, "t"))
+    said = run(read_history(file_saver, "t"))
 
     assert came == {each.id: each.at for each in said.messages}
 
@@ -150,7 +161,7 @@ def test_a_message_with_a_time_of_its_own_keeps_it() -> None:
         message = HumanMessage("hi", id=str(number), response_metadata={"create_time": at})
         say(graph_of(saver, answers=False), "t", message)
 
-    assert [each.at for each in run(reading(saver, "t")).messages] == [MAY, MAY]
+    assert [each.at for each in run(read_history(saver, "t")).messages] == [MAY, MAY]
 
 
 @pytest.mark.parametrize("value", [None, True, "soon", float("nan"), 1e300, [], {}])
@@ -165,7 +176,7 @@ def test_what_is_no_time_is_passed_over(value: Any) -> None:
 def test_a_turn_says_who_says_what() -> None:
     """A memory's text is the speaker and the words; tools, calls and blanks are left out."""
     call = {"name": "look", "args": {}, "id": "1"}
-    found = formed(
+    found = extracted(
         SystemMessage("Be brief.", id="s"),
         HumanMessage("I like tea.", id="a", name="Ann"),
         AIMessage("", id="b", tool_calls=[call]),
@@ -180,8 +191,8 @@ def test_a_turn_says_who_says_what() -> None:
 
 def test_a_turn_has_its_provenance() -> None:
     """A memory says where it comes from, and whose words it rests on."""
-    batch = Batch("t", "c", spoken(AIMessage("Hello.", id="a", name="Bo")), shown=("Be kind.",))
-    [addition] = TurnExtractor().formed(batch).additions
+    batch = Batch("t", "c", placed(AIMessage("Hello.", id="a", name="Bo")), shown=("Be kind.",))
+    [addition] = proposed(batch).additions
     source = addition.candidate.provenance
     assert source is not None
 
@@ -205,13 +216,13 @@ def test_what_tools_answer_is_remembered_if_it_is_asked_for() -> None:
     """With `tools=True` a tool's answer is a memory, in the tool's name."""
     answer = ToolMessage("Rain.", id="a", tool_call_id="1", name="weather")
 
-    assert formed(answer, tools=True) == ["weather: Rain."]
+    assert extracted(answer, tools=True) == ["weather: Rain."]
 
 
-def test_a_long_message_is_kept_in_pieces() -> None:
+def test_a_long_message_is_kept_in_chunks() -> None:
     """A message that is too long makes a memory for each piece; what is left out is told."""
     said = HumanMessage("One thing. Another thing. A third thing.", id="a")
-    proposal = TurnExtractor(max_chars=16, max_pieces=2).formed(Batch("t", "c", spoken(said)))
+    proposal = proposed(Batch("t", "c", placed(said)), max_chars=16, max_chunks=2)
 
     assert [each.candidate.text for each in proposal.additions] == [
         "user: One thing.",
@@ -230,7 +241,7 @@ def test_keys_are_the_same_each_time_and_for_no_other() -> None:
     assert all(re.fullmatch("turn-[0-9a-f]{20}", key) for key in keys)
 
 
-@pytest.mark.parametrize("options", [{"max_chars": 0}, {"max_pieces": "2"}])
+@pytest.mark.parametrize("options", [{"max_chars": 0}, {"max_chunks": "2"}])
 def test_numbers_that_cannot_be_are_refused(options: Any) -> None:
     """A former with a number that makes no sense is not made."""
     with pytest.raises(ConfigurationError, match="expected a whole number"):
@@ -238,9 +249,9 @@ def test_numbers_that_cannot_be_are_refused(options: Any) -> None:
 
 
 @given(st.text(alphabet="ab .\n\N{IDEOGRAPHIC FULL STOP}é", max_size=300), st.integers(1, 40))
-def test_pieces_leave_nothing_out(text: str, limit: int) -> None:
+def test_chunks_leave_nothing_out(text: str, limit: int) -> None:
     """Pieces have all of a text but white space, in order; none is empty or too long."""
-    found, left_out = pieces(text, limit, 300)
+    found, left_out = chunks(text, limit, 300)
 
     assert left_out == 0
     assert "".join(text.split()) == "".join("".join(found).split())
@@ -248,10 +259,10 @@ def test_pieces_leave_nothing_out(text: str, limit: int) -> None:
 
 
 @given(st.text(alphabet="ab .\n", max_size=99), st.integers(1, 9), st.integers(1, 9))
-def test_the_first_pieces_are_the_same_however_many(text: str, limit: int, most: int) -> None:
+def test_the_first_chunks_are_the_same_however_many(text: str, limit: int, most: int) -> None:
     """Of a text that makes more pieces, so many are made, and it is told how much is left over."""
-    every, _ = pieces(text, limit, 99)
-    found, left_out = pieces(text, limit, most)
+    every, _ = chunks(text, limit, 99)
+    found, left_out = chunks(text, limit, most)
 
     assert every[:most] == found
     assert bool(left_out) is (len(every) > most)
@@ -286,7 +297,7 @@ def test_each_message_is_new_once(data: st.DataObject) -> None:
         new = mark.beyond(ThreadHistory("t", None, messages))
         if new is None:  # none of those that are known is there
             new = mark.placed([each for each in messages if int(each.id) >= len(formed)])
-        mark = mark.advanced(new, None, [])
+        mark = mark.advanced(new, None)
         formed += new
 
     assert list(range(count)) == [int(each.id) for each in formed]
@@ -295,12 +306,12 @@ def test_each_message_is_new_once(data: st.DataObject) -> None:
 
 
 def advanced(messages: Sequence[ThreadMessage]) -> Watermark:
-    return Watermark().advanced(Watermark().placed(messages), None, [])
+    return Watermark().advanced(Watermark().placed(messages), None)
 
 
 def test_an_edited_message_is_new_again_at_its_place() -> None:
     """A message that says something else now is formed from again; one that was cut is not."""
-    mark = advanced(spoken(*(HumanMessage(name, id=name) for name in "abc")))
+    mark = advanced(placed(*(HumanMessage(name, id=name) for name in "abc")))
     cut = HumanMessage("", id="c", additional_kwargs={SHORTENED: "cleared"})
     now = [HumanMessage("a", id="a"), HumanMessage("B", id="b"), cut, HumanMessage("d", id="d")]
 
@@ -326,7 +337,7 @@ def test_messages_without_ids_are_told_apart_by_what_they_say() -> None:
     saver = InMemorySaver()
     said = [HumanMessage("yes"), AIMessage("yes"), HumanMessage("yes")]
     builder.compile(checkpointer=saver).invoke({"messages": said}, on("t"))
-    ids = [each.id for each in run(reading(saver, "t")).messages]
+    ids = [each.id for each in run(read_history(saver, "t")).messages]
 
-    assert ids == [each.id for each in run(reading(saver, "t")).messages]
+    assert ids == [each.id for each in run(read_history(saver, "t")).messages]
     assert len(set(ids)) == 3

@@ -1,4 +1,4 @@
-"""Threads, memories, and a extraction that fails when it is told to, to form in the background."""
+"""Threads, memories, and an extractor that fails when it is told to, for background extraction."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.memory.background.background import Background
-from perdure.memory.background.jobs import Job
+from perdure.memory.background import Background
+from perdure.memory.due import Job, Pace
 from perdure.memory.effects import Effects
 from perdure.memory.extraction import Extraction
 from perdure.memory.proposals import Batch, Proposal, Scope
@@ -24,7 +24,7 @@ PATIENCE_S = 20.0
 
 
 class Stubborn(TurnExtractor):
-    """Forms turns, but for threads of which it was told to fail, so many times."""
+    """Extracts turns, but for threads of which it was told to fail, so many times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,8 +40,8 @@ class Stubborn(TurnExtractor):
         return (yield from super().proposing(batch, around))
 
 
-class House:
-    """Threads, memories, and what forms these."""
+class Runs:
+    """Threads, memories, and what extracts these."""
 
     def __init__(self, folder: Path) -> None:
         self.saver = SQLiteCheckpointer.open(folder / "memory.db", synchronous="normal")
@@ -50,16 +50,19 @@ class House:
         builder.add_node("reply", lambda state: {"messages": [AIMessage("I will remember that.")]})
         builder.add_edge(START, "reply")
         self.graph = builder.compile(checkpointer=self.saver)
-        self.former = Stubborn()
-        self.extraction = Extraction(self.saver, self.store, self.former)
+        self.extractor = Stubborn()
+        self.extraction = Extraction(self.saver, self.store, self.extractor)
         self.told: list[Job] = []
 
     def say(self, thread_id: str, text: str = "My sister lives in Ghent.") -> None:
         self.graph.invoke({"messages": [HumanMessage(text)]}, config_of(thread_id))
 
     def background(self, **options: Any) -> Background:
-        given: dict[str, Any] = {"delay_s": 0.05, "backoff_s": 0.1, "told": self.told.append}
-        return Background(self.extraction, **{**given, **options})
+        pace = {"delay_s": 0.05, "backoff_s": 0.1}
+        fields = Pace.__dataclass_fields__.keys()
+        pace |= {name: options.pop(name) for name in [*options] if name in fields}
+        given: dict[str, Any] = {"on_job": self.told.append, **options}
+        return Background(self.extraction, pace=Pace(**pace), **given)
 
     def memories(self, thread_id: str) -> list[str]:
         found = self.store.search(("memories", "ann"), provenance={"thread_id": thread_id})

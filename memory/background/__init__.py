@@ -1,1 +1,0 @@
-"""Forming memories in the background: durable, debounced, observable."""

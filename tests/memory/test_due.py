@@ -1,0 +1,126 @@
+"""What is due is a query over threads and watermarks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langgraph.checkpoint.memory import InMemorySaver
+
+from perdure.checkpointers import ThreadHead
+from perdure.errors import ConfigurationError
+from perdure.memory.due import DueThreads, Pace, standing
+from perdure.memory.extraction import Extraction
+from perdure.memory.watermarks import Watermark
+from perdure.stores import SQLiteStore
+from tests.memory.background_runs import Runs, config_of
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def after(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def head(at: float, uid: str = "c1") -> ThreadHead:
+    return ThreadHead("t", uid, {}, after(at))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    runs = Runs(tmp_path)
+    yield runs
+    runs.close()
+
+
+@given(
+    st.lists(st.integers(0, 100), min_size=1, max_size=20), st.integers(0, 50), st.integers(0, 200)
+)
+def test_the_wait_is_bounded(pauses: list[int], delay_s: int, max_wait_s: int) -> None:
+    """Whatever is said when: it is due at the nearer of two bounds, and never before the first."""
+    last = sum(pauses)
+    pace = Pace(delay_s, max_wait_s)
+    _, at = standing(pace, head(last), Watermark(), START, START)
+
+    assert at == min(after(last + delay_s), after(max_wait_s))
+
+
+def test_failures_are_repeated_ever_later_and_then_no_more() -> None:
+    """The pause doubles; the last attempt is followed by none, until something new is said."""
+    pace, mark = Pace(30, 600, retries=2, backoff_s=2), Watermark()
+    for attempt, pause in ((1, 2), (2, 4)):
+        mark = mark.with_failure("no", after(40), "c1")
+        assert ("retrying", after(40 + pause)) == standing(pace, head(0), mark, START, after(41))
+        assert standing(pace, head(0), mark, START, after(60))[0] == "due", attempt
+    mark = mark.with_failure("no", after(40), "c1")
+
+    assert standing(pace, head(0), mark, START, after(10_000)) == ("dead", None)
+    assert ("due", after(30)) == standing(pace, head(0, "c2"), mark, START, after(31))
+
+
+def test_threads_of_all_users_are_found_until_they_are_extracted(runs: Runs) -> None:
+    """Whose they are stands in the metadata of the head; a new message makes a thread due again."""
+    due = DueThreads(runs.extraction, Pace(0))
+    for user in ("ann", "bo"):
+        config = config_of(f"of {user}")
+        config["configurable"]["user_id"] = user
+        runs.graph.invoke({"messages": [("human", "My cat is called Tom.")]}, config)
+    found = {job.thread_id: job for job in due.jobs()}
+
+    assert {name: job.namespace for name, job in found.items()} == {
+        "of ann": ("memories", "ann"),
+        "of bo": ("memories", "bo"),
+    }
+    for job in found.values():
+        runs.extraction.extract(job.thread_id, job.config)
+    assert [] == due.jobs() == DueThreads(runs.extraction, Pace(0)).jobs()
+    runs.say("of ann")
+    assert [job.thread_id for job in due.jobs()] == ["of ann"]
+
+
+def test_threads_that_name_no_user(runs: Runs) -> None:
+    """They belong to nobody, unless there is a default."""
+    runs.graph.invoke({"messages": [("human", "Hi Tom.")]}, {"configurable": {"thread_id": "t"}})
+    [job] = DueThreads(runs.extraction, Pace(0), {"user_id": "me"}).jobs()
+
+    assert (job.namespace, job.state) == (("memories", "me"), "due")
+    assert DueThreads(runs.extraction, Pace(0)).jobs() == []
+
+
+def test_another_extractions_threads_are_left_alone(runs: Runs) -> None:
+    """What one extraction has read is due for another all the same."""
+    other = Extraction(runs.saver, runs.store, namespace=("notes", "{user_id}"))
+    runs.say("g")
+    runs.extraction.extract("g", config_of("g"))
+
+    assert DueThreads(runs.extraction, Pace(0)).jobs() == []
+    assert [job.namespace for job in DueThreads(other, Pace(0)).jobs()] == [("notes", "ann")]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"delay_s": -1}, "delay_s is -1"),
+        ({"max_wait_s": "long"}, "max_wait_s is 'long'"),
+        ({"retries": -1}, "retries is -1"),
+        ({"backoff_s": None}, "backoff_s is None"),
+        ({"limit_s": 0}, "limit_s is 0"),
+    ],
+)
+def test_a_wrong_pace(options: dict[str, Any], message: str) -> None:
+    """It is named when it is made."""
+    with pytest.raises(ConfigurationError, match=message):
+        Pace(**options)
+
+
+def test_a_checkpointer_that_lists_no_threads(tmp_path: Path) -> None:
+    """langgraph's own savers cannot be asked what is due."""
+    with SQLiteStore.open(tmp_path / "m.db") as store:
+        extraction = Extraction(InMemorySaver(), store)
+        with pytest.raises(ConfigurationError, match=r"SQLiteCheckpointer\.open"):
+            DueThreads(extraction, Pace())
