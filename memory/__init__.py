@@ -22,6 +22,13 @@ from perdure.memory.model_extractor import ModelExtractor
 from perdure.memory.profile.past import ProfileVersion
 from perdure.memory.profile.profile import Profile
 from perdure.memory.profile.update_profile import ProfileUpdate, update_profile
+from perdure.memory.expanding import aexpand, expand
+from perdure.memory.extraction import Extraction, ExtractionReport
+from perdure.memory.gate import Gate
+from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
+from perdure.memory.model_extractor import ModelExtractor
+from perdure.memory.packing import PartReport
+from perdure.memory.profile import Profile, ProfileVersion
 from perdure.memory.proposals import Usage
 from perdure.memory.quarantine import Quarantine
 from perdure.memory.recall import RecallResult, arecall, recall
@@ -37,6 +44,11 @@ from perdure.memory.trim import trim
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.update_instructions import update_instructions
 from perdure.memory.use_memories import use_memories
+from perdure.memory.tokens import TokenCounter
+from perdure.memory.trim import trim
+from perdure.memory.turns import TurnExtractor
+from perdure.memory.update_instructions import update_instructions
+from perdure.memory.update_profile import ProfileUpdate, update_profile
 from perdure.memory.view import view
 
 __all__ = [

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from perdure.errors import ConfigurationError, PerdureError, UnknownMemory
-from perdure.memory.profile.profile import Profile
+from perdure.memory.profile import Profile
 from perdure.stores import SQLiteStore
 from tests.memory_commands import attempt, keys, read, run, talks, texts
 from tests.store_commands import raw

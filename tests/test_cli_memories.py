@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from perdure.errors import ConfigurationError, PerdureError, UnknownMemory
 from perdure.memory import Instructions
-from perdure.memory.profile.profile import Profile
+from perdure.memory.profile import Profile
 from perdure.stores import SQLiteStore
 from tests.memory_commands import attempt, keys, read, recalled, rows, run, talks, texts
 

@@ -25,14 +25,15 @@ from perdure.errors import (
 )
 from perdure.memory.effects import run
 from perdure.memory.gate import Gate
-from perdure.memory.profile.profile import Profile
+from perdure.memory.profile import Profile
+from perdure.memory.profile_rules import Origin
 from perdure.memory.records import Candidate, Verdict
 from perdure.memory.reducers import ChatState
 from perdure.memory.store_adapter import StoreAdapter, put_of
 from perdure.stores import SQLiteStore
 from perdure.stores.base import Provenance
 from tests.memory.patch_oracle import NotApplicable, oracle
-from tests.memory.test_patching import documents_and_patches, op
+from tests.memory.test_profile_patch import documents_and_patches, op
 
 
 class Home(BaseModel):
@@ -87,9 +88,15 @@ def any_store(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield opened
 
 
-@pytest.fixture(params=[False, True], ids=["whole", "sections"])
-def profile(request: pytest.FixtureRequest, any_store: Any) -> Profile[Person]:
-    return Profile(Person, any_store, sections=request.param)
+@pytest.fixture
+def profile(any_store: Any) -> Profile[Person]:
+    return Profile(Person, any_store)
+
+
+def raw(profile: Profile[Any], config: Any) -> Any:
+    """The document as it is stored."""
+    versions = profile.history(config)
+    return versions[-1].document if versions and versions[-1].valid_to is None else {}
 
 
 # -- reading and changing
@@ -97,8 +104,8 @@ def profile(request: pytest.FixtureRequest, any_store: Any) -> Profile[Person]:
 
 def test_the_defaults_hold_until_something_is_known(profile: Profile[Person]) -> None:
     """Reading writes nothing, and nor does a change that changes nothing."""
-    assert profile.current(ANN) == Person()
-    assert profile.raw(ANN) == {}
+    assert profile.get(ANN) == Person()
+    assert raw(profile, ANN) == {}
     assert profile.history(ANN) == []
     profile.patch([], ANN)
     profile.merge({"name": ""}, ANN)
@@ -116,9 +123,9 @@ def test_a_change_keeps_all_that_it_does_not_name(profile: Profile[Person]) -> N
 
     home = Home(city="Ghent", zip="9000")
     assert left == Person(name="Ann", age=40, home=home, likes=["tea"], pets=[Pet(name="Tom")])
-    assert profile.current(ANN) == left
-    assert profile.raw(ANN) == left.model_dump(mode="json")
-    assert profile.current(run_of(user_id="bo")) == Person()
+    assert profile.get(ANN) == left
+    assert raw(profile, ANN) == left.model_dump(mode="json")
+    assert profile.get(run_of(user_id="bo")) == Person()
 
 
 def test_both_colours_do_the_same(any_store: Any) -> None:
@@ -129,12 +136,11 @@ def test_both_colours_do_the_same(any_store: Any) -> None:
         one.set({"likes": ["tea"]}, ANN),
         one.patch(operations, ANN),
         one.merge({"age": 1}, ANN),
-        one.current(ANN),
-        one.raw(ANN),
-        one.outline(ANN),
+        one.get(ANN),
+        raw(one, ANN),
         [(each.document, each.change) for each in one.history(ANN)],
         one.forget(ANN) is None,
-        one.current(ANN),
+        one.get(ANN),
     ]
 
     async def taken() -> list[Any]:
@@ -142,12 +148,11 @@ def test_both_colours_do_the_same(any_store: Any) -> None:
             await other.aset({"likes": ["tea"]}, ANN),
             await other.apatch(operations, ANN),
             await other.amerge({"age": 1}, ANN),
-            await other.acurrent(ANN),
-            await other.araw(ANN),
-            await other.aoutline(ANN),
+            await other.aget(ANN),
+            raw(other, ANN),
             [(each.document, each.change) for each in await other.ahistory(ANN)],
             await other.aforget(ANN) is None,
-            await other.acurrent(ANN),
+            await other.aget(ANN),
         ]
 
     assert steps == asyncio.run(taken())
@@ -159,30 +164,21 @@ def test_a_document_is_set_whole(profile: Profile[Person]) -> None:
 
     assert profile.set({"age": 3}, ANN) == Person(age=3)
     assert profile.set(Person(name="Bo"), ANN) == Person(name="Bo")
-    assert profile.current(ANN) == Person(name="Bo")
-
-
-def test_defaults_that_are_set_are_kept(store: SQLiteStore) -> None:
-    """Who writes them means them, also when the schema has others later."""
-    profile = Profile(Person, store, default=Person(name="nobody"))
-    assert profile.current(ANN).name == "nobody"
-    profile.set(Person(name="nobody"), ANN)
-
-    assert Profile(Person, store).current(ANN).name == "nobody"
+    assert profile.get(ANN) == Person(name="Bo")
 
 
 def test_what_is_given_out_is_nobodys_but_the_callers(any_store: Any) -> None:
     """Changing it in place changes no profile, stored or default."""
-    profile = Profile(Person, any_store, default=Person(likes=["tea"]))
-    profile.current(ANN).likes.append("x")
-    assert profile.current(ANN).likes == ["tea"]
+    profile = Profile(Person, any_store)
+    profile.get(ANN).likes.append("x")
+    assert profile.get(ANN).likes == []
     given = {"likes": ["figs"]}
     profile.set(given, ANN).likes.append("x")
     given["likes"].append("y")
-    profile.raw(ANN)["likes"].append("z")
+    raw(profile, ANN)["likes"].append("z")
     profile.history(ANN)[0].document["likes"].append("z")
 
-    assert profile.current(ANN).likes == ["figs"]
+    assert profile.get(ANN).likes == ["figs"]
 
 
 def test_it_is_a_readable_document_found_by_what_it_says(store: SQLiteStore) -> None:
@@ -195,7 +191,7 @@ def test_it_is_a_readable_document_found_by_what_it_says(store: SQLiteStore) -> 
 
     assert memory.kind == "profile"
     assert memory.text == "home city: Ghent\npets name: Tom\npets kind: cat\nlikes: green tea, figs"
-    assert memory.value["document"] == profile.raw(ANN)
+    assert memory.value["document"] == raw(profile, ANN)
     assert memory.value["edits"] == [
         {"op": "replace", "path": "/pets"},
         {"op": "replace", "path": "/likes"},
@@ -224,37 +220,33 @@ def test_a_graph_gives_its_store_and_its_config(store: SQLiteStore) -> None:
 # -- the past
 
 
-@pytest.mark.parametrize("sections", [False, True])
-def test_every_change_is_a_version_with_its_reasons(store: SQLiteStore, sections: bool) -> None:
+def test_every_change_is_a_version_with_its_reasons(store: SQLiteStore) -> None:
     """The past is there as it was, by number and by moment, until it is forgotten."""
-    profile = Profile(Person, store, sections=sections)
+    profile = Profile(Person, store)
     first = profile.patch([op("add", "/name", value="Ann", reason="introduced herself")], ANN)
     moment = profile.history(ANN)[0].valid_from
     thread = run_of(user_id="ann", thread_id="t", checkpoint_id="c")
     second = profile.merge({"name": None, "age": 40}, thread)
     old, new = profile.history(ANN)
 
-    assert [old.document, new.document] == [first.model_dump(mode="json"), profile.raw(ANN)]
+    assert [old.document, new.document] == [first.model_dump(mode="json"), raw(profile, ANN)]
     assert [old.version, new.version] == [1, 2]
     assert [old.valid_to, new.valid_to] == [new.valid_from, None]
-    assert [each.noted() for each in old.edits] == [
-        {"op": "add", "path": "/name", "reason": "introduced herself"}
-    ]
-    assert [(each.op, each.path) for each in new.edits] == [
+    assert list(old.edits) == [{"op": "add", "path": "/name", "reason": "introduced herself"}]
+    assert [(each["op"], each["path"]) for each in new.edits] == [
         ("replace", "/name"),
         ("replace", "/age"),
     ]
     assert [old.change, new.change] == ["patch", "merge"]
     assert old.provenance == Provenance(actor="user", trust="user")
     assert new.provenance == Provenance("t", "c", actor="user", trust="user")
-    assert profile.current(ANN, as_of=moment) == first
-    assert profile.current(ANN) == second == Person(age=40)
+    assert profile.get(ANN, as_of=moment) == first
+    assert profile.get(ANN) == second == Person(age=40)
 
 
-@pytest.mark.parametrize("sections", [False, True])
-def test_forgetting_leaves_nothing(store: SQLiteStore, sections: bool) -> None:
+def test_forgetting_leaves_nothing(store: SQLiteStore) -> None:
     """No version of any item; other profiles stay."""
-    profile = Profile(Person, store, sections=sections)
+    profile = Profile(Person, store)
     bo = run_of(user_id="bo")
     for config in (ANN, bo):
         profile.merge({"name": "Ann"}, config)
@@ -262,119 +254,104 @@ def test_forgetting_leaves_nothing(store: SQLiteStore, sections: bool) -> None:
     receipt = profile.forget(ANN)
 
     assert receipt is not None
-    assert receipt.items == (7 if sections else 1)
+    assert receipt.items == 1
     assert profile.history(ANN) == []
     assert store.search(NAMESPACE) == []
-    assert profile.current(bo).likes == ["tea"]
+    assert profile.get(bo).likes == ["tea"]
     assert profile.merge({"age": 3}, ANN) == Person(age=3)
 
 
 def test_a_store_without_a_past_says_so() -> None:
     """It has the present as its only version, and deletes what is to be forgotten."""
-    profile = Profile(Person, InMemoryStore(), sections=True)
+    profile = Profile(Person, InMemoryStore())
     profile.merge({"name": "Ann"}, run_of(user_id="ann", thread_id="t"))
     profile.merge({"age": 4}, ANN)
     [version] = profile.history(ANN)
 
-    assert version.document == profile.raw(ANN)
+    assert version.document == raw(profile, ANN)
     assert version.version is None
     with pytest.raises(ConfigurationError, match="no past"):
-        profile.current(ANN, as_of=dt.datetime.now(dt.UTC))
+        profile.get(ANN, as_of=dt.datetime.now(dt.UTC))
     assert profile.forget(ANN) is None
-    assert profile.raw(ANN) == {}
+    assert raw(profile, ANN) == {}
 
 
 # -- sections
 
-
-def test_a_change_writes_no_section_but_its_own(store: SQLiteStore) -> None:
-    """And one change of several sections is one transaction."""
-    profile = Profile(Person, store, sections=True)
-    profile.set(Person(name="Ann"), ANN)
-    profile.patch([op("replace", "/home/city", value="Ghent")], ANN)
-    inner = (*NAMESPACE, "profile")
-    versions = {name: len(store.history(inner, name)) for name in Person.model_fields}
-    assert versions == {"name": 1, "age": 1, "born": 1, "home": 2, "pets": 1, "likes": 1}
-    with pytest.raises(InvalidPatch):
-        profile.patch([op("replace", "/name", value="Bo"), op("replace", "/age", value="x")], ANN)
-    profile.patch([op("replace", "/name", value="Bo"), op("replace", "/age", value=3)], ANN)
-
-    changed = [store.get(inner, name).valid_from for name in ("name", "age")]  # type: ignore[union-attr]
-    assert changed[0] == changed[1]
-    assert store.get(inner, "home").value["text"] == "home city: Ghent"  # type: ignore[union-attr]
+OLD = {"name": "Ann", "age": None, "born": None, "home": {"city": "Ghent", "zip": None}}
 
 
-def test_the_outline_tells_what_there_is(profile: Profile[Person]) -> None:
-    """Name, meaning and size of each section, and nothing of what it holds."""
-    profile.merge({"likes": ["tea"]}, ANN)
-    told = {each.name: (each.about, each.chars) for each in profile.outline(ANN)}
-
-    assert list(told) == list(Person.model_fields)
-    assert told["likes"] == ("What they like to eat and drink", len('["tea"]'))
-    assert told["home"] == ("Where somebody lives.", len('{"city": "", "zip": null}'))
-
-
-def test_a_profile_can_be_split_later_and_put_together_again(any_store: Any) -> None:
-    """The next change writes it in its new form; nothing of it is lost, nor of its past."""
-    whole, split = Profile(Person, any_store), Profile(Person, any_store, sections=True)
-    whole.merge({"name": "Ann", "likes": ["tea"]}, ANN)
-    assert split.current(ANN) == whole.current(ANN)
-    split.merge({"age": 40}, ANN)
-    assert len(any_store.search(NAMESPACE)) == 7
-    assert whole.current(ANN) == Person(name="Ann", age=40, likes=["tea"])
-    whole.merge({"age": 41}, ANN)
-
-    assert len(any_store.search(NAMESPACE)) == 1
-    assert split.current(ANN) == Person(name="Ann", age=41, likes=["tea"])
-    ages = [version.document["age"] for version in split.history(ANN)]
-    assert ages == ([41] if isinstance(any_store, InMemoryStore) else [None, 40, 41])
+def write_sections(store: Any, change: str = "set", number: int = 1, **values: Any) -> None:
+    """A profile as the first version of perdure wrote it with `sections=True`, a field an item."""
+    for name, value in values.items():
+        item = {"text": f"{name}: …", "kind": "profile", "document": value}
+        store.put((*NAMESPACE, "profile"), name, item)
+    names = list(OLD | values)
+    head = {"text": f"sections: {', '.join(names)}", "kind": "profile", "sections": names}
+    note = {"change": change, "edits": [{"op": "replace", "path": "/name"}], "number": number}
+    store.put(NAMESPACE, "profile", {**head, **note}, index=False)
 
 
-def test_what_is_left_of_sections_is_not_the_profile(store: SQLiteStore) -> None:
-    """Somebody deleted the head by hand, or put an item among the sections."""
-    profile = Profile(Notes, store, sections=True)
-    profile.set({"old": 1, "both": 1}, ANN)
-    store.delete(NAMESPACE, "profile")
-    assert profile.raw(ANN) == {}
-    store.put((*NAMESPACE, "profile"), "foreign", {"text": "x"})
-    assert profile.set({"both": 2, "new": 2}, ANN).model_dump() == {"both": 2, "new": 2}
-    profile.merge({"new": 3}, ANN)
+def test_sections_of_the_first_version_become_one_item(any_store: Any) -> None:
+    """They are read as they are; the next change writes one item, and nothing of it is lost."""
+    write_sections(any_store, **OLD)
+    moment = None if isinstance(any_store, InMemoryStore) else dt.datetime.now(dt.UTC)
+    write_sections(any_store, "merge", 2, name="Ann Lee", likes=["tea"])
+    any_store.put((*NAMESPACE, "profile"), "foreign", {"text": "x"})
+    profile = Profile(Person, any_store)
+    assert profile.get(ANN) == Person(name="Ann Lee", home=Home(city="Ghent"), likes=["tea"])
+    profile.merge({"age": 40}, ANN)
 
-    assert profile.raw(ANN) == {"both": 2, "new": 3}
-    assert profile.history(ANN)[-1].document == {"both": 2, "new": 3}
-
-
-def test_a_large_profile_is_read_whole(store: SQLiteStore) -> None:
-    """Its sections may be more than a page of them."""
-    profile = Profile(Notes, store, sections=True)
-    many = {f"field {number}": number for number in range(1_500)}
-    profile.merge(many, ANN)
-
-    assert profile.raw(ANN) == many
-    assert list(profile.raw(ANN)) == list(many)
+    assert profile.get(ANN) == Person(
+        name="Ann Lee", age=40, home=Home(city="Ghent"), likes=["tea"]
+    )
+    assert {item.key for item in any_store.search(NAMESPACE)} == {"profile", "foreign"}
+    history = [(each.document["name"], each.change) for each in profile.history(ANN)]
+    if moment is None:
+        assert history == [("Ann Lee", "merge")]
+    else:
+        assert history == [("Ann", "set"), ("Ann Lee", "merge"), ("Ann Lee", "merge")]
+        assert profile.get(ANN, as_of=moment) == Person(name="Ann", home=Home(city="Ghent"))
 
 
-def test_a_field_that_can_be_no_key_is_refused(store: SQLiteStore) -> None:
-    """Before anything is written."""
-    profile = Profile(Notes, store, sections=True)
-    for name in ("", "a\0b", "x" * 5_000):
-        with pytest.raises(InvalidPatch, match="cannot be a section"):
-            profile.merge({"good": 1, name: 1}, ANN)
-    assert profile.raw(ANN) == {}
+def test_sections_of_the_first_version_are_forgotten(any_store: Any) -> None:
+    """With all that they ever said, as they are or after they became one item."""
+    for change in (False, True):
+        write_sections(any_store, **OLD)
+        profile = Profile(Person, any_store)
+        if change:
+            profile.merge({"age": 40}, ANN)
+        receipt = profile.forget(ANN)
+
+        assert receipt is None or receipt.items + receipt.versions >= 5
+        assert any_store.search(NAMESPACE) == []
+        assert profile.history(ANN) == []
+
+
+def test_a_large_profile_is_several_profiles(store: SQLiteStore) -> None:
+    """Each section has its own schema, key and past under one namespace, and changes alone."""
+    home, pets = Profile(Home, store, key="home"), Profile(Person, store, key="person")
+    home.merge({"city": "Ghent"}, ANN)
+    pets.merge({"pets": [{"name": "Tom"}]}, ANN)
+    home.merge({"city": "Bruges"}, ANN)
+
+    assert [len(home.history(ANN)), len(pets.history(ANN))] == [2, 1]
+    assert {item.key for item in store.search(NAMESPACE)} == {"home", "person"}
+    home.forget(ANN)
+    assert pets.get(ANN).pets == [Pet(name="Tom")]
 
 
 # -- at the same time
 
 
-@pytest.mark.parametrize("sections", [False, True])
-def test_no_change_is_lost_among_threads(tmp_path: Path, sections: bool) -> None:
+def test_no_change_is_lost_among_threads(tmp_path: Path) -> None:
     """Two stores over one file, eight threads: each finds what the others wrote."""
     path = tmp_path / "s.db"
     with SQLiteStore.open(path, index=None) as one, SQLiteStore.open(path, index=None) as two:
         ready = threading.Barrier(8)
 
         def write(number: int) -> None:
-            profile = Profile(Person, (one, two)[number % 2], sections=sections)
+            profile = Profile(Person, (one, two)[number % 2])
             ready.wait()
             profile.patch([op("add", "/likes/-", value=f"{number}")], ANN)
             profile.merge({("name", "home")[number % 2]: ("Ann", {"zip": "1"})[number % 2]}, ANN)
@@ -384,16 +361,15 @@ def test_no_change_is_lost_among_threads(tmp_path: Path, sections: bool) -> None
             thread.start()
         for thread in threads:
             thread.join()
-        left = Profile(Person, one).current(ANN)
+        left = Profile(Person, one).get(ANN)
 
     assert sorted(left.likes) == list("01234567")
     assert (left.name, left.home.zip) == ("Ann", "1")
 
 
-@pytest.mark.parametrize("sections", [False, True])
-def test_no_change_is_lost_among_tasks(any_store: Any, sections: bool) -> None:
+def test_no_change_is_lost_among_tasks(any_store: Any) -> None:
     """In one event loop, in a store without versions too."""
-    profile = Profile(Person, any_store, sections=sections)
+    profile = Profile(Person, any_store)
 
     async def write() -> None:
         await asyncio.gather(
@@ -401,13 +377,12 @@ def test_no_change_is_lost_among_tasks(any_store: Any, sections: bool) -> None:
         )
 
     asyncio.run(write())
-    assert sorted(profile.current(ANN).likes) == list("01234567")
+    assert sorted(profile.get(ANN).likes) == list("01234567")
 
 
-@pytest.mark.parametrize("sections", [False, True])
-def test_no_change_is_lost_among_threads_in_a_store_without_versions(sections: bool) -> None:
+def test_no_change_is_lost_among_threads_in_a_store_without_versions() -> None:
     """They wait for each other."""
-    profile = Profile(Person, InMemoryStore(), sections=sections)
+    profile = Profile(Person, InMemoryStore())
     ready = threading.Barrier(4)
 
     def write(name: str) -> None:
@@ -421,7 +396,7 @@ def test_no_change_is_lost_among_threads_in_a_store_without_versions(sections: b
     for thread in threads:
         thread.join()
 
-    assert len(set(profile.current(ANN).likes)) == 40
+    assert len(set(profile.get(ANN).likes)) == 40
 
 
 class Range(BaseModel):
@@ -435,21 +410,21 @@ class Range(BaseModel):
         return self
 
 
-@pytest.mark.parametrize("sections", [False, True])
-def test_two_changes_are_accepted_together_or_not(store: SQLiteStore, sections: bool) -> None:
+def test_two_changes_are_accepted_together_or_not(store: SQLiteStore) -> None:
     """What is valid for each alone need not be for both, although they name other fields."""
-    profile = Profile(Range, store, sections=sections)
+    profile = Profile(Range, store)
     profile.set({"low": 0, "high": 10}, ANN)
     place = profile.place(ANN)
-    one = run(profile.planning(place, [op("replace", "/low", value=9)]))
-    other = run(profile.planning(place, [op("replace", "/high", value=1)]))
-    run(place.adapter.written(one.puts))
+    seen = run(profile.reading(place)).document
+    one = run(profile.planning(place, [op("replace", "/low", value=9)], seen))
+    other = run(profile.planning(place, [op("replace", "/high", value=1)], seen))
+    run(place.adapter.written(one))
 
     with pytest.raises(VersionConflict):
-        run(place.adapter.written(other.puts))
+        run(place.adapter.written(other))
     with pytest.raises(InvalidPatch, match="low is above high"):
         profile.patch([op("replace", "/high", value=1)], ANN)
-    assert profile.current(ANN) == Range(low=9, high=10)
+    assert profile.get(ANN) == Range(low=9, high=10)
 
 
 # -- with other things
@@ -457,18 +432,19 @@ def test_two_changes_are_accepted_together_or_not(store: SQLiteStore, sections: 
 
 def test_a_planned_change_is_written_with_other_things_or_not_at_all(store: SQLiteStore) -> None:
     """Part of one transaction, with the provenance that its author gives it."""
-    profile = Profile(Person, store, sections=True)
+    profile = Profile(Person, store)
     source = Provenance(thread_id="t", message_ids=("m1",), trust="user")
-    place = profile.place(ANN, source)
-    plan = run(profile.planning(place, [op("replace", "/name", value="Ann")]))
-    assert profile.raw(ANN) == {}
+    place = profile.place(ANN, Origin(source))
+    seen = run(profile.reading(place)).document
+    puts = run(profile.planning(place, [op("replace", "/name", value="Ann")], seen))
+    assert raw(profile, ANN) == {}
     note = put_of(("facts", "ann"), "1", {"text": "Ann"}, if_version=3)
     with pytest.raises(VersionConflict):
-        run(place.adapter.written([*plan.puts, note]))
-    assert profile.raw(ANN) == {}
-    run(place.adapter.written(plan.puts))
+        run(place.adapter.written([*puts, note]))
+    assert raw(profile, ANN) == {}
+    run(place.adapter.written(puts))
 
-    assert profile.current(ANN) == plan.profile == Person(name="Ann")
+    assert profile.get(ANN) == Person(name="Ann")
     assert profile.history(ANN)[0].provenance == source
 
 
@@ -479,21 +455,22 @@ def test_a_plan_keeps_fields_and_what_was_seen(profile: Profile[Person]) -> None
     seen = run(profile.reading(place)).document
     moving = [op("replace", "/home", value={"city": "Oslo"})]
     with pytest.raises(InvalidPatch, match="'/home/zip'"):
-        run(profile.planning(place, moving))
-    assert run(profile.planning(place, moving, keep_fields=False)).profile.home.zip is None
+        run(profile.planning(place, moving, seen))
     profile.merge({"name": "Anna"}, ANN)
     city = [op("replace", "/home/city", value="Oslo")]
-    assert run(profile.planning(place, city, seen=seen)).profile.name == "Anna"
+    [put, *_] = run(profile.planning(place, city, seen))
+    assert put.value is not None
+    assert put.value["document"]["name"] == "Anna"
     profile.merge({"home": {"city": "Bruges"}}, ANN)
 
-    with pytest.raises(InvalidPatch, match="another run"):
-        run(profile.planning(place, city, seen=seen))
+    with pytest.raises(VersionConflict, match="was changed where this patch changes it"):
+        run(profile.planning(place, city, seen))
 
 
 # -- what is refused
 
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
-    "an unknown field": ({"nmae": "Ann"}, "'/nmae' is an unknown field; expected one of 'name'"),
+    "an unknown field": ({"nmae": "Ann"}, "'/nmae' is an unknown field"),
     "an unknown field within": ({"home": {"town": "x"}}, "'/home/town' is an unknown field"),
     "one in a list": ({"pets": [{"name": "T", "age": 3}]}, "'/pets/0/age' is an unknown field"),
     "text for a number": ({"age": "40"}, "'/age': Input should be a valid integer (it is \"40\")"),
@@ -522,7 +499,7 @@ def test_what_the_schema_refuses_is_not_written(profile: Profile[Person], case: 
         with pytest.raises(InvalidPatch) as caught:
             change()
         assert said in str(caught.value)
-    assert profile.current(ANN) == Person(name="Ann", home=Home(city="Ghent"))
+    assert profile.get(ANN) == Person(name="Ann", home=Home(city="Ghent"))
     assert len(profile.history(ANN)) == 1
 
 
@@ -542,7 +519,7 @@ def test_a_schema_with_required_fields_has_no_profile_at_first(store: SQLiteStor
     """The first change has to give them, and none takes them away."""
     member = Profile(Member, store)
     with pytest.raises(ConfigurationError, match=r"not there yet.*set\(\)"):
-        member.current(ANN)
+        member.get(ANN)
     with pytest.raises(InvalidPatch, match="'/name': Field required"):
         member.merge({"city": "Oslo"}, ANN)
     assert member.patch([op("add", "/name", value="Ann")], ANN) == Member(name="Ann")
@@ -550,33 +527,29 @@ def test_a_schema_with_required_fields_has_no_profile_at_first(store: SQLiteStor
         member.patch([op("remove", "/name")], ANN)
     assert member.patch([op("remove", "/city")], ANN) == Member(name="Ann")
 
-    other = Profile(Member, store, key="other", default=Member(name="nobody"))
-    assert other.merge({"city": "Oslo"}, ANN) == Member(name="nobody", city="Oslo")
 
-
-@pytest.mark.parametrize("sections", [False, True])
-def test_a_schema_may_grow_and_shrink(store: SQLiteStore, sections: bool) -> None:
+def test_a_schema_may_grow_and_shrink(store: SQLiteStore) -> None:
     """New fields get their defaults; what fits no more is named, is there, and can be mended."""
 
     class Older(BaseModel):
         name: str = ""
         age: str = ""
 
-    older = Profile(Older, store, sections=sections)
+    older = Profile(Older, store)
     older.set({"name": "Ann", "age": "forty"}, ANN)
-    profile = Profile(Person, store, sections=sections)
-    with pytest.raises(ConfigurationError, match=r"'/age'.*\"forty\".*raw\(\)"):
-        profile.current(ANN)
-    assert profile.raw(ANN) == {"name": "Ann", "age": "forty"}
+    profile = Profile(Person, store)
+    with pytest.raises(ConfigurationError, match=r"'/age'.*\"forty\".*history\(\)"):
+        profile.get(ANN)
+    assert raw(profile, ANN) == {"name": "Ann", "age": "forty"}
     with pytest.raises(InvalidPatch, match="'/age'"):
         profile.merge({"name": "Bo"}, ANN)
     assert profile.merge({"age": 40}, ANN) == Person(name="Ann", age=40)
 
     with pytest.raises(ConfigurationError, match="'/age'"):
-        older.current(ANN)
+        older.get(ANN)
     names = ("age", "born", "home", "pets", "likes")
     assert older.patch([op("remove", f"/{name}") for name in names], ANN) == Older(name="Ann")
-    assert older.raw(ANN) == {"name": "Ann", "age": ""}
+    assert raw(older, ANN) == {"name": "Ann", "age": ""}
 
 
 class Tree(BaseModel):
@@ -597,15 +570,15 @@ def test_schemas_of_other_kinds(store: SQLiteStore) -> None:
 
     aliased = Profile(Aliased, store, key="aliased")
     assert aliased.merge({"firstName": "Ann"}, ANN) == Aliased(firstName="Ann")
-    assert aliased.raw(ANN) == {"firstName": "Ann"}
-    with pytest.raises(InvalidPatch, match="'/first' is an unknown field; expected one of 'first"):
+    assert raw(aliased, ANN) == {"firstName": "Ann"}
+    with pytest.raises(InvalidPatch, match="'/first' is an unknown field"):
         aliased.merge({"first": "Bo"}, ANN)
     tree = Profile(Tree, store, key="tree")
     grown = tree.patch([op("add", "/inner/-", value={"value": {"any": [1]}})], ANN)
     assert grown.size == 2
     with pytest.raises(InvalidPatch, match="'/inner/0/leaf'"):
         tree.merge({"inner": [{"leaf": 1}]}, ANN)
-    notes = Profile(Notes, store, key="notes", sections=True)
+    notes = Profile(Notes, store, key="notes")
     assert notes.merge({"anything": 2**70}, ANN).model_dump() == {"anything": 2**70}
 
 
@@ -633,11 +606,6 @@ class Lossy(BaseModel):
     seen: str = Field(default="", exclude=True)
 
 
-class Renamed(BaseModel):
-    inner: list[Lossy] = []
-    name: str = Field(default="", serialization_alias="Name")
-
-
 class Untold(BaseModel):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -645,26 +613,16 @@ class Untold(BaseModel):
     own: threading.Event | None = None
 
 
-class Wrong(BaseModel):
-    age: int = "forty"  # type: ignore[assignment]
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"schema": dict}, "expected a pydantic model"),
         ({"schema": Person()}, "expected a pydantic model"),
-        ({"schema": RootModel[list[str]]}, "RootModel"),
-        ({"schema": Lossy}, r"lose the fields \['seen'\] of Lossy"),
-        ({"schema": Renamed}, "lose the fields"),
-        ({"schema": Untold}, "no JSON schema"),
-        ({"schema": Wrong}, "the default of a profile is not as Wrong asks for"),
-        ({"default": Home()}, "expected a Person"),
+        ({"schema": RootModel[list[str]]}, "expected a pydantic model"),
+        ({"schema": Untold}, "with a JSON schema"),
         ({"store": {}}, "expected a BaseStore"),
         ({"namespace": "profiles"}, "expected labels"),
         ({"key": ""}, "not empty"),
-        ({"max_bytes": 0}, "max_bytes is 0"),
-        ({"max_operations": True}, "max_operations is True"),
         ({"gate": "open"}, "gate is 'open'"),
     ],
 )
@@ -674,6 +632,12 @@ def test_wrong_arguments_are_refused(options: dict[str, Any], said: str) -> None
         Profile(**{"schema": Person, **options})
 
 
+def test_a_field_that_the_schema_leaves_out_is_refused(store: SQLiteStore) -> None:
+    """It would be lost when the profile is written."""
+    with pytest.raises(InvalidPatch, match="'/seen' is an unknown field"):
+        Profile(Lossy, store).merge({"seen": "x"}, ANN)
+
+
 def test_a_place_that_cannot_be_is_refused(store: SQLiteStore) -> None:
     """No user id, a wrong one, no store, perdure's own namespace, somebody else's item."""
     profile = Profile(Person, store)
@@ -681,12 +645,12 @@ def test_a_place_that_cannot_be_is_refused(store: SQLiteStore) -> None:
         with pytest.raises(InvalidConfig, match="user_id"):
             profile.merge({"name": "Ann"}, config)
     with pytest.raises(ConfigurationError, match="no store"):
-        Profile(Person).current(ANN)
+        Profile(Person).get(ANN)
     with pytest.raises(InvalidNamespace, match="perdure"):
-        Profile(Person, store, namespace=("{user_id}",)).current(run_of(user_id="perdure"))
+        Profile(Person, store, namespace=("{user_id}",)).get(run_of(user_id="perdure"))
     store.put(NAMESPACE, "profile", {"text": "A fact", "kind": "fact", "sections": []})
     doing: list[Any] = [
-        profile.current,
+        profile.get,
         profile.history,
         profile.forget,
         lambda config: profile.merge({"name": "Ann"}, config),
@@ -708,7 +672,7 @@ SENSITIVE: dict[str, tuple[dict[str, Any], str]] = {
     "in a list": ({"likes": ["tea", {"a": [CARD]}]}, "'/likes/1/a/0' cannot be kept"),
     "what its field calls a secret": ({"api_key": "abcd1234"}, "'/api_key' cannot be kept"),
     "a number that it does": ({"pin": 4711}, "'/pin' cannot be kept"),
-    "the name of a field": ({"a": [{CARD: 1}]}, "a field's name cannot be kept"),
+    "the name of a field": ({"a": [{CARD: 1}]}, "'/a/0/[card]' cannot be kept"),
 }
 SECRETS = (PASSWORD, CARD, "4111111111111111", "abcd1234", "4711")
 
@@ -731,7 +695,7 @@ def test_what_the_gate_does_not_let_pass_is_not_written(any_store: Any, case: st
             change()
         assert said in str(caught.value)
         assert [secret for secret in SECRETS if secret in str(caught.value)] == []
-    assert profile.raw(ANN) == {"name": "Ann", "likes": []}
+    assert raw(profile, ANN) == {"name": "Ann", "likes": []}
 
 
 def test_what_is_noted_of_a_change_passes_the_gate_too(store: SQLiteStore) -> None:
@@ -749,7 +713,7 @@ def test_what_is_noted_of_a_change_passes_the_gate_too(store: SQLiteStore) -> No
     blotting = Profile(Notes, store, gate=Gate(cards="redact"))
     blotting.patch(patches[0], ANN)
 
-    assert blotting.history(ANN)[0].edits[0].reason == "her card is [card]"
+    assert blotting.history(ANN)[0].edits[0]["reason"] == "her card is [card]"
 
 
 def test_a_secret_is_not_quoted_by_what_the_schema_refuses(store: SQLiteStore) -> None:
@@ -785,7 +749,7 @@ def test_what_a_profile_holds_already_is_not_judged_again(store: SQLiteStore) ->
     profile.merge({"name": "Ann"}, ANN)
     profile.patch([op("add", "/notes/0", value="tea")], ANN)
 
-    assert profile.raw(ANN) == {"notes": ["tea", CARD], "name": "Ann"}
+    assert raw(profile, ANN) == {"notes": ["tea", CARD], "name": "Ann"}
 
 
 def test_the_checks_of_a_gate_are_asked(any_store: Any) -> None:
@@ -820,11 +784,11 @@ def test_a_detector_that_fails_lets_nothing_pass(store: SQLiteStore) -> None:
 
 
 @settings(max_examples=25)
-@given(st.lists(documents_and_patches(), max_size=4), st.booleans())
-def test_a_profile_is_what_an_oracle_makes_of_it(drawn: list[Any], sections: bool) -> None:
+@given(st.lists(documents_and_patches(), max_size=4))
+def test_a_profile_is_what_an_oracle_makes_of_it(drawn: list[Any]) -> None:
     """Patch after patch, valid or not: what is refused changes nothing, nothing else is lost."""
     with SQLiteStore.open(":memory:", index=None) as store:
-        profile = Profile(Notes, store, sections=sections)
+        profile = Profile(Notes, store)
         expected: dict[str, Any] = {}
         for document, operations in drawn:
             given = [op("add", f"/{number}", value=part) for number, part in enumerate([document])]
@@ -836,5 +800,5 @@ def test_a_profile_is_what_an_oracle_makes_of_it(drawn: list[Any], sections: boo
                 except NotApplicable:
                     with pytest.raises(InvalidPatch):
                         profile.patch(patch, ANN)
-                assert profile.raw(ANN) == expected
+                assert raw(profile, ANN) == expected
         assert profile.history(ANN) == [] or profile.history(ANN)[-1].document == expected

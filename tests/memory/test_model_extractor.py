@@ -20,8 +20,9 @@ from perdure.memory.collection import Collection
 from perdure.memory.extraction import Extraction
 from perdure.memory.gate import Gate
 from perdure.memory.instructions import Instructions
+from perdure.memory.model_call import ModelCall
 from perdure.memory.model_extractor import ModelExtractor
-from perdure.memory.profile.profile import Profile
+from perdure.memory.profile import Profile
 from perdure.stores import SQLiteStore
 from tests.memory.scripted import TOO_LONG, ScriptedServer, client
 from tests.memory.threads import ANN, graph_of, kept, say, texts, user
@@ -29,6 +30,7 @@ from tests.openai_server import Answer, Failure, Held, Reply
 
 MAY = "2024-05-01T10:00:00+00:00"
 TEA = {"action": "insert", "text": "Ann likes green tea.", "messages": [1]}
+CALL = {"timeout_s", "retries", "backoff_s"}
 CUT: Any = {"id": "c", "type": "function", "function": {"name": "Memories", "arguments": '{"fac'}}
 
 
@@ -73,9 +75,12 @@ class Setting:
         self.graph = graph_of(self.saver, answers=False)
 
     def extraction(self, saver: Any = None, **options: Any) -> Extraction:
-        given = {"turns": False, "episodes": False, "backoff_s": 0.0, **options}
-        former = ModelExtractor(client(self.server), **given)
-        return Extraction(saver or self.saver, self.store, former)
+        called = {"backoff_s": 0.0, **{name: options.pop(name) for name in CALL & options.keys()}}
+        max_chars = options.pop("max_chars", 24_000)
+        given = {"turns": False, "kinds": ("fact",), **options}
+        extractor = ModelExtractor(ModelCall(client(self.server), **called), **given)
+        extractor.max_chars = max_chars
+        return Extraction(saver or self.saver, self.store, extractor)
 
     def say(self, *messages: BaseMessage, thread_id: str = "t") -> None:
         say(self.graph, thread_id, *messages)
@@ -242,7 +247,7 @@ def test_an_operation_that_makes_no_sense_is_refused_alone(
     at = scripted(facts(wrong, TEA))
     at.say(said("I like green tea."))
     report = at.extraction().extract("t", user())
-    note: Any = store.get(("perdure", "formed", *ANN), "t")
+    [note] = store.search(("perdure", "formed", *ANN))
 
     assert (report.refused, report.added) == ({"model": 1}, 1)
     assert "the operation" in note.value["refusals"][0]["reason"]
@@ -264,8 +269,8 @@ def test_what_only_a_tool_says_does_not_change_what_a_user_said(
     report = extraction.extract("t", user())
     trust = {item.value["text"]: item.provenance.trust for item in kept(store)}
 
-    assert report.refused == {"role": 1}
-    assert trust == {"Ann is allergic to nuts.": "user", "The shop opens at nine.": "tool"}
+    assert (report.refused, report.quarantined) == ({"role": 1}, 1)
+    assert trust == {"Ann is allergic to nuts.": "user"}
 
 
 def test_a_transcript_cannot_pose_as_anything_else(store: SQLiteStore, scripted: Scripted) -> None:
@@ -317,15 +322,12 @@ def test_a_model_that_never_answers_loses_nothing(
     at = scripted(reply, reply, reply, facts(TEA))
     at.say(said("I like green tea."))
     extraction = at.extraction(turns=True)
-    extraction.note("t", user())
     with pytest.raises(ModelFailed, match="asked 3 times"):
         extraction.extract("t", user())
     assert texts(store) == []
-    assert [each.thread_id for each in extraction.pending()] == ["t"]
     report = extraction.extract("t", user())
 
     assert (report.messages, report.added) == (1, 2)
-    assert extraction.pending() == []
 
 
 @pytest.mark.parametrize(
@@ -429,16 +431,16 @@ def test_what_changes_between_planning_and_writing_is_planned_anew(
     at = scripted(facts(change))
     at.say(said("I live in Rome."))
     extraction = at.extraction()
-    judging = extraction.gate.judging
+    judge = extraction.gate.judge
     others = ["Ann lives in Bruges."]
 
     def interrupted(*given: Any, **options: Any) -> Any:
-        verdicts = yield from judging(*given, **options)
+        verdicts = yield from judge(*given, **options)
         while others:
             memories.supersede(key, others.pop(), config=user())
         return verdicts
 
-    extraction.gate.judging = interrupted  # type: ignore[method-assign]
+    extraction.gate.judge = interrupted  # type: ignore[method-assign]
     report = extraction.extract("t", user())
 
     assert (report.superseded, report.usage.calls) == (1, 1)
@@ -480,7 +482,7 @@ def test_the_same_fact_of_two_threads_is_kept_once(store: SQLiteStore, scripted:
 def test_what_was_formed_of_turns_is_formed_again_of_facts(
     store: SQLiteStore, scripted: Scripted
 ) -> None:
-    """With a model, anew: facts and episodes come to the turns, each once however it is worded."""
+    """By a model, with its own watermark: facts and episodes come to the turns, each once."""
     task = {"input": "Book a table", "outcome": "It was full", "why": "Too late", "messages": [1]}
     worded = {"action": "insert", "text": "ann likes green tea", "messages": [1]}
     other = {**task, "input": "A table for tonight"}
@@ -490,9 +492,9 @@ def test_what_was_formed_of_turns_is_formed_again_of_facts(
     )
     at.say(said("I like green tea. Is there a table for tonight?"))
     Extraction(at.saver, store).extract("t", user())
-    extraction = at.extraction(turns=True, episodes=True)
+    extraction = at.extraction(turns=True, kinds=("fact", "episode"))
+    first = extraction.extract("t", user())
     nothing = extraction.extract("t", user())
-    first = extraction.extract("t", user(), anew=True)
     second = extraction.extract("t", user(), anew=True)
 
     assert (nothing.messages, nothing.usage.calls) == (0, 0)
@@ -512,7 +514,7 @@ def test_a_fact_that_there_is_no_room_for_is_not_lost(
     at = scripted(facts(TEA), facts(TEA))
     at.say(said("I like green tea."))
     store.put(ANN, "k", {"kind": "fact", "about": "room"})
-    extraction = Extraction(at.saver, store, at.extraction().former, gate=Gate(max_items=1))
+    extraction = Extraction(at.saver, store, at.extraction().extractor, gate=Gate(max_items=1))
     with pytest.raises(LimitExceeded, match="no room"):
         extraction.extract("t", user())
     store.delete(ANN, "k")
@@ -529,7 +531,7 @@ def test_an_episode_keeps_its_outcome_and_why(store: SQLiteStore, scripted: Scri
     task = {"input": "Book a table", "outcome": "It was full", "why": "Too late", "messages": [1]}
     at = scripted(answer(episodes=[task, {**task, "outcome": " "}]))
     at.say(said("Book a table for tonight."))
-    report = at.extraction(episodes=True).extract("t", user())
+    report = at.extraction(kinds=("episode",)).extract("t", user())
     [memory] = kept(store)
 
     assert (
@@ -550,32 +552,58 @@ def test_a_profile_is_patched_in_the_same_transaction(
     report = at.extraction(profile=profile).extract("t", user())
     _, data = at.shown()
 
-    assert Person(city="Ghent") == profile.current(user())
+    assert Person(city="Ghent") == profile.get(user())
     assert (report.added, report.updated, report.batches) == (1, 1, 1)
     assert '"city": ""' in data
 
 
 @pytest.mark.parametrize(
-    ("change", "check"),
+    "change",
     [
-        ({"path": "/street", "value": "x", "messages": [1]}, "profile"),
-        ({"path": "/city", "value": "Ghent"}, "model"),
-        ({"path": "/city", "value": "Ghent", "messages": [2]}, "model"),
-        ({"path": "/city", "value": "4111 1111 1111 1111", "messages": [1]}, "profile"),
+        {"path": "/street", "value": "x", "messages": [1]},
+        {"path": "/city", "value": "Ghent"},
+        {"path": "/city", "value": "Ghent", "messages": [2]},
+        {"path": "/city", "value": "4111 1111 1111 1111", "messages": [1]},
     ],
 )
 def test_a_patch_that_cannot_be_is_refused_and_facts_go_on(
-    change: dict[str, Any], check: str, store: SQLiteStore, scripted: Scripted
+    change: dict[str, Any], store: SQLiteStore, scripted: Scripted
 ) -> None:
-    """A missing path, what no user said, a secret: the profile stays, and the rest is kept."""
+    """A missing path, what no user said, a secret: the model is told, and the rest is kept."""
     profile = Profile(Person, store, namespace=("profiles", "{user_id}"))
-    at = scripted(answer(facts=[TEA], profile=[{"op": "replace", **change}]))
+    reply = answer(facts=[TEA], profile=[{"op": "replace", **change}])
+    at = scripted(reply, reply)
     at.say(said("I like green tea."), AIMessage("You live in Ghent.", id="b"))
-    report = at.extraction(profile=profile).extract("t", user())
+    report = at.extraction(profile=profile, retries=1).extract("t", user())
 
-    assert (Person(), 1) == (profile.current(user()), report.added)
-    assert sum(report.refused.values()) == 1
-    assert check in next(iter(report.refused))
+    assert (Person(), 1) == (profile.get(user()), report.added)
+    assert report.refused == {"profile": 1}
+    assert "Your last answer was refused: " in at.shown()[1]
+    assert "4111" not in at.shown()[1].split("Your last answer was refused")[1]
+
+
+def test_profiles_in_one_namespace_are_patched_together(
+    store: SQLiteStore, scripted: Scripted
+) -> None:
+    """A large profile as several sections: the model names the one that an operation changes."""
+
+    class Work(BaseModel):
+        title: str = ""
+
+    person, work = Profile(Person, store, key="person"), Profile(Work, store, key="work")
+    patch = [
+        {"profile": "work", "op": "add", "path": "/title", "value": '"baker"', "messages": [1]},
+        {"profile": "person", "op": "add", "path": "/likes/-", "value": '"tea"', "messages": [1]},
+    ]
+    wrong = [{**patch[0], "profile": "home"}]
+    at = scripted(answer(profile=wrong), answer(profile=patch))
+    at.say(said("I am a baker and like tea."))
+    report = at.extraction(profile=[person, work]).extract("t", user())
+
+    assert work.get(user()) == Work(title="baker")
+    assert person.get(user()) == Person(likes=["tea"])
+    assert (report.updated, report.usage.calls) == (2, 2)
+    assert "names the profile 'home', which is not there" in at.shown()[1]
 
 
 def test_wishes_become_instructions(store: SQLiteStore, scripted: Scripted) -> None:
@@ -639,10 +667,10 @@ class Mute:
         (Mute(), {}),
         (None, {"profile": "Ann"}),
         (None, {"learn": "Be kind."}),
-        (None, {"instructions": " "}),
-        (None, {"timeout_s": 0}),
-        (None, {"retries": -1}),
-        (None, {"max_chars": 0}),
+        (None, {"prompt": " "}),
+        (None, {"near": -1}),
+        (None, {"kinds": ("turn",)}),
+        (None, {"kinds": "fact"}),
         (None, {"turns": "yes"}),
     ],
 )

@@ -1,0 +1,337 @@
+"""What a model answers when it extracts memories, and the proposal that is made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any, Final, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
+
+from perdure.errors import InvalidPatch, VersionConflict
+from perdure.memory.effects import Effects
+from perdure.memory.gate import Gate
+from perdure.memory.instructions import TEXT, Instructions, noted
+from perdure.memory.profile import Profile, ProfileState
+from perdure.memory.profile_patch import Document
+from perdure.memory.profile_rules import Origin
+from perdure.memory.proposals import Addition, Batch, Plan, Planned, Proposal, Revision, Scope
+from perdure.memory.records import EPISODE, FACT, Candidate, Memory, Outcome
+from perdure.memory.thread_messages import ThreadMessage, storable
+from perdure.stores.base import PutItem
+
+CHECK: Final = "model"
+"""The check of an outcome where what the model asked for makes no sense."""
+CHANGED: Final = "changed"
+"""The check of an outcome where another run changed the same fields of a profile."""
+_MOST: Final = 200  # entries of a list: more is a model that has lost its way
+_INSTRUCTIONS_CHARS: Final = 20_000
+_WISH_CHARS: Final = 400
+_CHANGES: Final[Mapping[str, Any]] = {
+    "update": "updated",
+    "supersede": "superseded",
+    "delete": "deleted",
+}
+
+
+def _strict(schema: Document) -> None:
+    """Strict decoding wants every field required, no defaults and no other fields."""
+    properties = schema.get("properties", {})
+    schema.update(required=list(properties), additionalProperties=False)
+    for each in properties.values():
+        each.pop("default", None)
+
+
+class _Part(BaseModel):
+    # lenient where it is read: not every model decodes strictly
+    model_config = ConfigDict(json_schema_extra=_strict)
+
+
+class FactChange(_Part):
+    """One change to the memories."""
+
+    action: Literal["insert", "update", "supersede", "delete"] = Field(
+        description="insert a new memory; update one that was wrong or badly put; supersede one "
+        "that was true and is no longer; delete one that is no longer to be kept"
+    )
+    memory: str | None = Field(
+        None, description="the memory to update, supersede or delete, by its name, like m3"
+    )
+    text: str | None = Field(
+        None, description="what the memory is to say: one fact, which can be understood alone"
+    )
+    about: str | None = Field(None, description="whom or what it is about, in a word or two")
+    when: str | None = Field(None, description="when it happened or since when it holds, as a date")
+    messages: list[int] = Field([], description="the numbers of the messages that say so")
+
+
+class ProfileChange(_Part):
+    """An operation of a JSON Patch (RFC 6902) of the profile."""
+
+    profile: str = Field("", description="the name of the profile")
+    op: Literal["add", "replace", "remove", "move", "copy", "test"]
+    path: str = Field(
+        description='a JSON pointer: "/home/city"; "/likes/0" is the first of a list, "/likes/-" '
+        'adds at its end; within a name "~1" stands for "/" and "~0" for "~"'
+    )
+    origin: str | None = Field(None, alias="from", description="where a move or copy takes it from")
+    value: str | None = Field(
+        None,
+        description='the value as JSON text: "\\"Ghent\\"", "3", "[\\"tea\\"]", "null"; null for '
+        "an operation without one",
+    )
+    reason: str = Field("", description="what the user says, in a few words")
+    messages: list[int] = Field([], description="the numbers of the user's messages that say so")
+
+    @field_validator("value", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        return value if value is None or isinstance(value, str) else json.dumps(value)
+
+    def operation(self) -> Document:
+        """The operation as the RFC has it, also where a path lacks its slash or text its quotes."""
+        out: Document = {"op": self.op, "reason": self.reason}
+        for name, path in (("path", self.path), ("from", self.origin)):
+            if path is not None:
+                out[name] = path if path[:1] in ("", "/") else f"/{path}"
+        if self.value is not None:
+            try:
+                out["value"] = json.loads(self.value)
+            except (ValueError, RecursionError):
+                out["value"] = self.value
+        return out
+
+
+class EpisodeFound(_Part):
+    """Something the assistant was asked to do, and how that went."""
+
+    input: str = Field(description="what was asked, so that it can be understood alone")
+    outcome: str = Field(description="what was done, and how that turned out")
+    why: str = Field(description="why it turned out so, and what to do the next time")
+    messages: list[int] = Field([], description="the numbers of its messages")
+
+
+class Wish(_Part):
+    """A lasting wish of the user on how the assistant should behave."""
+
+    text: str = Field(description="the wish, as one instruction to the assistant")
+    messages: list[int] = Field([], description="the numbers of the user's messages that say so")
+
+
+class Answer(_Part):
+    """What of the conversation is to be kept."""
+
+    facts: list[FactChange] = []
+    profile: list[ProfileChange] = []
+    episodes: list[EpisodeFound] = []
+    instructions: list[Wish] = []
+
+
+def answer_form(parts: Iterable[str]) -> type[BaseModel]:
+    """The schema of an answer that has these parts."""
+    fields: dict[str, Any] = {
+        name: (info.annotation, info) for name, info in Answer.model_fields.items() if name in parts
+    }
+    return create_model("Memories", __base__=_Part, __doc__=Answer.__doc__, **fields)
+
+
+def answer_of(parsed: BaseModel) -> Answer:
+    """The answer in such a form.
+
+    Raises:
+        InvalidPatch: It has none of the parts, or a list in it is too long to be meant.
+    """
+    parts = {name: getattr(parsed, name) for name in type(parsed).model_fields}
+    if not parsed.model_fields_set:
+        raise InvalidPatch(f"the answer has none of {', '.join(parts)}")
+    for name, entries in parts.items():
+        if len(entries) > _MOST:
+            raise InvalidPatch(f"{name} has {len(entries)} entries; at most {_MOST} are allowed")
+    return Answer(**parts)
+
+
+def memories_of(answer: Answer, batch: Batch, shown: Mapping[str, Memory]) -> Proposal:
+    """What an answer proposes of facts and episodes.
+
+    Args:
+        answer: The model's.
+        batch: The messages, which it names by their numbers from 1.
+        shown: The memories that it may change, by the names it was shown.
+    """
+    additions: dict[str, Addition] = {}
+    revisions: dict[str, Revision] = {}
+    outcomes: list[Outcome] = []
+    found = [_fact(each, batch, shown) for each in answer.facts]
+    for each in [*found, *(_episode(one, batch) for one in answer.episodes)]:
+        if isinstance(each, Outcome):
+            outcomes.append(each)
+        elif isinstance(each, Addition):
+            additions[each.key] = each
+        elif each.key in revisions:
+            outcomes.append(_refused("changes a memory that was changed already", each.key))
+        else:
+            revisions[each.key] = each
+    return Proposal(list(additions.values()), list(revisions.values()), outcomes=outcomes)
+
+
+def _fact(
+    fact: FactChange, batch: Batch, shown: Mapping[str, Memory]
+) -> Addition | Revision | Outcome:
+    messages, text = _numbered(fact.messages, batch), storable(fact.text or "")
+    if not messages:
+        return _refused("names no message that it rests on")
+    if not text and fact.action != "delete":
+        return _refused(f"is to {fact.action} a memory and has no text")
+    named = {"about": storable(fact.about or ""), "when": storable(fact.when or "")}
+    fields = {name: part for name, part in named.items() if part}
+    candidate = batch.candidate(messages, text, FACT, **fields)
+    if fact.action == "insert":
+        return _addition(candidate)
+    memory = shown.get(fact.memory or "")
+    if memory is None:
+        return _refused(f"names the memory {fact.memory!r:.40}, which it was not shown")
+    return Revision(memory.key, _CHANGES[fact.action], candidate)
+
+
+def _episode(episode: EpisodeFound, batch: Batch) -> Addition | Outcome:
+    messages = _numbered(episode.messages, batch)
+    texts = {name: storable(getattr(episode, name)) for name in ("input", "outcome", "why")}
+    if not messages:
+        return _refused("names no message that it rests on")
+    if not texts["input"] or not texts["outcome"]:
+        return _refused("is an episode without its beginning or its end")
+    return _addition(batch.candidate(messages, texts["input"], EPISODE, **texts))
+
+
+def _addition(candidate: Candidate) -> Addition:
+    """An addition whose key is the same for the same words on the same messages."""
+    source = candidate.provenance
+    assert source is not None  # what rests on messages has one
+    parts = "\0".join((source.thread_id or "", *source.message_ids, candidate.text))
+    digest = blake2b(parts.encode("utf-8", "surrogatepass"), digest_size=10)
+    return Addition(f"{candidate.kind}-{digest.hexdigest()}", candidate)
+
+
+def _numbered(numbers: Iterable[int], batch: Batch, role: str = "") -> list[ThreadMessage]:
+    """The messages with these numbers, of a role if one is given."""
+    wanted = {*numbers}
+    named = [each for number, each in enumerate(batch.messages, 1) if number in wanted]
+    return [each for each in named if role in ("", each.role)]
+
+
+def _refused(reason: str, key: str | None = None) -> Outcome:
+    return Outcome("refused", key, f"the operation {reason}", CHECK)
+
+
+# -- profiles
+
+
+class KnownProfile(NamedTuple):
+    """A profile as a model is shown it, under a name."""
+
+    name: str
+    profile: Profile[Any]
+    state: ProfileState[Any]
+
+
+def patched_profile(
+    known: KnownProfile, changes: Sequence[ProfileChange], batch: Batch, scope: Scope
+) -> Effects[Planned]:
+    """What is written of a patch, all of it or nothing.
+
+    Raises:
+        InvalidPatch: It cannot be applied, the schema or the gate refuses it, or an operation rests
+            on no message of a user.
+        VersionConflict: See `Profile.planning`.
+    """
+    messages: list[ThreadMessage] = []
+    for number, each in enumerate(changes, 1):
+        users = _numbered(each.messages, batch, "user")
+        messages += [one for one in users if one not in messages]
+        what = f"operation {number}, {each.op} {each.path!r:.200},"
+        if each.profile not in ("", known.name):
+            raise InvalidPatch(f"{what} names the profile {each.profile!r:.80}, which is not there")
+        if not users:
+            raise InvalidPatch(
+                f"{what} names no message of a user that says so; leave out what only the "
+                "assistant or a tool says"
+            )
+    source = batch.source(messages)
+    source = replace(source, thread_id=source.thread_id or None)  # a node may run without one
+    origin = Origin(source, tuple(each.text for each in messages))
+    place = known.profile.place(scope.config, origin)
+    operations = [each.operation() for each in changes]
+    puts = yield from known.profile.planning(place, operations, known.state.document)
+    return Planned(puts, [Outcome("updated" if puts else "unchanged", place.key)])
+
+
+def profile_plan(
+    known: KnownProfile, changes: Sequence[ProfileChange], batch: Batch, scope: Scope
+) -> Plan:
+    """The plan of a patch; what cannot be written becomes a refusal."""
+
+    def plan(_: Gate) -> Effects[Planned]:  # a profile has its own gate, whoever changes it
+        try:
+            return (yield from patched_profile(known, changes, batch, scope))
+        except (InvalidPatch, VersionConflict) as exc:
+            check = "profile" if isinstance(exc, InvalidPatch) else CHANGED
+            return Planned(outcomes=[Outcome("refused", known.name, f"{exc!s:.300}", check)])
+
+    return plan
+
+
+# -- instructions
+
+
+def instructions_plan(
+    instructions: Instructions, wishes: Sequence[Wish], batch: Batch, scope: Scope
+) -> Plan:
+    """The plan that adds wishes of users to instructions, a line each."""
+
+    def plan(gate: Gate) -> Effects[Planned]:
+        place = instructions.place(scope.config)
+        previous = yield from instructions.reading(place)
+        wanted, outcomes = _wished(wishes, batch)
+        wanted = [each for each in wanted if _plain(each.text) not in _plain(previous.text)]
+        verdicts = yield from gate.judge(wanted, scope.adapter, scope.namespace)
+        text, source = previous.text.rstrip(), None
+        for wish, verdict in zip(wanted, verdicts, strict=True):
+            line = f"\n- {verdict.text or wish.text}"
+            # that a memory says the same is no reason against an instruction
+            if verdict.action != "keep" and verdict.same_as is None:
+                outcomes.append(Outcome("refused", None, verdict.reason, verdict.check))
+            elif len(text) + len(line) > _INSTRUCTIONS_CHARS:
+                outcomes.append(_refused("would make the instructions too long"))
+            else:
+                text, source = text + line, wish.provenance
+                outcomes.append(Outcome("updated", place.key))
+        value = noted(previous.text, text, "update")
+        options: Any = {"ttl": None, "if_version": previous.version, "provenance": source}
+        put = PutItem(place.namespace, place.key, value, [TEXT], **options)
+        return Planned([put] if source else [], outcomes)
+
+    return plan
+
+
+def _wished(wishes: Sequence[Wish], batch: Batch) -> tuple[list[Candidate], list[Outcome]]:
+    """The wishes of users, each once; and the outcomes of the others."""
+    found: dict[str, Candidate] = {}
+    outcomes: list[Outcome] = []
+    for wish in wishes:
+        text = " ".join(storable(wish.text).split())
+        users = _numbered(wish.messages, batch, "user")
+        if not users:
+            outcomes.append(_refused("adds an instruction that no user asked for"))
+        elif not 0 < len(text) <= _WISH_CHARS:
+            outcomes.append(_refused(f"adds an instruction of {len(text)} characters"))
+        else:
+            # that it is a lasting wish, the model says; the gate looks for secrets in it
+            candidate = replace(batch.candidate(users, text, TEXT), explicit=True)
+            found.setdefault(_plain(text), candidate)
+    return list(found.values()), outcomes
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split()).rstrip(".!")

@@ -1,1 +1,0 @@
-"""Profiles: a document under a schema, changed by patches."""

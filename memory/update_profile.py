@@ -1,0 +1,158 @@
+"""Updating a profile: a node that has a model patch it after a conversation.
+
+The technique is "manage individual profiles" of LangGraph's concepts of memory: the model is passed
+the profile, gives a patch, decodes strictly, and is asked again for what cannot be applied.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from langchain_core.runnables import RunnableConfig
+
+from perdure.errors import InvalidPatch, ModelFailed, VersionConflict
+from perdure.memory.conversation import Messages
+from perdure.memory.effects import Effects, awaiting, blocking
+from perdure.memory.learner import Learner
+from perdure.memory.model_answer import CHANGED
+from perdure.memory.model_call import times
+from perdure.memory.model_extractor import PROMPT, ModelExtractor
+from perdure.memory.nodes import checked
+from perdure.memory.options import choice
+from perdure.memory.profile import Profile, written
+from perdure.memory.proposals import Batch, Planned, Proposal, Scope, Usage
+from perdure.memory.records import Outcome
+from perdure.memory.run_config import source
+from perdure.memory.thread_messages import history_of_state
+
+_CONFLICTS: Final = 10  # times that other runs may write before the update is given up
+_LOG: Final = logging.getLogger("perdure")
+
+
+def update_profile(
+    model: Any,
+    profile: Profile[Any] | Sequence[Profile[Any]],
+    *,
+    prompt: str = PROMPT,
+    strict: bool = True,
+    on_failure: str = "keep",
+    messages_key: str = "messages",
+) -> UpdateProfile:
+    """A node that learns: the model patches the profile after a conversation.
+
+    It is asked as by `ModelExtractor`, for the profile alone: each operation of its JSON Patch has
+    to name messages of the user. If another run wrote meanwhile, the patch is applied to the
+    profile as it is then, or made anew if that run changed the same fields. The state stays as it
+    is.
+
+    Args:
+        model: A chat model, its name, or `ModelCall(model, timeout_s=…)`. Its answer is not
+            streamed to the user.
+        profile: The profile, or several of one user in one store.
+        prompt: The task; what a profile and a patch are is always added.
+        strict: See `ModelExtractor`.
+        on_failure: If there is no usable patch: `"keep"` the profile, log a warning, and learn
+            again the next time; or `"raise"`.
+        messages_key: The channel of the messages.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
+    extractor = ModelExtractor(
+        model, prompt=prompt, kinds=(), profile=profile, turns=False, near=0, strict=strict
+    )
+    keeps = choice("on_failure", on_failure, ("keep", "raise")) == "keep"
+    return UpdateProfile(extractor, keeps, messages_key)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileUpdate:
+    """The result of an update.
+
+    Attributes:
+        outcomes: Of each profile that the model changed: `"updated"` or `"unchanged"`.
+        usage: What the model was asked.
+        fault: Why nothing was learned; "" if that did not fail.
+    """
+
+    outcomes: tuple[Outcome, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+    fault: str = ""
+
+
+class UpdateProfile(Learner):
+    """See `update_profile`, which makes it."""
+
+    def __init__(self, extractor: ModelExtractor, keeps: bool, messages_key: str) -> None:
+        super().__init__(messages_key)
+        self._extractor, self._keeps = extractor, keeps
+
+    def _learn(
+        self, messages: Messages, config: RunnableConfig | None = None
+    ) -> Effects[ProfileUpdate]:
+        """Learn from messages.
+
+        Raises:
+            ModelFailed: With `on_failure="raise"`: the model gave no patch that can be applied.
+            VersionConflict: So too: others wrote, again and again, while the model was asked.
+            ConfigurationError: There is no store, or the config does not fill the templates.
+            StorageError: The store refuses.
+        """
+        messages = checked(messages, "the messages")
+        place = self._extractor.profiles[0].place(config)
+        thread_id, checkpoint_id = source(config)
+        given = history_of_state(thread_id or "", checkpoint_id, messages).messages
+        newest = given[len(given) - self._extractor.taking(given[::-1]) :]
+        batch = Batch(thread_id or "", checkpoint_id, newest)
+        try:
+            return (yield from self._written(batch, Scope(place.adapter, place.namespace, config)))
+        except (ModelFailed, VersionConflict) as exc:
+            if not self._keeps:
+                raise
+            _LOG.warning("the profile stays as it is: %s", exc)
+            return ProfileUpdate(fault=str(exc))
+
+    learn = blocking(_learn)
+    alearn = awaiting(_learn)
+
+    def learning(
+        self, messages: Messages, state: Any, config: RunnableConfig | None
+    ) -> Effects[ProfileUpdate]:
+        """See `learn`."""
+        return self._learn(messages, config)
+
+    def _written(self, batch: Batch, scope: Scope) -> Effects[ProfileUpdate]:
+        usage, conflicts, proposal = Usage(), 0, None
+        while True:
+            if proposal is None:
+                proposal = yield from self._extractor.proposing(batch, scope)
+                usage += proposal.usage
+            planned = yield from self._planned(proposal)
+            try:
+                if any(each.check == CHANGED for each in planned.outcomes):
+                    proposal = None  # the model has to see the profile as it is now
+                    raise VersionConflict("the profile was changed, again and again")
+                yield from written(scope.adapter, planned.puts)
+            except VersionConflict:
+                conflicts += 1
+                if conflicts > _CONFLICTS:
+                    raise
+                continue
+            return ProfileUpdate(tuple(planned.outcomes), usage)
+
+    def _planned(self, proposal: Proposal) -> Effects[Planned]:
+        plans = []
+        for plan in proposal.plans:
+            plans.append((yield from plan(self._extractor.profiles[0].gate)))
+        outcomes = [each for plan in plans for each in plan.outcomes]
+        refused = [each for each in outcomes if each.change == "refused" and each.check != CHANGED]
+        if refused:
+            asked = times(proposal.usage.calls)
+            raise ModelFailed(
+                f"the model gave no patch that can be applied: asked {asked}, and in the end one "
+                "that was refused (this error's cause says why)"
+            ) from InvalidPatch(refused[0].reason)
+        return Planned([put for plan in plans for put in plan.puts], outcomes)
