@@ -1,88 +1,71 @@
-"""Memory of agents: what to show the model, what to keep in the state, what to know next time."""
+"""Memory of agents: what to show the model, what to keep in the state, what to know next time.
 
-from perdure.memory.background import Background
-from perdure.memory.collection import (
-    Collection,
-    aforget,
-    amemories,
-    aremember,
-    forget,
-    memories,
-    remember,
-)
-from perdure.memory.context import assemble
-from perdure.memory.due import Job, Pace
-from perdure.memory.examples import Example, ExampleSelector
-from perdure.memory.extraction import Extraction, ExtractionReport
-from perdure.memory.forming.answers import Episode
-from perdure.memory.gate import Gate
-from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
-from perdure.memory.model_call import ModelCall
-from perdure.memory.model_extractor import ModelExtractor
-from perdure.memory.profile.past import ProfileVersion
-from perdure.memory.profile.profile import Profile
-from perdure.memory.profile.update_profile import ProfileUpdate, update_profile
-from perdure.memory.expanding import aexpand, expand
-from perdure.memory.extraction import Extraction, ExtractionReport
-from perdure.memory.gate import Gate
-from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
-from perdure.memory.model_extractor import ModelExtractor
-from perdure.memory.packing import PartReport
-from perdure.memory.profile import Profile, ProfileVersion
-from perdure.memory.proposals import Usage
-from perdure.memory.quarantine import Quarantine
-from perdure.memory.recall import RecallResult, arecall, recall
-from perdure.memory.recall_check import RecallReport, acheck_recall, check_recall
-from perdure.memory.records import Candidate, Memory, Outcome, Previous, Verdict
-from perdure.memory.reducers import ChatState, Keep, keepable, message_reducer, messages
-from perdure.memory.remember_turns import remember_turns
-from perdure.memory.summary import Summary, SummaryState, summarize
-from perdure.memory.tokens import TokenCounter, context_window, count_tokens, token_counter
-from perdure.memory.tool_outputs import aexpand, clear_tool_outputs, expand
-from perdure.memory.tools import manage_memory, search_memory
-from perdure.memory.trim import trim
-from perdure.memory.turns import TurnExtractor
-from perdure.memory.update_instructions import update_instructions
-from perdure.memory.use_memories import use_memories
-from perdure.memory.tokens import TokenCounter
-from perdure.memory.trim import trim
-from perdure.memory.turns import TurnExtractor
-from perdure.memory.update_instructions import update_instructions
-from perdure.memory.update_profile import ProfileUpdate, update_profile
-from perdure.memory.view import view
+Each name is imported when it is first asked for: `trim` loads neither a store nor a queue.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perdure.memory.background import Background
+    from perdure.memory.collection import (
+        Collection,
+        aforget,
+        amemories,
+        aremember,
+        forget,
+        memories,
+        remember,
+    )
+    from perdure.memory.context import assemble
+    from perdure.memory.due import Pace
+    from perdure.memory.examples import Example, ExampleSelector
+    from perdure.memory.extraction import Extraction
+    from perdure.memory.gate import Gate
+    from perdure.memory.instructions import Instructions, use_instructions
+    from perdure.memory.middleware import MemoryMiddleware
+    from perdure.memory.model_call import ModelCall
+    from perdure.memory.model_extractor import ModelExtractor
+    from perdure.memory.profile import Profile
+    from perdure.memory.quarantine import Quarantine
+    from perdure.memory.recall import arecall, recall
+    from perdure.memory.recall_check import acheck_recall, check_recall
+    from perdure.memory.records import Candidate, Memory, Verdict
+    from perdure.memory.reducers import ChatState, Keep, keepable, messages
+    from perdure.memory.remember_turns import remember_turns
+    from perdure.memory.summary import SummaryState, summarize
+    from perdure.memory.tokens import context_window, count_tokens, token_counter
+    from perdure.memory.tool_outputs import aexpand, clear_tool_outputs, expand
+    from perdure.memory.tools import manage_memory, search_memory
+    from perdure.memory.trim import trim
+    from perdure.memory.turns import TurnExtractor
+    from perdure.memory.update_instructions import update_instructions
+    from perdure.memory.update_profile import update_profile
+    from perdure.memory.use_memories import use_memories
+    from perdure.memory.view import view
 
 __all__ = [
     "Background",
     "Candidate",
     "ChatState",
     "Collection",
-    "Episode",
     "Example",
     "ExampleSelector",
     "Extraction",
-    "ExtractionReport",
     "Gate",
     "Instructions",
-    "InstructionsVersion",
-    "Job",
     "Keep",
     "Memory",
+    "MemoryMiddleware",
     "ModelCall",
     "ModelExtractor",
-    "Outcome",
     "Pace",
-    "Previous",
     "Profile",
-    "ProfileUpdate",
-    "ProfileVersion",
     "Quarantine",
-    "RecallReport",
-    "RecallResult",
-    "Summary",
     "SummaryState",
-    "TokenCounter",
     "TurnExtractor",
-    "Usage",
     "Verdict",
     "acheck_recall",
     "aexpand",
@@ -100,7 +83,6 @@ __all__ = [
     "keepable",
     "manage_memory",
     "memories",
-    "message_reducer",
     "messages",
     "recall",
     "remember",
@@ -115,3 +97,57 @@ __all__ = [
     "use_memories",
     "view",
 ]
+
+_MODULES = {
+    "background": "Background",
+    "collection": "Collection aforget amemories aremember forget memories remember",
+    "context": "assemble",
+    "due": "Pace",
+    "examples": "Example ExampleSelector",
+    "extraction": "Extraction",
+    "gate": "Gate",
+    "instructions": "Instructions use_instructions",
+    "middleware": "MemoryMiddleware",
+    "model_call": "ModelCall",
+    "model_extractor": "ModelExtractor",
+    "profile": "Profile",
+    "quarantine": "Quarantine",
+    "recall": "arecall recall",
+    "recall_check": "acheck_recall check_recall",
+    "records": "Candidate Memory Verdict",
+    "reducers": "ChatState Keep keepable messages",
+    "remember_turns": "remember_turns",
+    "summary": "SummaryState summarize",
+    "tokens": "context_window count_tokens token_counter",
+    "tool_outputs": "aexpand clear_tool_outputs expand",
+    "tools": "manage_memory search_memory",
+    "trim": "trim",
+    "turns": "TurnExtractor",
+    "update_instructions": "update_instructions",
+    "update_profile": "update_profile",
+    "use_memories": "use_memories",
+    "view": "view",
+}
+_PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+class _Package(ModuleType):
+    """A package in which `recall` is the function, although a module of it has that name."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _PLACES:
+            raise AttributeError(f"module 'perdure.memory' has no attribute {name!r}")
+        found = getattr(import_module(f"perdure.memory.{_PLACES[name]}"), name)
+        super().__setattr__(name, found)
+        return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # the import system sets each module that is imported
+        if not (name in _PLACES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return __all__
+
+
+sys.modules[__name__].__class__ = _Package

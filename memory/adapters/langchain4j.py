@@ -18,8 +18,8 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from perdure.checkpointers.address import check_thread_id
 from perdure.memory.adapters.langchain import ThreadMessageHistory
 from perdure.memory.adapters.window import Change, checked_messages, presentable, windowed
-from perdure.memory.tokens import Countable, count_tokens, token_counter
 from perdure.memory.options import instance, whole
+from perdure.memory.tokens import Countable, count_tokens, token_counter
 
 
 @runtime_checkable

@@ -36,7 +36,7 @@ from perdure.memory.adapters.langchain4j import (
 from perdure.memory.adapters.window import Change, checked_messages, presentable, windowed
 from perdure.memory.conversation import backwards, role, says_something
 from perdure.memory.options import instance, number, whole
-from perdure.memory.quoting import quoted
+from perdure.memory.quotation import quoted
 from perdure.memory.templates import Template
 
 ALL: Final = 2**31 - 1  # a number of messages that a 32-bit integer holds

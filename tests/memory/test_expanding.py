@@ -13,10 +13,7 @@ from langgraph.graph import END, START, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownCheckpoint, UnknownThread
-from perdure.memory.clearing import clear_tool_outputs
-from perdure.memory.expanding import aexpand, expand
 from perdure.memory.summary import SummaryState, summarize
-from perdure.memory.summarize import SummaryState, summarize
 from perdure.memory.tool_outputs import aexpand, clear_tool_outputs, expand
 from perdure.memory.trim import trim
 from tests.memory.scripted import ScriptedServer, client, numbered

@@ -37,7 +37,7 @@ from perdure.memory.adapters import (
     VectorStoreChatMemoryAdvisor,
 )
 from perdure.memory.adapters.spring import ChatMemoryAdvisor
-from perdure.memory.summarize import summarize
+from perdure.memory.summary import summarize
 from perdure.memory.trim import trim
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations
