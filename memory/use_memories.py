@@ -23,7 +23,8 @@ from perdure.memory.conversation import Turn
 from perdure.memory.effects import Effect, Effects, arun, run
 from perdure.memory.nodes import MessagesNode, Shown
 from perdure.memory.options import choice
-from perdure.memory.recall import NAMESPACE, Labels, MemorySearch, ShownMessages
+from perdure.memory.recall import NAMESPACE, Accepts, Labels, MemorySearch
+from perdure.memory.records import Memory
 from perdure.memory.run_config import source
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.stores.text import STOP_WORDS, query_tokens
@@ -48,8 +49,8 @@ def use_memories(
 ) -> UseMemories:
     """A part of a view that adds a section `<memories>` to the system message.
 
-    `view(use_memories(), trim(max_tokens=4_000))`: before the part that cuts, so that its budget counts
-    the memories, and after `use_instructions`, which replaces the system message.
+    `view(use_memories(), trim(max_tokens=4_000))`: before the part that cuts, so that its budget
+    counts the memories, and after `use_instructions`, which replaces the system message.
 
     The query is the newest human message, with the one before it if it is as short as "and then?".
     Memories that rest only on messages which the model is shown after all parts of the view are
@@ -113,33 +114,41 @@ class UseMemories(MessagesNode):
         newest, possible, turns = tee(shown.turns, 3)
         query, text = query_of(list(islice(newest, 2))), ""
         if query:
-            messages = yield from self._messages(replace(shown, turns=possible), state, config)
-            text = yield from self._section(query, messages, config)
+            accepts = yield from self._unshown(replace(shown, turns=possible), state, config)
+            text = yield from self._section(query, accepts, config)
         return _with_section(replace(shown, turns=turns), text)
 
-    def _messages(
-        self, shown: Shown, state: Any, config: RunnableConfig | None
-    ) -> Effects[ShownMessages]:
-        """The messages that the model is shown if the memories take all of their budget."""
+    def _unshown(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Effects[Accepts]:
+        """What accepts memories of messages that the model is not shown.
+
+        The parts that follow are asked what they leave if the memories take all of their budget.
+        """
         newest = list(islice(shown.turns, 1))
         reserved = _TOKEN * (self._search.max_tokens or 0)
         shown = _with_section(replace(shown, turns=chain(newest, shown.turns)), reserved)
         try:
             for part in self._following:
-                shown = yield _through(part, shown, state, config)
+                shown = yield _asked(part, shown, state, config)
             left = [message for turn in shown.turns for u in turn.units for message in u.messages]
-        except BudgetExceeded:  # the newest turn fits beside fewer memories, or the model is asked
-            left = []  # nothing: the part raises again
-        ids = {message.id for message in (*left, *(m for turn in newest for m in turn.messages))}
-        return ShownMessages(source(config)[0], frozenset(id for id in ids if id is not None))
+        except BudgetExceeded:  # the newest turn may yet fit, beside fewer memories
+            left = []
+        left += [message for turn in newest for message in turn.messages]
+        ids, thread_id = frozenset(message.id for message in left), source(config)[0]
 
-    def _section(
-        self, query: str, shown: ShownMessages, config: RunnableConfig | None
-    ) -> Effects[str]:
+        def accepts(memory: Memory) -> bool:
+            origin = memory.provenance
+            if origin is None or not origin.message_ids:
+                return True
+            elsewhere = thread_id is not None and origin.thread_id not in (None, thread_id)
+            return elsewhere or not ids.issuperset(origin.message_ids)
+
+        return accepts
+
+    def _section(self, query: str, accepts: Accepts, config: RunnableConfig | None) -> Effects[str]:
         """The section of memories; "" for none."""
         try:
             as_of = self._as_of(config)
-            found = yield from self._search.found(query, self._store, config, as_of, shown)
+            found = yield from self._search.found(query, self._store, config, as_of, accepts)
         except (StorageError, EmbeddingFailed) as exc:
             return self._failed(exc)
         except PerdureError:
@@ -155,10 +164,8 @@ class UseMemories(MessagesNode):
         return ""
 
 
-def _through(part: MessagesNode, shown: Shown, state: Any, config: RunnableConfig | None) -> Effect:
-    return Effect(
-        lambda: part.through(shown, state, config), lambda: part.athrough(shown, state, config)
-    )
+def _asked(part: MessagesNode, shown: Shown, *given: Any) -> Effect:
+    return Effect(lambda: part.through(shown, *given), lambda: part.athrough(shown, *given))
 
 
 def query_of(turns: Sequence[Turn]) -> str:

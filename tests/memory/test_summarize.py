@@ -414,7 +414,9 @@ def test_a_prompt_of_ones_own_takes_the_place_of_the_prompt() -> None:
 
 def test_any_runnable_that_answers_is_a_summariser() -> None:
     """A chain that gives text is one."""
-    summary = summarize(RunnableLambda(lambda messages: "text"), trigger=("messages", 5), keep=("messages", 1))
+    summary = summarize(
+        RunnableLambda(lambda messages: "text"), trigger=("messages", 5), keep=("messages", 1)
+    )
 
     assert summary.invoke({"messages": turns(4)})["summary"]["text"] == "text"
 

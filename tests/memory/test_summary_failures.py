@@ -98,7 +98,10 @@ def test_a_summariser_that_hangs_is_left_behind(run: Any) -> None:
     with ScriptedServer([Held("late", let_go), "in time"]) as scribe:
         try:
             with pytest.raises(SummaryFailed, match=r"no answer within 0\.2 s") as caught:
-                run(node(scribe, timeout_s=0.2, retries=0, on_failure="raise"), {"messages": turns(4)})
+                run(
+                    node(scribe, timeout_s=0.2, retries=0, on_failure="raise"),
+                    {"messages": turns(4)},
+                )
             update = run(node(scribe, timeout_s=None), {"messages": turns(4)})
         finally:
             let_go.set()

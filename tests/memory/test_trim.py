@@ -247,7 +247,9 @@ def test_truncate_shortens_a_question_that_is_too_long(blocks: bool) -> None:
     assert shown[1].text.endswith("Please explain.")
     assert "characters left out" in shown[1].text
     assert talk[1].text == text
-    update = trim(max_tokens=300, counter=count, truncate=True, mode="state").invoke({"messages": talk})
+    update = trim(max_tokens=300, counter=count, truncate=True, mode="state").invoke(
+        {"messages": talk}
+    )
     assert [m.text for m in update["messages"]] == [shown[1].text]
 
 
