@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -111,6 +112,12 @@ class MemorySearch:
         self.limit = whole("limit", limit, 1)
         self.max_tokens = None if max_tokens is None else whole("max_tokens", max_tokens, 1)
         self._counter = token_counter(None)
+
+    def within(self, max_tokens: int | None) -> MemorySearch:
+        """The same with this budget of tokens."""
+        made = copy(self)
+        made.max_tokens = max_tokens
+        return made
 
     def namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
         """The namespaces of a run, without those under another of them.

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from itertools import chain, islice, tee
+from itertools import islice, tee
 from typing import Any, Final, Literal, Self
 
 from langchain_core.messages import BaseMessage, SystemMessage
@@ -23,7 +23,7 @@ from perdure.memory.conversation import Turn
 from perdure.memory.effects import Effect, Effects, arun, run
 from perdure.memory.nodes import MessagesNode, Shown
 from perdure.memory.options import choice
-from perdure.memory.recall import NAMESPACE, Accepts, Labels, MemorySearch
+from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
 from perdure.memory.records import Memory
 from perdure.memory.run_config import source
 from perdure.memory.store_adapter import StoreAdapter
@@ -111,44 +111,49 @@ class UseMemories(MessagesNode):
         return await arun(self._through(shown, state, config))
 
     def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Effects[Shown]:
-        newest, possible, turns = tee(shown.turns, 3)
-        query, text = query_of(list(islice(newest, 2))), ""
-        if query:
-            accepts = yield from self._unshown(replace(shown, turns=possible), state, config)
-            text = yield from self._section(query, accepts, config)
+        newest, turns = tee(shown.turns)
+        query, text, room = query_of(list(islice(newest, 2))), "", self._search.max_tokens
+        while query and room != 0:
+            possible, turns = tee(turns)
+            try:
+                left = yield from self._left(replace(shown, turns=possible), room, state, config)
+            except BudgetExceeded:  # of a part that follows
+                room = room // 2 if room else 0
+                continue
+            text = yield from self._section(query, room, left, config)
+            break
         return _with_section(replace(shown, turns=turns), text)
 
-    def _unshown(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Effects[Accepts]:
-        """What accepts memories of messages that the model is not shown.
+    def _left(
+        self, shown: Shown, room: int | None, state: Any, config: RunnableConfig | None
+    ) -> Effects[frozenset[str | None]]:
+        """The ids of the messages that following parts leave if memories take all of their room."""
+        shown = _with_section(shown, _TOKEN * (room or 0))
+        for part in self._following:
+            shown = yield _asked(part, shown, state, config)
+        units = (unit for turn in shown.turns for unit in turn.units)
+        return frozenset(message.id for unit in units for message in unit.messages)
 
-        The parts that follow are asked what they leave if the memories take all of their budget.
-        """
-        newest = list(islice(shown.turns, 1))
-        reserved = _TOKEN * (self._search.max_tokens or 0)
-        shown = _with_section(replace(shown, turns=chain(newest, shown.turns)), reserved)
-        try:
-            for part in self._following:
-                shown = yield _asked(part, shown, state, config)
-            left = [message for turn in shown.turns for u in turn.units for message in u.messages]
-        except BudgetExceeded:  # the newest turn may yet fit, beside fewer memories
-            left = []
-        left += [message for turn in newest for message in turn.messages]
-        ids, thread_id = frozenset(message.id for message in left), source(config)[0]
+    def _section(
+        self,
+        query: str,
+        room: int | None,
+        left: frozenset[str | None],
+        config: RunnableConfig | None,
+    ) -> Effects[str]:
+        """The section of memories, without those that rest on the given messages; "" for none."""
+        thread_id, _ = source(config)
 
         def accepts(memory: Memory) -> bool:
             origin = memory.provenance
             if origin is None or not origin.message_ids:
                 return True
             elsewhere = thread_id is not None and origin.thread_id not in (None, thread_id)
-            return elsewhere or not ids.issuperset(origin.message_ids)
+            return elsewhere or not left.issuperset(origin.message_ids)
 
-        return accepts
-
-    def _section(self, query: str, accepts: Accepts, config: RunnableConfig | None) -> Effects[str]:
-        """The section of memories; "" for none."""
         try:
-            as_of = self._as_of(config)
-            found = yield from self._search.found(query, self._store, config, as_of, accepts)
+            as_of, search = self._as_of(config), self._search.within(room)
+            found = yield from search.found(query, self._store, config, as_of, accepts)
         except (StorageError, EmbeddingFailed) as exc:
             return self._failed(exc)
         except PerdureError:
