@@ -145,7 +145,7 @@ class _Changes:
 
     def _updates(self) -> Iterator[tuple[str, Any]]:
         for name, after in self.state.items():
-            before = self._before.get(name)
+            before: Any = self._before.get(name)
             if after is before:
                 continue
             if name == self._messages_key:
