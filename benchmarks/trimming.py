@@ -63,7 +63,9 @@ def timed(work: Callable[[], Any]) -> float:
 def compared(size: int, share: float, kind: str) -> None:
     ours, theirs = COUNTERS[kind]
     budget = int(share * (size if kind == "messages" else sum(map(cost, talk(size)))))
-    node = trim(max_messages=budget) if kind == "messages" else trim(max_tokens=budget, counter=ours)
+    node = (
+        trim(max_messages=budget) if kind == "messages" else trim(max_tokens=budget, counter=ours)
+    )
 
     def peer(messages: list[BaseMessage]) -> Any:
         return trim_messages(

@@ -23,7 +23,7 @@ from perdure.graphs.chat import Part, chat_graph
 from perdure.graphs.memory_agent import memory_agent
 from perdure.graphs.offline import extraction_graph, reflection_graph
 from perdure.memory.extraction import Extraction
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.instructions import Instructions
 from perdure.memory.recall import NAMESPACE
 from perdure.memory.remember_turns import remember_turns

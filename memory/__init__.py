@@ -1,17 +1,21 @@
 """Memory of agents: what to show the model, what to keep in the state, what to know next time."""
 
 from perdure.memory.background import Background
-from perdure.memory.collection.collection import Collection
-from perdure.memory.collection.episodes import Example, as_section
-from perdure.memory.collection.examples import Examples
-from perdure.memory.collection.quarantine import Quarantine
-from perdure.memory.collection.selector import ExampleSelector
-from perdure.memory.collection.tools import manage_memory, search_memory
+from perdure.memory.collection import (
+    Collection,
+    aforget,
+    amemories,
+    aremember,
+    forget,
+    memories,
+    remember,
+)
 from perdure.memory.context import assemble
 from perdure.memory.due import Job, Pace
+from perdure.memory.examples import Example, ExampleSelector
 from perdure.memory.extraction import Extraction, ExtractionReport
 from perdure.memory.forming.answers import Episode
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
 from perdure.memory.model_call import ModelCall
 from perdure.memory.model_extractor import ModelExtractor
@@ -19,6 +23,7 @@ from perdure.memory.profile.past import ProfileVersion
 from perdure.memory.profile.profile import Profile
 from perdure.memory.profile.update_profile import ProfileUpdate, update_profile
 from perdure.memory.proposals import Usage
+from perdure.memory.quarantine import Quarantine
 from perdure.memory.recall import RecallResult, arecall, recall
 from perdure.memory.recall_check import RecallReport, acheck_recall, check_recall
 from perdure.memory.records import Candidate, Memory, Outcome, Previous, Verdict
@@ -27,6 +32,7 @@ from perdure.memory.remember_turns import remember_turns
 from perdure.memory.summary import Summary, SummaryState, summarize
 from perdure.memory.tokens import TokenCounter, context_window, count_tokens, token_counter
 from perdure.memory.tool_outputs import aexpand, clear_tool_outputs, expand
+from perdure.memory.tools import manage_memory, search_memory
 from perdure.memory.trim import trim
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.update_instructions import update_instructions
@@ -41,7 +47,6 @@ __all__ = [
     "Episode",
     "Example",
     "ExampleSelector",
-    "Examples",
     "Extraction",
     "ExtractionReport",
     "Gate",
@@ -69,19 +74,24 @@ __all__ = [
     "Verdict",
     "acheck_recall",
     "aexpand",
+    "aforget",
+    "amemories",
     "arecall",
-    "as_section",
+    "aremember",
     "assemble",
     "check_recall",
     "clear_tool_outputs",
     "context_window",
     "count_tokens",
     "expand",
+    "forget",
     "keepable",
     "manage_memory",
+    "memories",
     "message_reducer",
     "messages",
     "recall",
+    "remember",
     "remember_turns",
     "search_memory",
     "summarize",

@@ -1,6 +1,6 @@
-"""Keeping: candidates, judged by the gate, as what is to be written, in one transaction.
+"""Admission: what is to be written of candidates after the gate has judged them.
 
-Nothing is written here: who asks writes it, together with what belongs to it.
+Nothing is written here: the caller writes it in one transaction with what belongs to it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from perdure.memory.effects import Effects
-from perdure.memory.gate.gate import Gate
-from perdure.memory.records import Candidate, Change, Outcome, Verdict
+from perdure.memory.gate import Gate
+from perdure.memory.records import Candidate, Outcome, Verdict
 from perdure.memory.store_adapter import StoreAdapter, put_of, quarantine_of
 from perdure.stores.base import Namespace, Provenance, PutItem
 
 REDACTED: Final = "redacted"
-"""The field of a memory's value that names what was blotted out in it."""
+"""The field of a memory's value with the kinds that were redacted in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Admitted:
 
     Attributes:
         puts: What is to be written, together.
-        outcomes: One for each candidate, in order; true once it is written.
+        outcomes: One for each candidate, in order; true once the puts are written.
     """
 
     puts: list[PutItem]
@@ -47,43 +47,39 @@ def admit(
         gate: Judges them.
         adapter: Their store.
         namespace: Where they are to be kept.
-        candidates: They.
-        keys: The key of each. One that is a memory's already gives that a new version.
+        candidates: The candidates.
+        keys: The key of each. Under the key of a memory, a candidate becomes its new version.
 
     Raises:
         ConfigurationError: There is not a key for each.
         StorageError: The store cannot be read.
     """
     verdicts = yield from gate.judge(candidates, adapter, namespace, keys=keys)
-    judged = Admitted([], [])
+    admitted = Admitted([], [])
     for candidate, key, verdict in zip(candidates, keys, verdicts, strict=True):
+        told = verdict.reason, verdict.check
         if verdict.action == "refuse":
-            outcome = _refused(verdict)
+            change = "refused" if verdict.same_as is None else "unchanged"
+            admitted.outcomes.append(Outcome(change, verdict.same_as, *told))
         elif verdict.action == "quarantine":
             put = _quarantined(namespace, candidate, key, verdict)
-            judged.puts.append(put)
-            outcome = Outcome("quarantined", put.key, verdict.reason, verdict.check)
+            admitted.puts.append(put)
+            admitted.outcomes.append(Outcome("quarantined", put.key, *told))
         else:
-            judged.puts.append(_put(gate, namespace, candidate, key, verdict))
-            outcome = Outcome("added", key, verdict.reason, verdict.check)
-        judged.outcomes.append(outcome)
-    return judged
-
-
-def _refused(verdict: Verdict) -> Outcome:
-    change: Change = "refused" if verdict.same_as is None else "unchanged"
-    return Outcome(change, verdict.same_as, verdict.reason, verdict.check)
+            admitted.puts.append(_put(gate, namespace, candidate, key, verdict))
+            admitted.outcomes.append(Outcome("added", key, *told))
+    return admitted
 
 
 def _put(
     gate: Gate, namespace: Namespace, candidate: Candidate, key: str, verdict: Verdict
 ) -> PutItem:
     text = candidate.text if verdict.text is None else verdict.text
-    blotted = gate.sensitive.blotted_kinds(candidate) if verdict.reason else []
-    fields = gate.sensitive.cleaned(candidate) if blotted else candidate.fields
+    kinds = gate.sensitive.redacted_kinds(candidate) if verdict.reason else []
+    fields = gate.sensitive.redacted_fields(candidate) if kinds else candidate.fields
     value: dict[str, Any] = {**fields, "text": text, "kind": candidate.kind}
-    if blotted:
-        value[REDACTED] = blotted
+    if kinds:
+        value[REDACTED] = kinds
     return put_of(namespace, key, value, provenance=_trusted(candidate))
 
 
@@ -104,12 +100,8 @@ def _quarantined(namespace: Namespace, candidate: Candidate, key: str, verdict: 
         "check": verdict.check,
         "at": datetime.now(UTC).isoformat(),
     }
-    provenance = _trusted(candidate)
-    place, key = quarantine_of(namespace), _entry_key(candidate)
-    return put_of(place, key, value, provenance=provenance, searched=False)
-
-
-def _entry_key(candidate: Candidate) -> str:
-    """The key of what it says: what comes again is no second entry."""
-    said = f"{candidate.kind}\0{candidate.text}".encode("utf-8", "surrogatepass")
-    return blake2b(said, digest_size=12).hexdigest()
+    # the key is a hash of the text: the same again is no second entry
+    mark = f"{candidate.kind}\0{candidate.text}".encode("utf-8", "surrogatepass")
+    entry = blake2b(mark, digest_size=12).hexdigest()
+    place = quarantine_of(namespace)
+    return put_of(place, entry, value, provenance=_trusted(candidate), searched=False)

@@ -20,7 +20,7 @@ from langgraph.store.base import BaseStore
 from perdure.checkpointers.address import check_thread_id
 from perdure.errors import VersionConflict
 from perdure.memory.effects import Effect, Effects, awaiting, blocking, in_thread
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.options import instance, text, whole
 from perdure.memory.plan import planned
 from perdure.memory.proposals import Batch, Extractor, Planned, Proposal, Scope, Usage
@@ -237,11 +237,10 @@ class Pipeline:
                 proposal = yield from self.extractor.proposing(batch, self.scope)
                 # the thread stays due until its last batch is written
                 at = mark.checkpoint_id if new else history.checkpoint_id
-                after = mark.advanced(batch.messages, at)
-                written = yield from self._written(batch, proposal, mark, after, report)
+                written = yield from self._written(batch, proposal, mark, at, report)
                 if written is None:
                     break
-                report = written
+                report, after = written
                 if new:
                     mark = yield from self._mark(thread_id)
                     if not mark.same_as(after):
@@ -287,13 +286,13 @@ class Pipeline:
         batch: Batch,
         proposal: Proposal,
         mark: Watermark,
-        after: Watermark,
+        checkpoint_id: str | None,
         report: ExtractionReport,
-    ) -> Effects[ExtractionReport | None]:
+    ) -> Effects[tuple[ExtractionReport, Watermark] | None]:
         """Write what is proposed of a batch, and the watermark after it.
 
         Returns:
-            The report with it; None: another has read these messages meanwhile.
+            The report and the watermark; None: another has read these messages meanwhile.
 
         Raises:
             LimitExceeded: There is no room; nothing is written.
@@ -304,8 +303,9 @@ class Pipeline:
             if not adapter.versioned and (yield from self._is_overtaken(mark, batch.thread_id)):
                 return None
             plan = yield from planned(proposal, self.gate, self.scope)
-            report_now = report.counting(batch, plan, proposal.usage)
-            put = self._put(replace(after, report=report_now.noted()), batch.thread_id)
+            now = report.counting(batch, plan, proposal.usage)
+            after = mark.advanced(batch.messages, checkpoint_id, plan.outcomes)
+            put = self._put(replace(after, report=now.noted()), batch.thread_id)
             try:
                 yield from adapter.written([*plan.puts, put])
             except VersionConflict:
@@ -316,7 +316,7 @@ class Pipeline:
                 continue
             if mark.version and mark.version % _TIDY == 0:
                 yield from _tidied(adapter, put.namespace)
-            return report_now
+            return now, after
         return None
 
     def _is_overtaken(self, mark: Watermark, thread_id: str) -> Effects[bool]:

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 from langchain_core.runnables import RunnableConfig
 
 from perdure.memory.effects import Effects
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate, Outcome
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.memory.thread_messages import ThreadMessage

@@ -15,7 +15,7 @@ from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory.conversation import Messages, role
 from perdure.memory.effects import Effects, in_thread
 from perdure.memory.extraction import ExtractionReport, Pipeline, Reads
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.learner import Learner
 from perdure.memory.options import instance
 from perdure.memory.proposals import Scope

@@ -125,7 +125,7 @@ def history_of_state(
     thread_id: str, checkpoint_id: str | None, messages: Sequence[BaseMessage]
 ) -> ThreadHistory:
     """The messages of a thread as a state has them."""
-    found = _latest((_message(each, id), True) for each, id in _with_ids(messages))
+    found = _latest((_message(each, id), True) for each, id in with_ids(messages))
     return ThreadHistory(thread_id, checkpoint_id, found)
 
 
@@ -168,11 +168,12 @@ def _history(
     if not any(info.is_head for info in infos):  # the thread went on from an old checkpoint
         infos = yield from _checkpoints(saver, thread_id, None)
     head = next((info for info in infos if info.is_head), None)
-    at = {"channel": channel, "checkpoint_id": head and head.checkpoint_id}
+    uid = None if head is None else head.checkpoint_id
+    at = {"channel": channel, "checkpoint_id": uid}
     items: list[HistoryItem] = yield Effect(
         lambda: saver.history(thread_id, **at), lambda: saver.ahistory(thread_id, **at)
     )
-    named = _with_ids(checked([item.value for item in items], f"the channel {channel!r}"))
+    named = with_ids(checked([item.value for item in items], f"the channel {channel!r}"))
     found = ((_message(*each), item.seen) for each, item in zip(named, items, strict=True))
     messages = _latest(found)
     untimed = [i for i, each in enumerate(messages) if each.at is None and each.id not in known]
@@ -191,7 +192,7 @@ def _history(
                 messages[i] = messages[i].timed(time)
             left, info = left - len(brought), parent
         messages[:left] = [each.timed(time) for each in messages[:left]]
-    return ThreadHistory(thread_id, head and head.checkpoint_id, messages)
+    return ThreadHistory(thread_id, uid, messages)
 
 
 def _checkpoints(saver: Any, thread_id: str, limit: int | None) -> Effects[list[CheckpointInfo]]:
@@ -220,7 +221,7 @@ def _latest(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessag
     return list(found.values())
 
 
-def _with_ids(messages: Sequence[BaseMessage]) -> Iterator[tuple[BaseMessage, str]]:
+def with_ids(messages: Sequence[BaseMessage]) -> Iterator[tuple[BaseMessage, str]]:
     """Messages with their ids; one without gets one of its text, and how often that came before."""
     times: Counter[bytes] = Counter()
     for message in messages:

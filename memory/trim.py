@@ -183,7 +183,10 @@ class Trim(MessagesNode):
         unit, advice = "messages", "allow more messages"
         listed = ", ".join(f"{message.type} message {measure(message)}" for message in messages)
         if self.counts_tokens:
-            unit, advice = "tokens", "allow more, clear old tool outputs, or pass allow_partial=True"
+            unit, advice = (
+                "tokens",
+                "allow more, clear old tool outputs, or pass allow_partial=True",
+            )
             listed += f", the request itself {self._fixed}"
         return BudgetExceeded(
             f"what may not be left out takes {self._size + window.over} {unit}, {self._size} are "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from hashlib import blake2b
 from typing import Final
 
@@ -132,7 +133,7 @@ def _turns(
     store, turns, number = adapter.store, list[Memory](), 0
     while message_ids:
         ops = [GetOp(namespace, turn_key(thread_id, each, number)) for each in message_ids]
-        items = yield Effect(lambda ops=ops: store.batch(ops), lambda ops=ops: store.abatch(ops))
+        items = yield Effect(partial(store.batch, ops), partial(store.abatch, ops))
         there = {id: item for id, item in zip(message_ids, items, strict=True) if item is not None}
         turns += map(memory_of, there.values())
         message_ids, number = list(there), number + 1

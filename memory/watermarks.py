@@ -13,9 +13,10 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-from langgraph.store.base import GetOp
+from langgraph.store.base import GetOp, Item
 
 from perdure.memory.effects import Effect, Effects
+from perdure.memory.records import Outcome
 from perdure.memory.store_adapter import FORMED, StoreAdapter, note_of, notes_of
 from perdure.memory.thread_messages import ThreadHistory, ThreadMessage
 from perdure.stores.base import Namespace, PutItem
@@ -23,6 +24,7 @@ from perdure.stores.base import Namespace, PutItem
 TURNS: Final = "turns"
 """The name of the extractor whose watermarks are at the place of the first version's."""
 _KNOWN: Final = 50  # messages that a watermark names
+_REFUSALS: Final = 20  # that it keeps
 
 
 class Known(NamedTuple):
@@ -45,6 +47,7 @@ class Watermark:
         checkpoint_id: The checkpoint at which all of the thread was read; another head is due.
         version: Of the note, to swap it by; 0: there is none; None: the store has no versions.
         report: The last report.
+        refusals: What was refused lately, newest last, without its text.
         attempts: How many extractions have failed since the last that did not.
         failed_at: When the last of them failed (UTC).
         failed_head: The checkpoint at the thread's head then.
@@ -59,6 +62,7 @@ class Watermark:
     checkpoint_id: str | None = None
     version: int | None = None
     report: Mapping[str, Any] = field(default_factory=dict)
+    refusals: tuple[Mapping[str, str], ...] = ()
     attempts: int = 0
     failed_at: datetime | None = None
     failed_head: str | None = None
@@ -73,26 +77,28 @@ class Watermark:
     def beyond(self, history: ThreadHistory) -> list[ThreadMessage] | None:
         """The messages that are not yet read, with their positions.
 
-        These are the messages after the oldest known one that are not known, and known ones that
-        were edited since. None: no known message is left, so the memories have to tell.
+        These are messages that are not known, after the oldest known one if more were read than are
+        known; and known ones that were edited since. None: no known message is left, so the
+        memories have to tell.
         """
         known = {each.id: each for each in self.known}
         messages = self.placed(history.messages)
         first = next((i for i, each in enumerate(messages) if each.id in known), None)
         if first is None:
             return None if self.count else messages
+        first = first if self.count > len(self.known) else 0
         return [each for each in messages[first:] if _is_new(each, known.get(each.id))]
 
     def placed(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
         """Messages with their positions.
 
-        New messages count on from the known ones. One that was missed, between two known ones, gets
-        the position of the message before it: of equal positions the store orders by age.
+        New messages count on from the known ones. One that was missed, before a known one, gets the
+        position of the message before it: what has equal positions the store orders by age.
         """
         known = {each.id: each.position for each in self.known}
         last = max((i for i, each in enumerate(messages) if each.id in known), default=-1)
         placed: list[ThreadMessage] = []
-        before, following = 0, self.next
+        before, following = min(known.values(), default=0) - 1, self.next
         for number, each in enumerate(messages):
             if each.id in known:
                 before = known[each.id]
@@ -101,11 +107,22 @@ class Watermark:
             placed.append(replace(each, position=before))
         return placed
 
-    def advanced(self, messages: Sequence[ThreadMessage], checkpoint_id: str | None) -> Watermark:
+    def advanced(
+        self,
+        messages: Sequence[ThreadMessage],
+        checkpoint_id: str | None,
+        outcomes: Sequence[Outcome] = (),
+    ) -> Watermark:
         """The watermark after these messages, which have positions, were read."""
         former = {each.id: each for each in self.known}
         fresh = {each.id: Known(each.id, each.position or 0, each.digest) for each in messages}
         known = sorted({**former, **fresh}.values(), key=lambda each: each.position)
+        # never what was to be kept, which may be a secret
+        refusals = [
+            {"key": each.key or "", "reason": each.reason, "check": each.check}
+            for each in outcomes
+            if each.change == "refused"
+        ]
         return Watermark(
             self.extractor,
             tuple(known[-_KNOWN:]),
@@ -114,6 +131,7 @@ class Watermark:
             checkpoint_id,
             self.version,
             self.report,
+            (*self.refusals, *refusals)[-_REFUSALS:],
             first=self.first,
         )
 
@@ -140,6 +158,7 @@ class Watermark:
             "next": self.next,
             "checkpoint_id": self.checkpoint_id,
             "report": self.report,
+            "refusals": list(self.refusals),
         }
         if self.attempts:
             failed_at = self.failed_at and self.failed_at.isoformat()
@@ -155,28 +174,47 @@ def watermark(
     adapter: StoreAdapter, namespace: Namespace, thread_id: str, extractor: str = TURNS
 ) -> Effects[Watermark]:
     """Read the watermark of a thread; an empty one if the extractor has read nothing of it."""
-    keys = dict.fromkeys((thread_id, _key(extractor, thread_id)))
-    ops = [GetOp(notes_of(FORMED, namespace), key) for key in keys]
+    [mark] = yield from watermarks(adapter, [(namespace, thread_id)], extractor)
+    return mark
+
+
+def watermarks(
+    adapter: StoreAdapter, places: Sequence[tuple[Namespace, str]], extractor: str = TURNS
+) -> Effects[list[Watermark]]:
+    """Read the watermarks of threads, given with the namespaces of their memories."""
+    if not places:
+        return []
+    keys = [(space, key) for space, thread in places for key in (thread, _key(extractor, thread))]
+    ops = [GetOp(notes_of(FORMED, space), key) for space, key in dict.fromkeys(keys)]
     store = adapter.store
     notes = yield Effect(lambda: store.batch(ops), lambda: store.abatch(ops))
-    turns, own = notes[0], notes[-1]
+    there = dict(zip(dict.fromkeys(keys), notes, strict=True))
+    empty = Watermark(extractor, version=0 if adapter.versioned else None)
+    return [
+        _read(empty, there[space, _key(extractor, thread)], there[space, thread])
+        for space, thread in places
+    ]
+
+
+def _read(empty: Watermark, own: Item | None, turns: Item | None) -> Watermark:
+    """The watermark in a note; of an extractor without one, what the first version noted."""
     first = None
-    if turns is not None:  # the first version's, or what it said
+    if turns is not None:
         first = turns.value.get("first") if "extractor" in turns.value else _place(turns.value)
-    mark = Watermark(extractor, version=0 if adapter.versioned else None)
     if own is None:
-        return replace(mark, **_fields(first)) if first else mark
+        return replace(empty, **_fields(first)) if first else empty
     value, failed_at = own.value, own.value.get("failed_at")
     return replace(
-        mark,
+        empty,
         **_fields(value),
         version=getattr(own, "version", None),
         report=value["report"],
+        refusals=tuple(value["refusals"]),
         attempts=value.get("attempts", 0),
         failed_at=datetime.fromisoformat(failed_at) if failed_at else None,
         failed_head=value.get("failed_head"),
         error=value.get("error", ""),
-        first=first if extractor == TURNS else None,
+        first=first if own is turns else None,
     )
 
 

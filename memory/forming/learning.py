@@ -11,7 +11,7 @@ from perdure.memory.effects import Effects
 from perdure.memory.forming.answers import Answer, Suggestion
 from perdure.memory.forming.prompting import Shown
 from perdure.memory.forming.sorting import numbered, refused
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.instructions import TEXT, Instructions, noted
 from perdure.memory.profile.profile import Profile
 from perdure.memory.profile.proposing import patch_of

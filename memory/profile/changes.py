@@ -13,7 +13,7 @@ from typing import Any, Final, Generic
 
 from perdure.errors import ConfigurationError, InvalidPatch, VersionConflict
 from perdure.memory.effects import Effects
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.profile.documents import (
     Document,
     Edit,

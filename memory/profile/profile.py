@@ -11,7 +11,7 @@ from langgraph.store.base import BaseStore
 
 from perdure.errors import ConfigurationError, InvalidPatch
 from perdure.memory.effects import Effects, arun, run
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.options import whole
 from perdure.memory.profile.changes import Changes, Plan, Standing, profile_of
 from perdure.memory.profile.documents import Document

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from perdure.errors import InvalidPatch
+from perdure.memory.detectors import CONTACTS, spans_of
 from perdure.memory.effects import Effects
-from perdure.memory.gate.detectors import CONTACTS, spans_of
-from perdure.memory.gate.gate import Gate
-from perdure.memory.gate.hearing import Hearing
+from perdure.memory.gate import Gate
 from perdure.memory.profile.documents import Document, Edit, escaped, plain, tokens_of
 from perdure.memory.profile.items import KIND, ProfilePlace
 from perdure.memory.records import Candidate, Verdict
@@ -106,10 +105,7 @@ class Screen:
             for leaf, each in zip(judged, candidates, strict=True)
         ]
         if self.gate.checks:
-            keys = [None] * len(judged)
-            hearing = Hearing(candidates, verdicts, place.adapter, place.namespace, keys)
-            yield from hearing.examining(self.gate.checks, self.gate.sensitive)
-            verdicts = hearing.verdicts
+            verdicts = yield from self.gate.examine(candidates, verdicts)
         instead = {
             leaf.where: _instead(leaf, verdict)
             for leaf, verdict in zip(judged, verdicts, strict=True)

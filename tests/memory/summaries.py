@@ -13,7 +13,6 @@ from langchain_core.messages import (
 from langchain_core.runnables import RunnableLambda
 from langgraph.graph import END, START, StateGraph
 
-from perdure.memory.tokens import token_counter
 from perdure.memory.model_call import ModelCall
 from perdure.memory.nodes import Shown
 from perdure.memory.summary import (
@@ -24,6 +23,7 @@ from perdure.memory.summary import (
     with_summary,
     without_summary,
 )
+from perdure.memory.tokens import token_counter
 from tests.memory.scripted import (
     ScriptedServer,
     client,

@@ -16,12 +16,12 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import UnknownMemory
 from perdure.memory.admission import admit
-from perdure.memory.collection.collection import Collection
-from perdure.memory.collection.tools import manage_memory
+from perdure.memory.collection import Collection
 from perdure.memory.effects import run
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate
 from perdure.memory.store_adapter import StoreAdapter
+from perdure.memory.tools import manage_memory
 from perdure.stores import SQLiteStore
 
 Space = tuple[str, ...]
@@ -57,7 +57,7 @@ class Changes(RuleBasedStateMachine):
         self.store: Any = (
             SQLiteStore.open(":memory:", index=None) if self.versioned else InMemoryStore()
         )
-        self.gate = Gate(durability=False, per_minute=10**6)
+        self.gate = Gate(per_minute=10**6)
         self.known: list[dict[str, Known]] = [{}, {}, {}]
         self.buried: list[set[str]] = [set(), set(), set()]
         self.keys: list[str] = ["nosuchkey"]

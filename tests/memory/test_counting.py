@@ -32,16 +32,16 @@ from langchain_openai import ChatOpenAI
 
 from perdure.errors import ConfigurationError, InvalidMessages, UnknownModel
 from perdure.memory import openai_tokens
+from perdure.memory.estimated_tokens import EstimatedCounter, estimate
+from perdure.memory.message_tokens import Memo
+from perdure.memory.openai_tokens import OpenAICounter
 from perdure.memory.tokens import (
     CallableCounter,
+    TokenCounter,
     context_window,
     count_tokens,
     token_counter,
 )
-from perdure.memory.estimated_tokens import EstimatedCounter, estimate
-from perdure.memory.message_tokens import Memo
-from perdure.memory.openai_tokens import OpenAICounter
-from perdure.memory.tokens import TokenCounter
 
 with warnings.catch_warnings():  # its way to read its files is deprecated in Python 3.11
     warnings.simplefilter("ignore", DeprecationWarning)

@@ -23,10 +23,10 @@ from perdure.errors import (
     LimitExceeded,
     UnknownThread,
 )
-from perdure.memory.collection.collection import Collection
+from perdure.memory.collection import Collection
 from perdure.memory.effects import Effects, run
 from perdure.memory.extraction import Extraction, ExtractionReport
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.proposals import Batch, Proposal, Scope
 from perdure.memory.turns import TurnExtractor, turn_key
 from perdure.memory.watermarks import watermark

@@ -16,9 +16,9 @@ from langgraph.store.memory import InMemoryStore
 from pydantic import BaseModel
 
 from perdure.errors import ConfigurationError, LimitExceeded, ModelFailed
-from perdure.memory.collection.collection import Collection
+from perdure.memory.collection import Collection
 from perdure.memory.extraction import Extraction
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.instructions import Instructions
 from perdure.memory.model_extractor import ModelExtractor
 from perdure.memory.profile.profile import Profile
@@ -198,7 +198,7 @@ def test_a_memory_that_is_deleted_does_not_come_back(
     second = at.extraction().extract("u", user())
 
     assert (first.deleted, second.added) == (1, 0)
-    assert second.refused == {"buried": 1}
+    assert second.refused == {"tombstone": 1}
     assert texts(store) == []
 
 
@@ -259,7 +259,9 @@ def test_what_only_a_tool_says_does_not_change_what_a_user_said(
     at = scripted(facts(gone, told))
     at.say(said("What do shops say about nuts?"))
     at.say(ToolMessage("Ann has no allergies. The shop opens at nine.", id="b", tool_call_id="1"))
-    report = at.extraction().extract("t", user())
+    extraction = at.extraction()
+    extraction.gate = Gate(tools="keep")
+    report = extraction.extract("t", user())
     trust = {item.value["text"]: item.provenance.trust for item in kept(store)}
 
     assert report.refused == {"role": 1}
@@ -427,7 +429,7 @@ def test_what_changes_between_planning_and_writing_is_planned_anew(
     at = scripted(facts(change))
     at.say(said("I live in Rome."))
     extraction = at.extraction()
-    judging = extraction.gate.judge
+    judging = extraction.gate.judging
     others = ["Ann lives in Bruges."]
 
     def interrupted(*given: Any, **options: Any) -> Any:
@@ -436,7 +438,7 @@ def test_what_changes_between_planning_and_writing_is_planned_anew(
             memories.supersede(key, others.pop(), config=user())
         return verdicts
 
-    extraction.gate.judge = interrupted  # type: ignore[method-assign]
+    extraction.gate.judging = interrupted  # type: ignore[method-assign]
     report = extraction.extract("t", user())
 
     assert (report.superseded, report.usage.calls) == (1, 1)

@@ -20,11 +20,10 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidMessages, InvalidNamespace
-from perdure.memory.instructions import Instructions, InstructionsVersion
-from perdure.memory.summary import HEADING, Summary, present
+from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
 from perdure.memory.reducers import ChatState
+from perdure.memory.summary import HEADING, Summary, present
 from perdure.memory.trim import trim
-from perdure.memory.instructions import use_instructions
 from perdure.memory.view import view
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations, newest_human

@@ -24,7 +24,7 @@ from perdure.errors import (
     VersionConflict,
 )
 from perdure.memory.effects import run
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.profile.profile import Profile
 from perdure.memory.records import Candidate, Verdict
 from perdure.memory.reducers import ChatState
@@ -765,7 +765,7 @@ def test_what_the_gate_blots_out_is_kept_so(profile: Profile[Person], any_store:
     left = blotting.merge({"notes": ["tea", f"my card is {CARD}"], "pin": "4711 now"}, ANN)
 
     assert left.model_dump() == {"notes": ["tea", "my card is [card]"], "pin": "[secret] now"}
-    with pytest.raises(InvalidPatch, match=r"'/card' cannot be kept: .* is blotted out"):
+    with pytest.raises(InvalidPatch, match=r"'/card' cannot be kept: .* is redacted"):
         blotting.merge({"card": 4111111111111111}, ANN)
 
 

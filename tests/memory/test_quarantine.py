@@ -14,9 +14,9 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownMemory
 from perdure.memory.admission import admit
-from perdure.memory.collection.quarantine import Quarantine
 from perdure.memory.effects import run
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
+from perdure.memory.quarantine import Quarantine
 from perdure.memory.records import Candidate
 from perdure.memory.reducers import ChatState
 from perdure.memory.store_adapter import StoreAdapter, put_of
@@ -61,7 +61,7 @@ def test_what_waits_is_listed_without_its_secret(store: BaseStore) -> None:
     assert password.shown == "My password is [secret]"
     assert password.text == SECRET
     assert "swordfish99" not in f"{password!r} {password}"
-    assert (password.check, order.check) == ("secrets", "poisoning")
+    assert (password.check, order.check) == ("secrets", "role")
     assert (order.role, order.fields, order.memory_key) == ("tool", {"n": 1}, "k1")
     assert password.provenance == Provenance("t", message_ids=("m",), trust="user")
 
@@ -95,7 +95,7 @@ def test_what_is_released_onto_a_memory_keeps_its_past(store: BaseStore) -> None
     assert [(each.text, each.change) for each in memory.previous] == [("Ann sings", "updated")]
 
 
-def test_what_is_discarded_is_gone_and_is_not_formed_again(store: BaseStore) -> None:
+def test_what_is_discarded_is_gone_and_is_not_extracted_again(store: BaseStore) -> None:
     """Unasked it is refused from then on; who says it again by hand is told of the secret again."""
     order, secret = held(store, Candidate(ORDER, role="tool"), Candidate(SECRET))
     outcome = Quarantine(store).discard(order, ANN)
@@ -103,7 +103,7 @@ def test_what_is_discarded_is_gone_and_is_not_formed_again(store: BaseStore) -> 
 
     assert outcome.change == "deleted"
     assert [secret] == [each.key for each in Quarantine(store).list(ANN)]
-    assert run(steps)[0].check == "buried"
+    assert run(steps)[0].check == "tombstone"
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
@@ -126,7 +126,7 @@ def test_no_byte_of_a_discarded_secret_is_left(tmp_path: Path, end: str, colour:
         assert store.history(("perdure", "quarantine", *NAMESPACE), key) == []
 
 
-def test_the_async_doors_do_the_same(store: BaseStore) -> None:
+def test_the_async_methods_do_the_same(store: BaseStore) -> None:
     """List, release, discard."""
 
     async def tried() -> tuple[int, str, str, int]:
@@ -140,12 +140,12 @@ def test_the_async_doors_do_the_same(store: BaseStore) -> None:
     assert asyncio.run(tried()) == (2, "added", "deleted", 0)
 
 
-@pytest.mark.parametrize("door", ["release", "discard"])
-def test_an_entry_of_another_namespace_is_unknown(store: BaseStore, door: str) -> None:
+@pytest.mark.parametrize("method", ["release", "discard"])
+def test_an_entry_of_another_namespace_is_unknown(store: BaseStore, method: str) -> None:
     """Neither another user's nor one that is gone can be named."""
     [key] = held(store, Candidate(SECRET), user="bo")
     with pytest.raises(UnknownMemory, match=key):
-        getattr(Quarantine(store), door)(key, ANN)
+        getattr(Quarantine(store), method)(key, ANN)
 
     assert len(Quarantine(store).list({"configurable": {"user_id": "bo"}})) == 1
 
@@ -171,6 +171,26 @@ def test_namespaces_further_down_have_a_quarantine_of_their_own(store: BaseStore
 
     assert [key] == [each.key for each in below.list(ANN)]
     assert Quarantine(store).list(ANN) == []
+
+
+def test_an_entry_of_the_first_version_is_read(store: BaseStore) -> None:
+    """With the check that it named; what is released is the memory it would have been."""
+    value = {
+        "text": ORDER,
+        "kind": "fact",
+        "fields": {},
+        "role": "tool",
+        "explicit": False,
+        "key": "k0",
+        "reason": "it reads as an order to an assistant, and comes from the role tool",
+        "check": "poisoning",
+        "at": "2026-01-02T03:04:05+00:00",
+    }
+    store.put(("perdure", "quarantine", *NAMESPACE), "e1", value, index=False)
+    [entry] = Quarantine(store).list(ANN)
+
+    assert (entry.key, entry.check, entry.at.year) == ("e1", "poisoning", 2026)
+    assert str(Quarantine(store).release("e1", ANN)) == "added k0"
 
 
 def test_within_a_graph_it_is_in_the_graphs_store() -> None:

@@ -15,7 +15,7 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory import token_counter
-from perdure.memory.collection.collection import Collection
+from perdure.memory.collection import Collection
 from perdure.memory.recall import RecallResult, arecall, placed, recall
 from perdure.memory.records import Memory
 from perdure.memory.store_adapter import put_of

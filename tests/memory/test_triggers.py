@@ -10,9 +10,9 @@ from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from perdure.errors import ConfigurationError, UnknownModel
-from perdure.memory.tokens import token_counter
 from perdure.memory.model_call import ModelCall
 from perdure.memory.summary import Summarize, summarize
+from perdure.memory.tokens import token_counter
 from tests.memory.summaries import turns
 
 COUNTER = token_counter("estimate")

@@ -34,7 +34,7 @@ from perdure.errors import (
     ModelFailed,
     VersionConflict,
 )
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.profile.profile import Profile
 from perdure.memory.profile.update_profile import ProfileUpdate, update_profile
 from perdure.memory.records import Candidate, Verdict

@@ -1,9 +1,9 @@
-"""Forming memories of threads from commands: without a model, so that it costs nothing but time."""
+"""Extracting memories of threads from commands: without a model, so that it costs only time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,52 +18,26 @@ if TYPE_CHECKING:
 
     from perdure.checkpointers import SQLiteCheckpointer
     from perdure.memory.extraction import Extraction
-    from perdure.memory.extraction_report import ExtractionReport
-    from perdure.memory.forming.waiting import Waiting
 
 Later = Annotated[
-    bool, typer.Option("--later", help="Leave the memories to 'perdure worker' to form.")
+    bool, typer.Option("--later", help="Leave the memories to 'perdure worker' to extract.")
 ]
 
 
 def form_waiting(mind: Mind) -> int:
-    """Form memories of the user's threads that wait for it. Returns how many are new."""
-    return sum(report.added for note in waiting(mind) if (report := _formed(mind, note)))
+    """Extract the turns of the user's threads that are due. Returns how many are new."""
+    from perdure.memory.due import DueThreads, Pace
 
-
-def waiting(mind: Mind) -> list[Waiting]:
-    """The user's threads that wait, the longest wait first."""
-    found = mind.extraction().pending(mind.namespace)
-    return [note for note in found if note.namespace == mind.namespace]
-
-
-def _formed(mind: Mind, note: Waiting) -> ExtractionReport | None:
-    """Form memories of a thread that waits; None: there is nothing to form them of."""
-    try:
-        return mind.extraction().extract(note.thread_id, mind.config)
-    except UnknownThread:  # it was deleted while it waited
-        put_down(mind, note)
-    except InvalidMessages:  # a program's own; a worker tells of it
-        pass
-    return None
-
-
-def put_down(mind: Mind, note: Waiting) -> None:
-    """Take back the note on a thread of which there is nothing to form."""
-    from perdure.errors import VersionConflict
-    from perdure.memory.effects import run
-    from perdure.memory.forming.waiting import place_of
-    from perdure.memory.store_adapter import adapter_of, removal_of
-
-    removal = removal_of(place_of(note.namespace), note.thread_id, note.version)
-    try:
-        run(adapter_of(mind.store).written([removal]))
-    except VersionConflict:  # it was begun again
-        return
+    extraction, added = mind.extraction(), 0
+    for job in DueThreads(extraction, Pace(), {"user_id": mind.user}).jobs():
+        if job.namespace == mind.namespace:
+            with suppress(UnknownThread, InvalidMessages):  # deleted meanwhile; a program's own
+                added += extraction.extract(job.thread_id, mind.config).added
+    return added
 
 
 class Import:
-    """An import at work: where threads go, and what becomes of their memories.
+    """An import: where threads go, and what becomes of their memories.
 
     Args:
         db: The command's own argument.
@@ -72,7 +46,7 @@ class Import:
         later: Whether they are left for a worker.
 
     Attributes:
-        memories: How many were formed.
+        memories: How many were added.
         quarantined: How many more wait to be reviewed.
     """
 
@@ -93,12 +67,11 @@ class Import:
             yield mind.saver
 
     def remember(self, thread_id: str) -> None:
-        """Form memories of a thread that is there now; what was formed before is not again."""
+        """Extract memories of a thread; what was read before is not read again."""
         if self._forms is None:
             return
         extraction, config = self._forms
-        if self._later:
-            extraction.note(thread_id, config)
+        if self._later:  # it is due, for whoever looks
             return
         try:
             report = extraction.extract(thread_id, config)

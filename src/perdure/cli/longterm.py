@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from perdure.checkpointers import SQLiteCheckpointer
     from perdure.memory.extraction import Extraction
-    from perdure.memory.proposals import Proposer
+    from perdure.memory.proposals import Extractor
     from perdure.memory.records import Memory
     from perdure.stores import SQLiteStore
 
@@ -59,11 +59,11 @@ class Mind:
         """Where the profile and the examples are."""
         return (("profiles", self.user), ("examples", self.user))
 
-    def extraction(self, former: Proposer | None = None) -> Extraction:
-        """What forms memories of the threads; without a former, one of each message."""
+    def extraction(self, extractor: Extractor | None = None) -> Extraction:
+        """The extraction of the threads; without an extractor, of turns."""
         from perdure.memory.extraction import Extraction
 
-        return Extraction(self.saver, self.store, former, namespace=MEMORIES)
+        return Extraction(self.saver, self.store, extractor, namespace=MEMORIES)
 
 
 @contextmanager

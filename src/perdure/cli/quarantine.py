@@ -13,7 +13,7 @@ from perdure.cli.output import as_json, console, line, notes, table
 from perdure.errors import UnknownMemory
 
 if TYPE_CHECKING:
-    from perdure.memory.collection.quarantine import Entry, Quarantine
+    from perdure.memory.quarantine import Entry, Quarantine
 
 quarantine_app = typer.Typer(
     name="quarantine",
@@ -89,7 +89,7 @@ def discard(
 
 
 def _of(mind: Mind) -> Quarantine:
-    from perdure.memory.collection.quarantine import Quarantine
+    from perdure.memory.quarantine import Quarantine
 
     return Quarantine(mind.store, MEMORIES)
 

@@ -21,7 +21,7 @@ from perdure.errors import ConfigurationError, UnknownThread
 if TYPE_CHECKING:
     from perdure.memory.background import Background
     from perdure.memory.due import Job
-    from perdure.memory.proposals import Proposer
+    from perdure.memory.proposals import Extractor
 
 _DELAY_S: Final = 30.0
 _LONGEST_S: Final = 1e9  # --once ends when all is extracted
@@ -80,7 +80,7 @@ def worker(
         raise typer.Exit(1)
 
 
-def _extractor(db: str | None) -> Proposer:
+def _extractor(db: str | None) -> Extractor:
     """What asks the configured model.
 
     Raises:

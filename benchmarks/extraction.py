@@ -1,11 +1,11 @@
-"""Forming memories of conversations: what it takes, and how well they are recalled after it.
+"""Extraction of conversations: what it takes, and how well they are recalled after it.
 
-    python benchmarks/forming.py --data locomo10.json --only conv-26 conv-50
+    python benchmarks/extraction.py --data locomo10.json --only conv-26 conv-50
 
 Each session is a thread, put through a graph with a SQLiteCheckpointer turn by turn, its speakers
-as the names of messages and its date as their time; `Extraction` makes memories of it, by default
-without a model. Then questions are asked as in `recall.py`, whose figures are to be reached: there
-the turns are put into the store as they are.
+as the names of messages and its date as their time. Memories of turns are made of it twice: by
+`Extraction` afterwards, and by `remember_turns` at the end of each run. Then questions are asked as
+in `recall.py`, whose figures are to be reached: there the turns are put into the store as they are.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import END, START, StateGraph
 from recall import Conversation, Turn, locomo
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.memory import ChatState
-from perdure.memory.extraction import Extraction
-from perdure.memory.extraction_report import ExtractionReport
+from perdure.memory import ChatState, remember_turns
+from perdure.memory.extraction import Extraction, ExtractionReport
 from perdure.stores import SQLiteStore
 
 TEMPLATE = ("locomo", "{user_id}")
@@ -58,24 +58,41 @@ def fill(store: SQLiteStore, data: Sequence[Conversation]) -> None:
             store.put(("locomo", str(number)), turn.unit, value, provenance=turn.provenance)
 
 
-def talk(saver: SQLiteCheckpointer, data: Sequence[Conversation]) -> None:
-    """Put the sessions through a graph, a run for each message of the user and what follows it."""
+def talk(
+    saver: SQLiteCheckpointer, data: Sequence[Conversation], store: SQLiteStore | None = None
+) -> list[tuple[int, float]]:
+    """Put the sessions through a graph, a run for each two messages; with a store, remember them.
+
+    Returns:
+        For each run how many messages it remembered, and the seconds that its node took.
+    """
+    took: list[tuple[int, float]] = []
+    node = remember_turns(store, namespace=TEMPLATE)
+
+    def listen(state: Any, config: RunnableConfig) -> dict[str, Any]:
+        if store is not None:
+            started = time.perf_counter()
+            node.invoke(state, config)
+            took.append((2, time.perf_counter() - started))
+        return {}
+
     builder: StateGraph[Any, None, Any, Any] = StateGraph(ChatState)
-    builder.add_node("listen", lambda state: {})
+    builder.add_node("listen", listen)
     builder.add_edge(START, "listen")
     builder.add_edge("listen", END)
     graph = builder.compile(checkpointer=saver)
     for number, conversation in enumerate(data):
         for thread_id, messages in threads(number, conversation).items():
+            run: Any = {"configurable": {"thread_id": thread_id, "user_id": str(number)}}
             for start in range(0, len(messages), 2):
-                run: Any = {"configurable": {"thread_id": thread_id}}
                 graph.invoke({"messages": messages[start : start + 2]}, run)
+    return took
 
 
-def form(
+def extract(
     extraction: Extraction, data: Sequence[Conversation]
 ) -> tuple[list[ExtractionReport], float]:
-    """Form all threads. Returns the reports, and the seconds it took."""
+    """Extract all threads. Returns the reports, and the seconds it took."""
     reports, started = [], time.perf_counter()
     for number, conversation in enumerate(data):
         user: Any = {"configurable": {"user_id": str(number)}}
@@ -83,7 +100,7 @@ def form(
     return reports, time.perf_counter() - started
 
 
-def formed(store: SQLiteStore) -> Search:
+def of_messages(store: SQLiteStore) -> Search:
     """The store's search, whose answers are the ids of the messages that a memory rests on."""
 
     def search(namespace: tuple[str, ...], query: str) -> list[str]:
@@ -121,16 +138,6 @@ def lacking(store: SQLiteStore, data: Sequence[Conversation]) -> list[str]:
     return texts
 
 
-def timed(call: Callable[[], Any], times: int) -> list[float]:
-    """Milliseconds that each call takes."""
-    took = []
-    for _ in range(times):
-        started = time.perf_counter()
-        call()
-        took.append((time.perf_counter() - started) * 1e3)
-    return took
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="conversations, as LoCoMo's JSON")
@@ -142,34 +149,33 @@ def main() -> None:
         SQLiteStore.open(Path(folder) / "recall.db") as plain,
         SQLiteStore.open(Path(folder) / "memory.db") as store,
         SQLiteCheckpointer.open(Path(folder) / "memory.db") as saver,
+        SQLiteStore.open(Path(folder) / "turns.db") as hot,
+        SQLiteCheckpointer.open(Path(folder) / "turns.db") as hot_saver,
     ):
         fill(plain, data)
         talk(saver, data)
         extraction = Extraction(saver, store, namespace=TEMPLATE)
-        reports, took = form(extraction, data)
-        again, took_again = form(extraction, data)
+        reports, took = extract(extraction, data)
+        again, took_again = extract(extraction, data)
         count = sum(report.messages for report in reports)
-        print(
-            f"{count} messages of {len(reports)} threads formed: {took / count * 1e3:.2f} ms each"
-        )
+        print(f"{count} messages of {len(reports)} threads: {took / count * 1e3:.2f} ms each")
         print(f"again, with nothing new: {took_again / len(again) * 1e3:.2f} ms a thread")
         totals = {name: sum(r.changes[name] for r in reports) for name in reports[0].changes}
         refused = sum((Counter(r.refused) for r in reports), Counter())
         print(totals, "refused:", dict(refused))
-        user: Any = {"configurable": {"user_id": "conv"}}
-        notes = timed(lambda: extraction.note("a thread", user), 200)
-        print(
-            "a note that a thread waits: p50 {:.2f} ms, p95 {:.2f} ms\n".format(*quantiles(notes))
-        )
-        for name, search in (("put as they are", put(plain)), ("formed", formed(store))):
+        runs = talk(hot_saver, data, hot)
+        each = [seconds / messages * 1e3 for messages, seconds in runs]
+        p50, p95 = np.quantile(each, (0.5, 0.95))
+        print(f"remember_turns, {len(runs)} runs of 2: p50 {p50:.2f}, p95 {p95:.2f} ms a message\n")
+        searches = {
+            "put as they are": put(plain),
+            "extracted": of_messages(store),
+            "remembered by runs": of_messages(hot),
+        }
+        for name, search in searches.items():
             print(f"recall@10, {name}: {recalled(search, data) * 100:.1f}")
         for text in lacking(store, data):
             print("no memory of the evidence:", text)
-
-
-def quantiles(took: Sequence[float]) -> tuple[float, float]:
-    p50, p95 = np.quantile(took, (0.5, 0.95))
-    return float(p50), float(p95)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Keeping: verdicts as what is written, and as what became of each candidate."""
+"""Admission: verdicts as what is written, and as what became of each candidate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from langgraph.store.memory import InMemoryStore
 from perdure.errors import ConfigurationError
 from perdure.memory.admission import Admitted, admit
 from perdure.memory.effects import run
-from perdure.memory.gate.gate import Gate
+from perdure.memory.gate import Gate
 from perdure.memory.records import TURN, Candidate, Outcome
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.stores import Provenance, SQLiteStore
@@ -55,21 +55,24 @@ def test_trust_is_the_role_unless_it_is_said(adapter: StoreAdapter) -> None:
     """Also of a candidate of which nothing else is known."""
     kept(
         adapter,
-        Candidate("Ann sings", role="tool"),
-        Candidate("Bo swims", role="tool", provenance=Provenance(trust="web")),
+        Candidate("Ann sings", role="assistant"),
+        Candidate("Bo swims", role="assistant", provenance=Provenance(trust="web")),
     )
     found = [run(adapter.got(NAMESPACE, key)) for key in ("k0", "k1")]
 
-    assert [each.provenance.trust for each in found if each and each.provenance] == ["tool", "web"]
+    assert [each.provenance.trust for each in found if each and each.provenance] == [
+        "assistant",
+        "web",
+    ]
 
 
-def test_what_was_blotted_out_is_noted_and_stored_nowhere(adapter: StoreAdapter) -> None:
+def test_what_was_redacted_is_noted_and_stored_nowhere(adapter: StoreAdapter) -> None:
     """In the text and in fields that are sentences; an id stays what it is."""
     fields = {"told": ["ask bo@example.com then"], "who": "bo@example.com"}
     plan = kept(adapter, Candidate("Write to ann@example.com", fields=fields))
     memory = run(adapter.got(NAMESPACE, "k0"))
 
-    assert str(plan.outcomes[0]) == "added k0: an e-mail address is blotted out"
+    assert str(plan.outcomes[0]) == "added k0: an e-mail address is redacted"
     assert memory is not None
     assert memory.text == "Write to [e-mail]"
     assert memory.value["told"] == ["ask [e-mail] then"]
@@ -106,13 +109,16 @@ def test_what_is_refused_is_only_told(adapter: StoreAdapter) -> None:
     """What is known already is unchanged, with its key; the rest says why."""
     kept(adapter, Candidate("Ann sings"))
     plan = kept(
-        adapter, Candidate("Ann sings."), Candidate("I'm tired today"), Candidate("user: ok", TURN)
+        adapter,
+        Candidate("Ann sings."),
+        Candidate("Be kind", role="system"),
+        Candidate("user: …", TURN),
     )
 
     assert plan.puts == []
     assert [each.change for each in plan.outcomes] == ["unchanged", "refused", "refused"]
     assert [each.key for each in plan.outcomes] == ["k0", None, None]
-    assert [each.check for each in plan.outcomes] == ["novelty", "durability", "content"]
+    assert [each.check for each in plan.outcomes] == ["duplicate", "role", "content"]
 
 
 def test_what_comes_twice_is_written_once(adapter: StoreAdapter) -> None:

@@ -1,13 +1,17 @@
-"""Likeness: what two texts may differ in and still say the same, and what they may not."""
+"""Sameness: what two texts may differ in and still say the same, and what they may not."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.memory.likeness import alike, digest, same
+from perdure.memory.sameness import digest, equivalent, same
 
+PAIRS = Path(__file__).parents[2] / "benchmarks" / "data" / "paraphrases.jsonl"
 WORDS = st.sampled_from(
     [
         *(
@@ -51,7 +55,7 @@ def test_capitals_punctuation_and_spaces_make_no_difference(a: str, b: str) -> N
     """Texts that differ in these only are the same, and have the same digest."""
     assert same(a, b)
     assert digest(a) == digest(b)
-    assert alike(a, b) == 1.0
+    assert equivalent(a, b)
 
 
 @pytest.mark.parametrize(
@@ -82,36 +86,23 @@ def test_signs_that_mean_something_make_one(a: str, b: str) -> None:
     """A decimal point, a minus, a sign of a name, a thumb."""
     assert not same(f"It is {a}", f"It is {b}")
     assert digest(f"It is {a}") != digest(f"It is {b}")
-    assert alike(f"It is {a}", f"It is {b}") < 0.9
+    assert not equivalent(f"It is {a}", f"It is {b}")
 
 
 @pytest.mark.parametrize(
     ("a", "b"),
     [
-        ("Ann likes green tea.", "ann likes green teas"),
-        ("User prefers dark mode", "The user prefers the dark mode."),
-        ("She doesn't like tea", "She does not like tea"),
-        ("He cannot swim", "he can not swim!"),
-        ("Ann is moving to Oslo", "Ann moves to Oslo"),
-        ("1,000 visitors came", "1000 visitors came"),
-        ("I like tea ❤️", "I really like tea"),
-        ("我喜欢喝绿色的茶", "我喜欢喝绿色茶。"),
-        ("アンは緑茶が好き", "アンは緑茶が好きです。"),
-        ("I am Ann", "I'm Ann"),
-        ("Ann's a nurse", "Ann is a nurse"),
-        ("Ann's been to Rome", "Ann has been to Rome"),
-        ("Favourite colour: blue", "favourite colour is blue"),
-        ("Ann likes to swim", "Ann likes swimming"),
-        ("Ann has been working at Acme", "Ann is working at Acme"),
-        ("Ann fed all of the cats", "Ann fed all the cats"),
-        ("Ann does like tea", "Ann likes tea"),
-        ("I like it", "I like it 😊"),
+        ("Tom bought a house in Leeds", "Tom purchased a house in Leeds."),
+        ("Ann often travels for work", "ann frequently travels for work"),
+        ("They have three kids", "They have three children"),
+        ("On Mondays Ben plays tennis", "Ben plays tennis on Mondays"),
     ],
 )
-def test_function_words_and_endings_make_texts_alike(a: str, b: str) -> None:
-    """What only puts the same otherwise is a near duplicate, in both directions."""
-    assert alike(a, b) >= 0.9
-    assert alike(a, b) == alike(b, a)
+def test_near_words_and_moved_ones_make_no_difference(a: str, b: str) -> None:
+    """In both directions; such texts are not the same letter for letter."""
+    assert equivalent(a, b)
+    assert equivalent(b, a)
+    assert not same(a, b)
 
 
 @pytest.mark.parametrize(
@@ -151,17 +142,17 @@ def test_function_words_and_endings_make_texts_alike(a: str, b: str) -> None:
         ("tea", "tea ❌"),
     ],
 )
-def test_what_carries_meaning_makes_texts_unalike(a: str, b: str) -> None:
+def test_what_carries_meaning_keeps_texts_apart(a: str, b: str) -> None:
     """Negations, numbers, dates, names, tenses, directions, who does what to whom."""
-    assert alike(a, b) <= 0.5
-    assert alike(b, a) <= 0.5
+    assert not equivalent(a, b)
+    assert not equivalent(b, a)
 
 
 def test_one_more_word_is_news_in_a_long_text_too() -> None:
     """A text that says something more is no duplicate, however much it repeats."""
     long = "She has told me at length about the garden behind the old house by the river where " * 3
 
-    assert alike(long, f"{long} roses grow") < 0.9
+    assert not equivalent(long, f"{long} roses grow")
 
 
 def test_a_text_of_marks_alone_is_gone_over_once() -> None:
@@ -172,16 +163,43 @@ def test_a_text_of_marks_alone_is_gone_over_once() -> None:
 
 
 @given(SENTENCES, SENTENCES)
-def test_likeness_is_symmetric_and_between_0_and_1(a: str, b: str) -> None:
-    """Whatever two texts are; what is the same is wholly alike."""
-    assert alike(a, b) == alike(b, a)
-    assert 0 <= alike(a, b) <= 1
-    assert same(a, b) == (alike(a, b) == 1 and digest(a) == digest(b))
+def test_equivalence_is_symmetric(a: str, b: str) -> None:
+    """Whatever two texts are; what is the same is equivalent, and has the same digest."""
+    assert equivalent(a, b) == equivalent(b, a)
+    assert equivalent(a, b) or not same(a, b)
+    assert same(a, b) == (digest(a) == digest(b))
 
 
 @given(st.text())
 def test_any_text_has_a_digest_and_is_the_same_as_itself(text: str) -> None:
     """No text breaks it; upper case and lower case of English are one."""
     assert same(text, text)
-    assert alike(text, text) == 1
+    assert equivalent(text, text)
     assert len(digest(text)) == 32
+
+
+def test_digests_are_those_of_the_first_version() -> None:
+    """Tombstones that it wrote go on blocking."""
+    digests = {
+        "Ann likes tea.": "d4ca60b91dce5d2cebfd3e515def85bb",
+        "  ann   LIKES tea!": "d4ca60b91dce5d2cebfd3e515def85bb",
+        "我喜欢茶。": "b0672e033e4b0ccec22a1ec7a49b3c8d",
+        "It is -5": "fa679cde7ba0d964658f403ef22f45cf",
+        "H₂O and A-?": "98e8915a81ec475a7afef46ce9cc1c79",
+    }
+    assert {text: digest(text) for text in digests} == digests
+
+
+def test_changes_are_kept_apart() -> None:
+    """The measured floor: nine of ten of each kind of change; paraphrases are found seldom."""
+    found: dict[str, list[bool]] = {}
+    for line in PAIRS.read_text("utf-8").splitlines():
+        pair = json.loads(line)
+        found.setdefault(pair["kind"], []).append(equivalent(pair["a"], pair["b"]))
+    paraphrases = found.pop("paraphrase")
+
+    assert len(paraphrases) >= 100
+    assert sum(map(len, found.values())) >= 150
+    for kind, merged in found.items():
+        assert sum(merged) <= 0.1 * len(merged), kind
+    assert sum(paraphrases) >= 0.1 * len(paraphrases)

@@ -1,0 +1,176 @@
+"""The quarantine: entries that the gate held back, to be released or discarded after review."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.store.base import BaseStore
+
+from perdure.errors import UnknownMemory
+from perdure.memory.detectors import DETECTORS, redacted, spans_of
+from perdure.memory.effects import Effect, Effects, awaiting, blocking
+from perdure.memory.records import Memory, Outcome, Role
+from perdure.memory.store_adapter import (
+    StoreAdapter,
+    adapter_of,
+    namespace_of,
+    put_of,
+    quarantine_of,
+    removal_of,
+    succeeding,
+)
+from perdure.memory.templates import Template
+from perdure.memory.tombstones import tombstone
+from perdure.stores.base import Namespace, Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry in quarantine: a candidate, and why the gate held it back.
+
+    Attributes:
+        key: Its id in quarantine; `memory_key` is the key that the memory would have.
+        shown: Its text, redacted; `text` and `fields` are as they came.
+        reason: Why it is here; `check` names the check of the gate that decided.
+        kind: The kind of the memory; `role` says whose words it rests on.
+        at: Since when it is here (UTC).
+        provenance: Where it comes from.
+    """
+
+    key: str
+    shown: str
+    reason: str
+    check: str
+    kind: str
+    role: Role
+    at: datetime
+    memory_key: str
+    provenance: Provenance | None
+    text: str = field(repr=False)
+    fields: dict[str, Any] = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.shown} ({self.reason})"
+
+
+Entries = list[Entry]
+
+
+class Quarantine:
+    """The entries that the gate held back from a namespace.
+
+    Methods that begin with `a` are async. `config` is the run's; None: within a node, the run it
+    belongs to. Texts are kept as they came, secrets too, and encrypted in an encrypted store.
+    `store.forget(namespace)` leaves them here; `Collection.forget_all` does not.
+
+    Args:
+        store: The store of the memories. None: within a graph, the graph's.
+        namespace: The namespace of the memories; see `Template`.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
+
+    def __init__(
+        self,
+        store: BaseStore | None = None,
+        namespace: tuple[str, ...] = ("memories", "{user_id}"),
+    ) -> None:
+        self.store: BaseStore | None = None if store is None else StoreAdapter(store).store
+        self.namespace = Template(namespace)
+
+    def _list(self, config: RunnableConfig | None = None) -> Effects[Entries]:
+        """The entries, the longest wait first.
+
+        Raises:
+            ConfigurationError: There is no store, or the config does not fill the namespace.
+        """
+        adapter, place = adapter_of(self.store), quarantine_of(self._filled(config))
+        found = yield from adapter.every(place)
+        entries = [_entry(each) for each in found if each.namespace == place]
+        return sorted(entries, key=lambda entry: entry.at)
+
+    def _release(self, key: str, config: RunnableConfig | None = None) -> Effects[Outcome]:
+        """Make an entry the memory that it would have been, as it came, without judging it again.
+
+        A memory of that key is updated, and notes its previous text.
+
+        Raises:
+            UnknownMemory: There is no such entry.
+            ConfigurationError: See `list`.
+            VersionConflict: That memory, or the entry, was changed meanwhile; nothing is written.
+        """
+        adapter, namespace = adapter_of(self.store), self._filled(config)
+        found = yield from _found(adapter, namespace, key)
+        entry = _entry(found)
+        value: dict[str, Any] = {**entry.fields, "text": entry.text, "kind": entry.kind}
+        before = yield from adapter.got(namespace, entry.memory_key)
+        if before is not None:
+            value = succeeding(before, value, "updated")
+        put = put_of(
+            namespace,
+            entry.memory_key,
+            value,
+            provenance=entry.provenance,
+            if_version=0 if before is None else before.version,
+        )
+        yield from adapter.written([put, removal_of(quarantine_of(namespace), key, found.version)])
+        yield from _erased(adapter, namespace, key)  # the text would be kept here as well
+        return Outcome("added" if before is None else "updated", entry.memory_key)
+
+    def _discard(self, key: str, config: RunnableConfig | None = None) -> Effects[Outcome]:
+        """Erase an entry; a tombstone keeps it from being extracted again.
+
+        In perdure's stores nothing of it is left in the file.
+
+        Raises:
+            UnknownMemory: There is no such entry.
+            ConfigurationError: See `list`.
+        """
+        adapter, namespace = adapter_of(self.store), self._filled(config)
+        found = yield from _found(adapter, namespace, key)
+        removals = [] if adapter.versioned else [removal_of(quarantine_of(namespace), key)]
+        yield from adapter.written([tombstone(namespace, found.text, "forgotten"), *removals])
+        yield from _erased(adapter, namespace, key)
+        return Outcome("deleted", key)
+
+    list = blocking(_list)
+    alist = awaiting(_list)
+    release = blocking(_release)
+    arelease = awaiting(_release)
+    discard = blocking(_discard)
+    adiscard = awaiting(_discard)
+
+    def _filled(self, config: RunnableConfig | None) -> Namespace:
+        return namespace_of(self.namespace, config)
+
+
+def _erased(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[None]:
+    store, place = adapter.store, quarantine_of(namespace)
+    if adapter.versioned:
+        yield Effect(lambda: store.forget(place, key=key), lambda: store.aforget(place, key=key))
+
+
+def _found(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Memory]:
+    found = yield from adapter.got(quarantine_of(namespace), key)
+    if found is None:
+        raise UnknownMemory(
+            f"there is no entry {key!r:.80} in the quarantine of {namespace!r}; list() shows all"
+        )
+    return found
+
+
+def _entry(found: Memory) -> Entry:
+    value = found.value
+    return Entry(
+        key=found.key,
+        shown=redacted(found.text, spans_of(found.text, DETECTORS)),
+        at=datetime.fromisoformat(value["at"]),
+        memory_key=value["key"],
+        provenance=found.provenance,
+        text=found.text,
+        **{name: value[name] for name in ("reason", "check", "kind", "role", "fields")},
+    )
