@@ -1,12 +1,10 @@
-"""Counting tokens: the first pass, the next one, and how far an estimate is off.
+"""Counting tokens: the first pass, the next one, and how far the estimate is off.
 
     python benchmarks/counting.py --data ../shared/data ../shared/concepts
-    python benchmarks/counting.py --data ../shared/data ../shared/concepts --fit
 
 Texts are the turns of conversations in LoCoMo's form, the paragraphs of Markdown files, the
 functions of this package, and one sentence in fourteen languages (Article 1 of the Universal
-Declaration of Human Rights). `--fit` fits the weights of an estimate to every second
-text of the Markdown files and of this package; those in use are rounded, and a little higher.
+Declaration of Human Rights).
 """
 
 # ruff: noqa: RUF001 - letters of other alphabets are meant
@@ -24,8 +22,7 @@ import numpy as np
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.messages.utils import count_tokens_approximately
 
-from perdure.memory.estimated_tokens import WEIGHTS, classes, estimate
-from perdure.memory.tokens import token_counter
+from perdure.memory import token_counter
 
 ROOT = Path(__file__).parents[1]
 ARTICLE = {
@@ -82,7 +79,7 @@ def speed() -> None:
                 tokens = sum(map(counter.message, messages))
                 took = min(took, time.perf_counter() - start)
             print(
-                f"{name:9} {label:5} pass over 5,000 messages: {took * 1e3:7.1f} ms, "
+                f"{name:11} {label:5} pass over 5,000 messages: {took * 1e3:7.1f} ms, "
                 f"{took * 200:6.2f} us a message, {tokens / took / 1e6:7.1f} million tokens/s"
             )
         start = time.perf_counter()
@@ -97,58 +94,25 @@ def bytes_of(message: BaseMessage) -> str:
 
 def errors(rows: list[tuple[str, str]], counted: np.ndarray) -> None:
     kinds = np.array([kind for kind, _ in rows])
+    estimate = token_counter("approximate").text
     ratios = np.array([estimate(text) for _, text in rows]) / counted
-    by_length = np.array([len(text) / 4 for _, text in rows]) / counted
     print(f"{'estimate : o200k_base':22} {'texts':>6} {'all':>6} {'p5':>6} {'p50':>6} {'p95':>6}")
     for kind in [*dict.fromkeys(kinds), "every text", "20 tokens or more"]:
         chosen = kinds == kind if kind in kinds else counted >= (20 if "20" in kind else 0)
         share = (ratios * counted)[chosen].sum() / counted[chosen].sum()
         low, middle, high = np.quantile(ratios[chosen], [0.05, 0.5, 0.95])
         print(f"{kind:22} {chosen.sum():6} {share:6.2f} {low:6.2f} {middle:6.2f} {high:6.2f}")
-    print(
-        "length / 4, every text: p5, p50, p95", np.quantile(by_length, [0.05, 0.5, 0.95]).round(2)
-    )
-
-
-def fit(rows: list[tuple[str, str]], counted: np.ndarray) -> None:
-    """Least squares of the relative error, without negative weights; every kind weighs the same."""
-    kinds = [kind for kind, _ in rows]
-    features = np.zeros((len(rows), len(WEIGHTS)))
-    for row, (_, text) in zip(features, rows, strict=True):
-        found = classes(text)
-        row[: len(found)] = found
-    # conversations and sentences of other languages are there to measure by
-    unseen = {"chat", *ARTICLE}
-    weigh = np.array([0.0 if k in unseen else 1 / np.sqrt(kinds.count(k)) for k in kinds])
-    weigh = weigh / np.maximum(counted, 4)
-    half = np.arange(len(rows)) % 2 == 0
-    left, right = (features * weigh[:, None])[half], (counted * weigh)[half]
-    gram, target, weights = left.T @ left, left.T @ right, np.full(len(WEIGHTS), 0.5)
-    for _ in range(1_000):
-        for j in np.flatnonzero(gram.diagonal()):
-            weights[j] = max(0.0, weights[j] - (gram[j] @ weights - target[j]) / gram[j, j])
-    for (name, used), fitted, any_seen in zip(
-        WEIGHTS.items(), weights, gram.diagonal(), strict=True
-    ):
-        print(f"{name:38} used {used:5.2f}  fitted {f'{fitted:5.2f}' if any_seen else '    -'}")
-    others = ~half & (weigh > 0)
-    ratios = (features @ weights)[others] / counted[others]
-    print("fitted, the other half: p5, p50, p95", np.quantile(ratios, [0.05, 0.5, 0.95]).round(2))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, nargs="*", default=[])
-    parser.add_argument("--fit", action="store_true")
     args = parser.parse_args()
     rows = list(texts(args.data))
     encode = bpe_openai.get_encoding("o200k_base").encode_ordinary
     counted = np.array([len(encode(text)) for _, text in rows], float)
-    if args.fit:
-        fit(rows, counted)
-    else:
-        speed()
-        errors(rows, counted)
+    speed()
+    errors(rows, counted)
 
 
 if __name__ == "__main__":

@@ -63,9 +63,8 @@ def timed(work: Callable[[], Any]) -> float:
 def compared(size: int, share: float, kind: str) -> None:
     ours, theirs = COUNTERS[kind]
     budget = int(share * (size if kind == "messages" else sum(map(cost, talk(size)))))
-    node = (
-        trim(max_messages=budget) if kind == "messages" else trim(max_tokens=budget, counter=ours)
-    )
+    size_of: Any = {"max_messages" if kind == "messages" else "max_tokens": budget}
+    node = trim(**size_of, token_counter=ours)
 
     def peer(messages: list[BaseMessage]) -> Any:
         return trim_messages(
@@ -85,7 +84,7 @@ def compared(size: int, share: float, kind: str) -> None:
         rounds.append((timed(partial(node, mine)), timed(partial(peer, others))))
     ratio = statistics.median(a / b for a, b in rounds)
     mine_ms, peer_ms = (statistics.median(each) * 1e3 for each in zip(*rounds, strict=True))
-    print(f"{size:>8,} {share:>6.0%} {kind:>9} {mine_ms:>10.2f} {peer_ms:>12.2f} {ratio:>7.2f}")
+    print(f"{size:>8,} {share:>6.0%} {kind:>11} {mine_ms:>10.2f} {peer_ms:>12.2f} {ratio:>7.2f}")
 
 
 def cost(message: BaseMessage) -> int:
@@ -93,7 +92,7 @@ def cost(message: BaseMessage) -> int:
 
 
 def main() -> None:
-    print("messages budget   counter perdure ms langchain ms   ratio")
+    print("messages budget     counter perdure ms langchain ms   ratio")
     for size in (1_000, 5_000, 20_000):
         for share in (0.05, 0.5, 2.0):
             for kind in COUNTERS:

@@ -1,20 +1,11 @@
 """Memory of agents: what to show the model, what to keep in the state, what to know next time."""
 
 from perdure.memory.background import Background
-from perdure.memory.collection import (
-    Collection,
-    aforget,
-    amemories,
-    aremember,
-    forget,
-    memories,
-    remember,
-)
+from perdure.memory.collection import Collection
 from perdure.memory.context import assemble
 from perdure.memory.due import Job, Pace
-from perdure.memory.examples import Example, ExampleSelector
+from perdure.memory.examples import Episode, Example, ExampleSelector
 from perdure.memory.extraction import Extraction, ExtractionReport
-from perdure.memory.forming.answers import Episode
 from perdure.memory.gate import Gate
 from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
 from perdure.memory.model_call import ModelCall
@@ -27,7 +18,7 @@ from perdure.memory.quarantine import Quarantine
 from perdure.memory.recall import RecallResult, arecall, recall
 from perdure.memory.recall_check import RecallReport, acheck_recall, check_recall
 from perdure.memory.records import Candidate, Memory, Outcome, Previous, Verdict
-from perdure.memory.reducers import ChatState, Keep, keepable, message_reducer, messages
+from perdure.memory.reducers import ChatState, Keep, keepable, messages
 from perdure.memory.remember_turns import remember_turns
 from perdure.memory.summary import Summary, SummaryState, summarize
 from perdure.memory.tokens import TokenCounter, context_window, count_tokens, token_counter
@@ -74,24 +65,17 @@ __all__ = [
     "Verdict",
     "acheck_recall",
     "aexpand",
-    "aforget",
-    "amemories",
     "arecall",
-    "aremember",
     "assemble",
     "check_recall",
     "clear_tool_outputs",
     "context_window",
     "count_tokens",
     "expand",
-    "forget",
     "keepable",
     "manage_memory",
-    "memories",
-    "message_reducer",
     "messages",
     "recall",
-    "remember",
     "remember_turns",
     "search_memory",
     "summarize",

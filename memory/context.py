@@ -72,16 +72,8 @@ def fitting(
     return Fitting(taken, whole if taken else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class PartReport:
-    """What became of one part.
-
-    Attributes:
-        name: The part.
-        tokens: What it takes.
-        taken: How many of its entries (messages, memories, …) are in.
-        left_out: How many are not.
-    """
+class PartReport(NamedTuple):
+    """What became of a part: the tokens it takes, how many entries are in, how many are not."""
 
     name: str
     tokens: int
@@ -90,20 +82,26 @@ class PartReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ContextReport:
-    """An assembled context.
+class Context:
+    """A packed context.
 
     Attributes:
-        messages: What to send: one system message, then the conversation.
+        system: The system message.
+        turns: The turns of the conversation, newest first.
         parts: What became of each part, in order of priority.
         tokens: What all of it takes, tools and request included.
         max_tokens: What it was allowed to take.
     """
 
-    messages: list[BaseMessage]
+    system: SystemMessage | None
+    turns: list[Turn]
     parts: tuple[PartReport, ...]
     tokens: int
     max_tokens: int
+
+    def shown(self) -> Shown:
+        """The context as the next part of a view takes it."""
+        return Shown(self.system, iter(self.turns))
 
     def __str__(self) -> str:
         lines = [
@@ -170,8 +168,8 @@ class Assemble(MessagesNode):
 
     def report(
         self, messages: Sequence[BaseMessage], config: RunnableConfig | None = None
-    ) -> ContextReport:
-        """The context of messages, and what takes how many tokens in it.
+    ) -> Context:
+        """The context of messages; printed, it lists what takes how many tokens.
 
         Raises:
             InvalidMessages: They are not messages.
@@ -181,24 +179,20 @@ class Assemble(MessagesNode):
         packed = self._packed(shown, self._given(None, config))
         *parts, last = packed.parts
         offered = sum(not isinstance(message, SystemMessage) for message in messages)
-        parts.append(replace(last, left_out=offered - last.taken))
-        chosen = packed.shown().messages()
-        return ContextReport(chosen, tuple(parts), packed.tokens, self._max_tokens)
+        return replace(packed, parts=(*parts, last._replace(left_out=offered - last.taken)))
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """The context, as much of the conversation in it as fits."""
         return self._packed(shown, self._given(state, config)).shown()
 
     def _given(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
-        given = {
-            name: part(state, config) if callable(part) else part
-            for name, part in self._parts.items()
-        }
+        parts = self._parts.items()
+        given = {name: part(state, config) if callable(part) else part for name, part in parts}
         if given["summary"] is None and state is not None:
             given["summary"] = channel(state, "summary")
         return given
 
-    def _packed(self, shown: Shown, given: Mapping[str, Any]) -> _Packed:
+    def _packed(self, shown: Shown, given: Mapping[str, Any]) -> Context:
         packed = self._pack(shown, given, self._counter)
         counter = self._counter.fitted(packed.shown().messages())
         if counter is self._counter:
@@ -206,7 +200,7 @@ class Assemble(MessagesNode):
         # by what its own answers took; never less, so it is a part of what fitted at first
         return self._pack(Shown(shown.system, iter(packed.turns)), given, counter)
 
-    def _pack(self, shown: Shown, given: Mapping[str, Any], counter: TokenCounter) -> _Packed:
+    def _pack(self, shown: Shown, given: Mapping[str, Any], counter: TokenCounter) -> Context:
         text = given["instructions"]
         if text is None:
             text = "" if shown.system is None else shown.system.text
@@ -236,7 +230,7 @@ class Assemble(MessagesNode):
         parts.append(PartReport("messages", tokens, len(chosen), 0))
         left -= tokens
         message = SystemMessage(text) if text else None
-        return _Packed(message, turns, tuple(parts), self._max_tokens - left)
+        return Context(message, turns, tuple(parts), self._max_tokens - left, self._max_tokens)
 
     def _with_section(
         self, text: str, name: str, entries: list[str], left: int, counter: TokenCounter
@@ -248,25 +242,10 @@ class Assemble(MessagesNode):
             added = section(name, taken)
             joined = f"{text}\n\n{added}" if text else added
             if _system(joined, counter) <= left:
-                report = PartReport(
-                    name, counter.text(added), len(taken), len(entries) - len(taken)
-                )
-                return joined, report
+                tokens, count = counter.text(added), len(taken)
+                return joined, PartReport(name, tokens, count, len(entries) - count)
             taken.pop()  # the parts of a text may count less than the whole
         return text, PartReport(name, 0, 0, len(entries))
-
-
-class _Packed(NamedTuple):
-    """What was packed."""
-
-    system: SystemMessage | None
-    turns: list[Turn]
-    parts: tuple[PartReport, ...]
-    tokens: int
-
-    def shown(self) -> Shown:
-        """As the next part of a view takes it."""
-        return Shown(self.system, iter(self.turns))
 
 
 def _entries(given: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:

@@ -1,7 +1,8 @@
 """Reducers for thread-scoped state: langgraph's messages, and any list, that can be cut to a slice.
 
 `messages` is langgraph's `add_messages` to the letter, with one more kind of update: a *keep*,
-which says what stays. Updates of one super-step apply in order, and so do the parts of one list.
+which names the slice that stays. Updates of one super-step apply in order, and so do the parts of
+one list.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from langgraph.graph import add_messages
 from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no JSON schema
 
 from perdure.errors import InvalidUpdate
+from perdure.memory.conversation import call_ids
 
 OnSplit = Literal["error", "widen"]
 Reducer = Callable[[Any, Any], Any]
@@ -26,14 +28,13 @@ _KEYS: Final = {"type", "from", "to", "on_split"}
 class Keep(dict[str, Any]):
     """An update that keeps a slice of a list and drops the rest.
 
-    It is a plain JSON object, `{"type": "keep", "from": -5, "to": null}`, and is read back as one,
-    so it can be stored under any allowlist and sent over any wire.
+    It is a plain JSON object, `{"type": "keep", "from": -5, "to": null}`, and is read back as one.
 
     Args:
         start: First index to keep, as in a Python slice; negative counts from the end.
         end: Index after the last to keep; None: to the end.
-        on_split: What to do if the slice parts a tool call from its result; None: what the
-            reducer does by default. `"error"` raises, `"widen"` keeps as much more as it takes.
+        on_split: If the slice of a list of messages parts a tool call from its result, `"error"`
+            raises, and `"widen"` keeps both.
 
     Raises:
         InvalidUpdate: An argument is of another kind.
@@ -43,10 +44,10 @@ class Keep(dict[str, Any]):
     """
 
     def __init__(
-        self, start: int | None = None, end: int | None = None, *, on_split: OnSplit | None = None
+        self, start: int | None = None, end: int | None = None, *, on_split: OnSplit = "error"
     ) -> None:
         super().__init__({"type": "keep", "from": start, "to": end})
-        if on_split is not None:
+        if on_split != "error":
             self["on_split"] = on_split
         _check(self)
 
@@ -55,29 +56,25 @@ class Keep(dict[str, Any]):
         return f"Keep(start={self['from']!r}, end={self['to']!r}{more})"
 
 
-def message_reducer(*, on_split: OnSplit = "error") -> Reducer:
-    """A reducer like `messages` with another rule for keeps that part a tool call from its result.
+def messages(left: Any, right: Any) -> Any:
+    """Reducer for a list of messages: `Annotated[list[AnyMessage], messages]`.
 
-    Args:
-        on_split: `"error"` raises `InvalidUpdate`, `"widen"` keeps as much more as it takes.
+    It takes what `add_messages` takes (messages in any form, `RemoveMessage`,
+    `REMOVE_ALL_MESSAGES`), and `Keep(...)` or its JSON form, alone or within a list.
 
     Raises:
-        InvalidUpdate: `on_split` is something else.
+        InvalidUpdate: A keep is malformed, or would part a tool call from its result.
     """
-    _check_on_split(on_split)
-
-    def reduce(left: Any, right: Any) -> Any:
-        if not _has_keep(right):
-            return add_messages([] if left is None else left, right)
-        value: Any = add_messages([] if left is None else left, [])
-        for part in _parts(right):
-            if isinstance(part, Mapping):
-                value = _cut_messages(list(value), part, on_split)
-            else:
-                value = add_messages(value, part)
-        return value
-
-    return reduce
+    value: Any = [] if left is None else left
+    if not _has_keep(right):
+        return add_messages(value, right)
+    value = add_messages(value, [])
+    for part in _parts(right):
+        if isinstance(part, Mapping):
+            value = _cut_messages(list(value), part)
+        else:
+            value = add_messages(value, part)
+    return value
 
 
 def keepable(reducer: Reducer = operator.add) -> Reducer:
@@ -97,16 +94,26 @@ def keepable(reducer: Reducer = operator.add) -> Reducer:
         if not _has_keep(right):
             return reducer(value, right)
         for part in _parts(right):
-            if isinstance(part, Mapping):
-                value = list(value)[_slice(_check(part))]
-            else:
-                value = reducer(value, part)
+            value = list(value)[_slice(part)] if isinstance(part, Mapping) else reducer(value, part)
         return value
 
     return reduce
 
 
-# -- telling keeps from other updates
+class ChatState(TypedDict):
+    """The smallest state of a chat.
+
+    Attributes:
+        messages: The messages of the thread.
+        llm_input_messages: The messages to show the model, if a node of perdure's that is a view
+            runs before the model's. They are of one run only, and never in a checkpoint.
+    """
+
+    messages: Annotated[list[AnyMessage], messages]
+    llm_input_messages: NotRequired[Annotated[list[AnyMessage], UntrackedValue]]
+
+
+# -- keeps
 
 
 def _is_keep(update: Any) -> bool:
@@ -131,26 +138,14 @@ def _parts(update: Any) -> list[Any]:
 
 
 def _check(keep: Mapping[str, Any]) -> Mapping[str, Any]:
-    unknown = set(keep) - _KEYS
-    if unknown:
+    whole = all(keep.get(key) is None or type(keep[key]) is int for key in ("from", "to"))
+    if set(keep) - _KEYS or not whole or keep.get("on_split") not in (None, "error", "widen"):
         raise InvalidUpdate(
-            f"the keep {dict(keep)!r} has unknown keys {sorted(unknown)}; expected "
-            '{"type": "keep", "from": int or null, "to": int or null}'
+            f"{dict(keep)!r} is no keep; expected "
+            '{"type": "keep", "from": int or null, "to": int or null}, '
+            'and at most "on_split": "error" or "widen"'
         )
-    for key in ("from", "to"):
-        bound = keep.get(key)
-        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int)):
-            raise InvalidUpdate(
-                f"the keep {dict(keep)!r} has {key!r}: {bound!r}; expected a whole number or null"
-            )
-    if keep.get("on_split") is not None:
-        _check_on_split(keep["on_split"])
     return keep
-
-
-def _check_on_split(on_split: Any) -> None:
-    if on_split not in ("error", "widen"):
-        raise InvalidUpdate(f"on_split is {on_split!r}; expected 'error' or 'widen'")
 
 
 def _slice(keep: Mapping[str, Any]) -> slice:
@@ -160,39 +155,32 @@ def _slice(keep: Mapping[str, Any]) -> slice:
 # -- cutting messages without parting a tool call from its result
 
 
-def _cut_messages(
-    value: list[BaseMessage], keep: Mapping[str, Any], default: OnSplit
-) -> list[BaseMessage]:
+def _cut_messages(value: list[BaseMessage], keep: Mapping[str, Any]) -> list[BaseMessage]:
     start, stop, _ = _slice(keep).indices(len(value))
     if start >= stop:
         return []
     pairs = _pairs(value)
-    split = _first_split(pairs, start, stop)
-    if split is None:
-        return value[start:stop]
-    if (keep.get("on_split") or default) == "error":
+    while split := _first_split(pairs, start, stop):
         call, result, call_id = split
-        raise InvalidUpdate(
-            f"keeping messages {start} to {stop} would part tool call {call_id!r} (message {call}) "
-            f"from its result (message {result}); keep both, or let the slice grow with "
-            "on_split='widen'"
-        )
-    while split is not None:
-        start, stop = min(start, split[0]), max(stop, split[1] + 1)
-        split = _first_split(pairs, start, stop)
+        if keep.get("on_split") != "widen":
+            raise InvalidUpdate(
+                f"keeping messages {start} to {stop} would part tool call {call_id!r} (message "
+                f"{call}) from its result (message {result}); keep both, or let the slice grow "
+                "with on_split='widen'"
+            )
+        start, stop = min(start, call), max(stop, result + 1)
     return value[start:stop]
 
 
 def _pairs(value: Sequence[BaseMessage]) -> list[tuple[int, int, str]]:
     """`(index of the call, index of the result, tool_call_id)` of each answered tool call."""
-    called: dict[str, int] = {}
+    called: dict[str | None, int] = {}
     pairs = []
-    for i, message in enumerate(value):
+    for index, message in enumerate(value):
         if isinstance(message, AIMessage):
-            calls = [*message.tool_calls, *message.invalid_tool_calls]
-            called |= {call["id"]: i for call in calls if call["id"]}
+            called |= dict.fromkeys(filter(None, call_ids(message)), index)
         elif isinstance(message, ToolMessage) and message.tool_call_id in called:
-            pairs.append((called[message.tool_call_id], i, message.tool_call_id))
+            pairs.append((called[message.tool_call_id], index, message.tool_call_id))
     return pairs
 
 
@@ -203,27 +191,3 @@ def _first_split(
         if (start <= call < stop) != (start <= result < stop):
             return call, result, call_id
     return None
-
-
-# -- ready to use
-
-messages: Final = message_reducer()
-"""Reducer for a list of messages: `Annotated[list[AnyMessage], messages]`.
-
-Takes what `add_messages` takes (messages in any form, `RemoveMessage`, `REMOVE_ALL_MESSAGES`), and
-`Keep(...)` or its JSON form, alone or within a list. A keep that would part a tool call from its
-result raises `InvalidUpdate`; `message_reducer(on_split="widen")` keeps both instead.
-"""
-
-
-class ChatState(TypedDict):
-    """The smallest state of a chat.
-
-    Attributes:
-        messages: What was said.
-        llm_input_messages: What the model is to be shown of it, if a node of perdure's that is a
-            view runs before the model's. It is of one run only, and never in a checkpoint.
-    """
-
-    messages: Annotated[list[AnyMessage], messages]
-    llm_input_messages: NotRequired[Annotated[list[AnyMessage], UntrackedValue]]

@@ -8,7 +8,6 @@ providers report more of their answers (`usage_metadata`).
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import logging
 import math
@@ -45,8 +44,6 @@ _JSON = json.JSONEncoder(ensure_ascii=False, default=str)  # made once: three ti
 class TokenCounter:
     """Counts what the texts in a message take, and OpenAI's published frames around them.
 
-    The same input always gives the same number.
-
     Args:
         encoding: `"o200k_base"` or `"cl100k_base"`; None, or one that is not installed: estimated.
         function: Is asked about each message instead.
@@ -76,20 +73,18 @@ class TokenCounter:
         if self._function is not None:
             return self.message(HumanMessage(text))
         size = len(text) if text.isascii() else len(text.encode(errors="replace"))
-        return math.ceil(size / _BYTES * self._scale)
+        return -(-size // _BYTES) if self._scale == 1.0 else math.ceil(size / _BYTES * self._scale)
 
     def message(self, message: BaseMessage) -> int:
-        """Tokens of a message: frame, name, content, tool calls.
-
-        Raises:
-            InvalidMessages: It is no message.
-            ConfigurationError: The function returns no number.
-        """
-        if not isinstance(message, BaseMessage):
-            checked([message], "the messages")
+        """Tokens of a message: frame, name, content, tool calls."""
         if self._function is not None:
-            return whole("what the token counter returned", self._function([message]), 0)
-        content, kind = message.content, role(message)
+            [one] = checked([message], "the messages")
+            return whole("what the token counter returned", self._function([one]), 0)
+        try:
+            content, kind = message.content, role(message)
+        except AttributeError:
+            checked([message], "the messages")
+            raise
         total = _FRAME + (self.text(content) if type(content) is str else self._blocks(content))
         if message.name:
             total += _NAME + self.text(message.name)
@@ -98,11 +93,7 @@ class TokenCounter:
         return total + _RESULT if kind == "tool" else total
 
     def tools(self, tools: Sequence[Any]) -> int:
-        """Tokens of the JSON of the schemas of tools, in any form that `bind_tools` takes.
-
-        Raises:
-            ConfigurationError: One of them is no tool.
-        """
+        """Tokens of the JSON of the schemas of tools, in any form that `bind_tools` takes."""
         return sum(self.text(_JSON.encode(_schema(tool))) for tool in tools)
 
     def fitted(self, messages: Sequence[BaseMessage]) -> TokenCounter:
@@ -118,7 +109,7 @@ class TokenCounter:
         return self if scale == self._scale else TokenCounter(tools=self._tools, scale=scale)
 
     def _ratio(self, message: BaseMessage) -> float:
-        usage = getattr(message, "usage_metadata", None)
+        usage = getattr(message, "usage_metadata", None) if role(message) == "ai" else None
         if not usage or thinks(message):
             return 1.0
         thoughts = (usage.get("output_token_details") or {}).get("reasoning") or 0
@@ -128,10 +119,9 @@ class TokenCounter:
 
     def _calls(self, message: Any) -> int:
         total = 0
-        if message.tool_calls or message.invalid_tool_calls:
-            for call in (*message.tool_calls, *message.invalid_tool_calls):
-                args = call["args"] if isinstance(call["args"], str) else _JSON.encode(call["args"])
-                total += _CALL + self.text(call["name"] or "") + self.text(args)
+        for call in (*message.tool_calls, *message.invalid_tool_calls):
+            args = call["args"] if isinstance(call["args"], str) else _JSON.encode(call["args"])
+            total += _CALL + self.text(call["name"] or "") + self.text(args)
         return total
 
     def _blocks(self, blocks: Sequence[Any]) -> int:
@@ -171,7 +161,7 @@ def token_counter(of: Countable | None = None) -> TokenCounter:
         if encoding is None:
             raise UnknownModel(
                 f"no encoding is known for the model {model!r}; pass 'approximate', a chat model, "
-                "a callable that counts the tokens of a list of messages, or a TokenCounter"
+                "or a function that counts the tokens of a list of messages"
             )
         return TokenCounter(encoding)
     if isinstance(model, BaseChatModel):
@@ -180,7 +170,10 @@ def token_counter(of: Countable | None = None) -> TokenCounter:
         return model
     expected = "'approximate', a model, its name, a callable over messages, or a TokenCounter"
     instance("token_counter", model, Callable, expected)  # type: ignore[arg-type]
-    return TokenCounter(function=_over_lists(model))
+    annotations = getattr(model, "__annotations__", {}).values()
+    if BaseMessage in annotations or "BaseMessage" in annotations:
+        return TokenCounter(function=lambda messages: model(messages[0]))
+    return TokenCounter(function=model)
 
 
 def count_tokens(
@@ -193,23 +186,18 @@ def count_tokens(
 
     Args:
         messages: What the model is shown.
-        counter: See `token_counter`; to count again and again pass a counter.
+        counter: See `token_counter`.
         tools: In any form that `bind_tools` takes.
 
     Raises:
-        InvalidMessages: They are not messages.
-        UnknownModel: No encoding is known for a model of that name.
-        ConfigurationError: The counter is none, or a tool is none.
+        PerdureError: There are things of other kinds among them.
     """
     fitted = token_counter(counter).fitted(checked(messages, "the messages"))
     return fitted.request + sum(map(fitted.message, messages)) + fitted.tools(tools)
 
 
 def context_window(of: str | Runnable[Any, Any]) -> int:
-    """How many tokens a model takes, by its `profile`; a name is looked up in langchain-openai.
-
-    Args:
-        of: A chat model, also with tools bound, or the name of an OpenAI model.
+    """How many tokens a chat model, or an OpenAI model of that name, takes by its `profile`.
 
     Raises:
         UnknownModel: The model does not say, or the name is not known.
@@ -228,16 +216,6 @@ def context_window(of: str | Runnable[Any, Any]) -> int:
             "chat model with a profile: profile={'max_input_tokens': ...}"
         )
     return tokens
-
-
-def _over_lists(function: Callable[..., int]) -> Callable[..., int]:
-    """A function over lists; one whose parameter is annotated as a message takes them singly."""
-    try:
-        first = next(iter(inspect.signature(function).parameters.values()), None)
-    except (TypeError, ValueError):  # some builtins have no signature
-        first = None
-    single = first is not None and first.annotation in (BaseMessage, "BaseMessage")
-    return (lambda messages: function(messages[0])) if single else function
 
 
 def _schema(tool: Any) -> Any:

@@ -147,7 +147,6 @@ def _expand(
     summary: Summary | None = None,
     *,
     messages_key: str = "messages",
-    summarized_key: str = "summarized",
 ) -> Effects[list[BaseMessage]]:
     """The messages that a thread's summary stands for, in their order.
 
@@ -159,7 +158,6 @@ def _expand(
         config: Names the thread, and the checkpoint if it is not the newest.
         summary: An earlier summary of the thread; None: the one at the checkpoint.
         messages_key: The channel of the messages.
-        summarized_key: The channel of the ids of what the summary stands for.
 
     Raises:
         ConfigurationError: The checkpointer keeps no history.
@@ -177,32 +175,26 @@ def _expand(
         partial(saver.get_tuple, config), partial(saver.aget_tuple, config)
     )
     if found is None:
-        raise _unknown(config)
+        wanted = config["configurable"]
+        if wanted.get("checkpoint_id"):
+            raise UnknownCheckpoint(
+                f"thread {wanted['thread_id']!r} has no checkpoint {wanted['checkpoint_id']!r}"
+            )
+        raise UnknownThread(f"there is no thread {wanted['thread_id']!r}; threads() lists them")
     values = found.checkpoint["channel_values"]
-    ids: Sequence[str] = values.get(summarized_key) or []
+    ids: Sequence[str] = values.get("summarized") or []
     if summary is not None:
         ids = ids[: summary["count"]]
     if not ids:
         return []
-    configurable: dict[str, Any] = dict(found.config["configurable"])
-    at = {name: configurable[name] for name in _AT if name in configurable}
-    read = {**at, "channel": messages_key}
-    history = yield Effect(partial(saver.history, **read), partial(saver.ahistory, **read))
+    at = {name: value for name, value in found.config["configurable"].items() if name in _AT}
+    read = partial(saver.history, channel=messages_key, **at)
+    history = yield Effect(read, partial(saver.ahistory, channel=messages_key, **at))
     return _originals(history, ids)
 
 
 expand = blocking(_expand)
 aexpand = awaiting(_expand)
-
-
-def _unknown(config: RunnableConfig) -> UnknownCheckpoint | UnknownThread:
-    wanted = config.get("configurable", {})
-    thread_id = wanted.get("thread_id")
-    if wanted.get("checkpoint_id"):
-        return UnknownCheckpoint(
-            f"thread {thread_id!r} has no checkpoint {wanted['checkpoint_id']!r}"
-        )
-    return UnknownThread(f"there is no thread {thread_id!r}; threads() lists them")
 
 
 def _originals(history: Iterable[Any], ids: Sequence[str]) -> list[BaseMessage]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
@@ -238,13 +239,15 @@ def _level(messages: list[BaseMessage], left: int, measure: Measure) -> list[Bas
     stiff: set[int] = set()  # what has no text to lose
     while True:
         costs = [measure(message) for message in made]
-        over = sum(costs) - left
-        if over <= 0:
+        if sum(costs) <= left:
             return made
-        soft = sorted((cost for i, cost in enumerate(costs) if i not in stiff), reverse=True)
-        if not soft:
+
+        def total(height: int) -> int:
+            return sum(c if i in stiff else min(c, height) for i, c in enumerate(costs))  # noqa: B023
+
+        height = bisect_right(range(left + 1), left, key=total) - 1
+        if height < 0:
             return None
-        height = _height(soft, over)
         for place, cost in enumerate(costs):
             if place not in stiff and cost > height:
                 shorter = shortened(messages[place], height, measure)
@@ -252,14 +255,3 @@ def _level(messages: list[BaseMessage], left: int, measure: Measure) -> list[Bas
                     stiff.add(place)
                 else:
                     made[place] = shorter
-
-
-def _height(costs: list[int], over: int) -> int:
-    """Down to which the largest costs, given first, have to go for `over` to be saved."""
-    total = 0
-    for count, cost in enumerate(costs, 1):
-        total += cost
-        height = (total - over) // count
-        if count == len(costs) or height >= costs[count]:
-            return max(height, 0)
-    return 0

@@ -15,7 +15,7 @@ from langgraph.graph import END, START, StateGraph, add_messages
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from perdure.errors import InvalidUpdate
-from perdure.memory import ChatState, Keep, keepable, message_reducer, messages
+from perdure.memory import ChatState, Keep, keepable, messages
 
 
 def human(n: int) -> HumanMessage:
@@ -87,7 +87,7 @@ def test_keep_is_a_python_slice(value: list[int], start: int | None, end: int | 
 def test_widened_keeps_part_no_pair(start: int, end: int | None) -> None:
     """Widening keeps what was asked for and every partner of it, as one contiguous run."""
     asked = ids(TALK[start:end])
-    kept = ids(message_reducer(on_split="widen")(TALK, Keep(start, end)))
+    kept = ids(messages(TALK, Keep(start, end, on_split="widen")))
 
     first = ids(TALK).index(kept[0]) if kept else 0
     assert set(asked) <= set(kept)
@@ -104,11 +104,8 @@ def test_a_parting_keep_says_so() -> None:
 
 def test_golden_slices() -> None:
     """Chosen slices, worked out by hand."""
-    widen = message_reducer(on_split="widen")
-
     assert ids(messages(TALK, Keep(4, 6))) == ["a4", "h5"]
-    assert ids(widen(TALK, Keep(start=-2))) == ["a6", "t7", "a8"]
-    assert ids(widen(TALK, Keep(3, 5))) == ["a1", "t2", "t3", "a4"]
+    assert ids(messages(TALK, Keep(3, 5, on_split="widen"))) == ["a1", "t2", "t3", "a4"]
     assert ids(messages(TALK, Keep(start=-2, on_split="widen"))) == ["a6", "t7", "a8"]
     assert ids(messages(TALK, {"type": "keep", "from": -1, "to": None})) == ["a8"]
     assert messages(TALK, Keep(3, 3)) == []

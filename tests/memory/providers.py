@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 
-def refusals(messages: Sequence[BaseMessage], *, to_answer: bool = True) -> list[str]:
+def refusals(messages: Sequence[BaseMessage], *, to_answer: bool = False) -> list[str]:
     """Why a provider would refuse these messages; nothing if it takes them.
 
     Args:
         messages: What it is sent.
-        to_answer: Whether it is to answer them now.
+        to_answer: Whether the last has to be a question or the results of tools.
     """
     talk = list(messages)
     if talk and isinstance(talk[0], SystemMessage):

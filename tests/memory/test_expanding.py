@@ -13,9 +13,8 @@ from langgraph.graph import END, START, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownCheckpoint, UnknownThread
-from perdure.memory.clearing import clear_tool_outputs
-from perdure.memory.expanding import aexpand, expand
 from perdure.memory.summary import SummaryState, summarize
+from perdure.memory.tool_outputs import aexpand, clear_tool_outputs, expand
 from perdure.memory.trim import trim
 from tests.memory.scripted import ScriptedServer, client, numbered
 
@@ -121,7 +120,7 @@ def test_of_a_message_that_trim_shortened_the_original(
         graph = talk_on(server, file_saver, 0)
         asked = {"messages": [HumanMessage(long, id="q1")]}
         graph.update_state(THREAD, asked, as_node="respond")
-        cuts = trim(max_tokens=200, truncate=True, mode="state")
+        cuts = trim(max_tokens=200, allow_partial=True, mode="state")
         graph.update_state(THREAD, cuts.invoke(graph.get_state(THREAD).values), as_node="respond")
         cut = graph.get_state(THREAD).values["messages"][0].text
         more = [AIMessage("a1", id="a1"), HumanMessage("q2", id="q2")]

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    trim_messages,
+)
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnablePassthrough
+from langchain_openai import ChatOpenAI
 from langgraph.graph import START, StateGraph, add_messages
 
 from perdure import SQLiteCheckpointer
 from perdure.errors import BudgetExceeded, ConfigurationError, InvalidMessages
-from perdure.memory import ChatState, trim
+from perdure.memory import ChatState, count_tokens, trim
 from perdure.memory.nodes import SHOWN
 from tests.memory.conversations import Talk, conversations, keys, newest_human, total
 from tests.memory.providers import refusals
@@ -31,29 +41,26 @@ def count(messages: list[BaseMessage]) -> int:
 
 
 options = st.one_of(
-    st.fixed_dictionaries({"tokens": st.integers(1, 400)}),
-    st.fixed_dictionaries({"messages": st.integers(1, 12)}),
-    st.fixed_dictionaries({"turns": st.integers(1, 4)}),
-    st.fixed_dictionaries({"fraction": st.sampled_from([0.1, 0.5, 1.0]), "model": st.just(300)}),
+    st.fixed_dictionaries({"max_tokens": st.integers(1, 400)}),
+    st.fixed_dictionaries({"max_messages": st.integers(1, 12)}),
     st.fixed_dictionaries(
         {
-            "tokens": st.integers(20, 400),
+            "max_tokens": st.integers(20, 400),
             "strategy": st.sampled_from(["last", "first"]),
-            "truncate": st.booleans(),
+            "allow_partial": st.booleans(),
         }
     ),
-    st.fixed_dictionaries({"messages": st.integers(1, 12), "strategy": st.just("first")}),
+    st.fixed_dictionaries({"max_messages": st.integers(1, 12), "strategy": st.just("first")}),
 )
+QUESTION = ("human", "tool")
 
 
-def limit_of(given: dict[str, Any]) -> float:
-    if "fraction" in given:
-        return float(int(given["fraction"] * 300))
-    return float(given.get("tokens", given.get("messages", float("inf"))))
+def limit_of(given: dict[str, Any]) -> int:
+    return int(given.get("max_tokens") or given["max_messages"])
 
 
 def size(given: dict[str, Any], messages: list[BaseMessage]) -> int:
-    return len(messages) if "messages" in given else count(messages)
+    return len(messages) if "max_messages" in given else count(messages)
 
 
 def least(given: dict[str, Any], whole: list[BaseMessage]) -> float:
@@ -61,7 +68,7 @@ def least(given: dict[str, Any], whole: list[BaseMessage]) -> float:
 
     The system message, the question, and the last AI message with what follows it.
     """
-    if given.get("truncate"):
+    if given.get("allow_partial"):
         return float("inf")  # what can be shortened is another test's
     question = newest_human(whole)
     first = [m for m in whole if isinstance(m, SystemMessage) and m.text.strip()][-1:]
@@ -75,23 +82,26 @@ def least(given: dict[str, Any], whole: list[BaseMessage]) -> float:
 # -- invariants
 
 
-@given(conversations(), options)
-def test_a_view_is_valid_within_its_budget_and_keeps_the_question(
-    talk: Talk, given: dict[str, Any]
+@given(conversations(), options, st.booleans())
+def test_a_view_is_valid_within_its_budget_and_keeps_the_newest(
+    talk: Talk, given: dict[str, Any], to_answer: bool
 ) -> None:
-    """Or it is the documented error, which says what takes how much."""
-    node = trim(counter=count, **given)
+    """The newest question, and the last of what follows it; or it is the documented error."""
+    ends: Any = {"end_on": QUESTION} if to_answer else {}
+    node = trim(token_counter=count, **given, **ends)
+    whole = trim(max_messages=99, **ends)(talk)
     try:
         shown = node(talk)
     except BudgetExceeded:
-        assert least(given, trim(turns=99)(talk)) > limit_of(given)
+        assert least(given, whole) > limit_of(given)
         return
-    assert refusals(shown) == []
+    assert refusals(shown, to_answer=to_answer) == []
     assert size(given, shown) <= limit_of(given)
     question = newest_human(talk)
     if question is not None:
         assert question.id in [message.id for message in shown]
-        if not given.get("truncate"):
+        assert shown[-1].id == whole[-1].id
+        if not given.get("allow_partial"):
             assert question in shown
     assert keys(node(shown)) == keys(shown)
 
@@ -101,11 +111,11 @@ def test_a_state_is_left_valid_and_a_second_time_as_it_is(
     talk: Talk, given: dict[str, Any]
 ) -> None:
     """What is removed is removed by id; a call that waits for its results at the end stays."""
-    node = trim(counter=count, mode="state", **given)
+    node = trim(token_counter=count, mode="state", **given)
     try:
         update = node.invoke({"messages": talk})
     except BudgetExceeded:
-        whole = trim(turns=99, mode="state").invoke({"messages": talk}).get("messages", [])
+        whole = trim(max_messages=99, mode="state").invoke({"messages": talk}).get("messages", [])
         before = cast("Any", add_messages(list[Any](talk), whole))
         assert least(given, before) > limit_of(given)
         return
@@ -170,16 +180,14 @@ LONG = talk_of(*"shahacrqahcrqcrq")
 @pytest.mark.parametrize(
     ("options", "left"),
     [
-        ({"messages": 99}, "s0 h1 a2 h3 a4 c5 r6 q7 a8 h9 c10 r11 q12 c13 r14 q15"),
-        ({"messages": 13}, "s0 h9 c10 r11 q12 c13 r14 q15"),
-        ({"messages": 14}, "s0 h3 a4 c5 r6 q7 a8 h9 c10 r11 q12 c13 r14 q15"),
-        ({"messages": 7}, "s0 h9 c13 r14 q15"),
-        ({"messages": 5}, "s0 h9 c13 r14 q15"),
-        ({"turns": 1}, "s0 h9 c10 r11 q12 c13 r14 q15"),
-        ({"turns": 2}, "s0 h3 a4 c5 r6 q7 a8 h9 c10 r11 q12 c13 r14 q15"),
-        ({"messages": 10, "strategy": "first"}, "s0 h1 a2 h9 c13 r14 q15"),
-        ({"messages": 13, "strategy": "first"}, "s0 h1 a2 h3 a4 c5 r6 q7 a8 h9 c13 r14 q15"),
-        ({"messages": 7, "strategy": "first"}, "s0 h1 a2 h9 c13 r14 q15"),
+        ({"max_messages": 99}, "s0 h1 a2 h3 a4 c5 r6 q7 a8 h9 c10 r11 q12 c13 r14 q15"),
+        ({"max_messages": 13}, "s0 h9 c10 r11 q12 c13 r14 q15"),
+        ({"max_messages": 14}, "s0 h3 a4 c5 r6 q7 a8 h9 c10 r11 q12 c13 r14 q15"),
+        ({"max_messages": 7}, "s0 h9 c13 r14 q15"),
+        ({"max_messages": 5}, "s0 h9 c13 r14 q15"),
+        ({"max_messages": 10, "strategy": "first"}, "s0 h1 a2 h9 c13 r14 q15"),
+        ({"max_messages": 13, "strategy": "first"}, "s0 h1 a2 h3 a4 c5 r6 q7 a8 h9 c13 r14 q15"),
+        ({"max_messages": 7, "strategy": "first"}, "s0 h1 a2 h9 c13 r14 q15"),
     ],
 )
 def test_what_stays(options: dict[str, Any], left: str) -> None:
@@ -212,7 +220,7 @@ def test_a_state_keeps_its_order_and_what_is_added_at_the_same_time(tmp_path: Pa
 def test_what_another_node_adds_meanwhile_stays() -> None:
     """Removals are by id."""
     talk = talk_of(*"hahaha")
-    update = trim(turns=1, mode="state").invoke({"messages": talk})
+    update = trim(max_messages=2, mode="state").invoke({"messages": talk})
     meanwhile = add_messages(talk, [HumanMessage("new", id="new")])  # type: ignore[arg-type]
     assert ids(add_messages(meanwhile, update["messages"])) == "h4 a5 new"  # type: ignore[arg-type]
 
@@ -220,14 +228,16 @@ def test_what_another_node_adds_meanwhile_stays() -> None:
 def test_a_call_that_waits_stays_in_the_state_and_is_not_shown() -> None:
     """A run is interrupted before its tools, say to ask a human."""
     talk = talk_of(*"hahc")
-    assert trim(turns=1, mode="state").invoke({"messages": talk})["messages"][0].id == "h0"
-    left = add_messages(talk, trim(turns=1, mode="state").invoke({"messages": talk})["messages"])  # type: ignore[arg-type]
+    assert trim(max_messages=2, mode="state").invoke({"messages": talk})["messages"][0].id == "h0"
+    left = add_messages(
+        talk, trim(max_messages=2, mode="state").invoke({"messages": talk})["messages"]
+    )  # type: ignore[arg-type]
     assert ids(left) == "h2 c3"  # type: ignore[arg-type]
-    assert ids(trim(turns=1)(talk)) == "h2"
+    assert ids(trim(max_messages=2)(talk)) == "h2"
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-def test_truncate_shortens_a_question_that_is_too_long(blocks: bool) -> None:
+def test_partial_shortens_a_question_that_is_too_long(blocks: bool) -> None:
     """Its middle goes; the marker says how much; the message keeps its id."""
     text = "What is this? " + "x" * 2_000 + " Please explain."
     content: Any = [
@@ -238,49 +248,49 @@ def test_truncate_shortens_a_question_that_is_too_long(blocks: bool) -> None:
         SystemMessage("Be brief", id="s"),
         HumanMessage(content if blocks else text, id="h"),
     ]
-    with pytest.raises(BudgetExceeded, match=r"human message 1\d\d\d.*truncate=True"):
-        trim(max_tokens=300, counter=count)(talk)
-    shown = trim(max_tokens=300, counter=count, truncate=True)(talk)
+    with pytest.raises(BudgetExceeded, match=r"human message 1\d\d\d.*allow_partial=True"):
+        trim(max_tokens=300, token_counter=count)(talk)
+    shown = trim(max_tokens=300, token_counter=count, allow_partial=True)(talk)
     assert count(shown) <= 300
     assert shown[1].id == "h"
     assert shown[1].text.startswith("What is this?")
     assert shown[1].text.endswith("Please explain.")
     assert "characters left out" in shown[1].text
     assert talk[1].text == text
-    update = trim(max_tokens=300, counter=count, truncate=True, mode="state").invoke(
+    update = trim(max_tokens=300, token_counter=count, allow_partial=True, mode="state").invoke(
         {"messages": talk}
     )
     assert [m.text for m in update["messages"]] == [shown[1].text]
 
 
-def test_truncate_shortens_the_results_the_model_goes_on_from() -> None:
+def test_partial_shortens_the_results_the_model_goes_on_from() -> None:
     """The question is short, what the tool found is not."""
     talk = talk_of(*"hcrq")
     talk[2].content = "found " * 1_000
-    shown = trim(max_tokens=200, counter=count, truncate=True)(talk)
+    shown = trim(max_tokens=200, token_counter=count, allow_partial=True)(talk)
     assert ids(shown) == "h0 c1 r2 q3"
     assert count(shown) <= 200
 
 
-def test_truncate_shortens_parallel_results_alike() -> None:
+def test_partial_shortens_parallel_results_alike() -> None:
     """Each of ten keeps its share; what is short stays as it is."""
     uids = [f"c{n}" for n in range(10)]
     calls = [{"name": "read", "args": {}, "id": uid} for uid in uids]
     results = [ToolMessage("word " * 1_000, tool_call_id=uid, id=uid) for uid in uids[1:]]
     short = ToolMessage("short", tool_call_id="c0", id="c0")
     talk: Talk = [HumanMessage("Compare"), AIMessage("", tool_calls=calls), short, *results]
-    shown = trim(max_tokens=2_000, counter=count, truncate=True)(talk)
+    shown = trim(max_tokens=2_000, token_counter=count, allow_partial=True)(talk)
     lengths = [len(message.text) for message in shown[3:]]
     assert 1_800 <= count(shown) <= 2_000
     assert shown[:3] == talk[:3]
     assert max(lengths) - min(lengths) <= 20
 
 
-def test_truncate_cannot_shorten_what_is_no_text() -> None:
+def test_partial_cannot_shorten_what_is_no_text() -> None:
     """A picture is whole or not there."""
     question: Any = [{"type": "image_url", "image_url": {"url": "data:" + "x" * 900}}]
     with pytest.raises(BudgetExceeded, match="may not be left out"):
-        trim(max_tokens=100, counter=count, truncate=True)([HumanMessage(question)])
+        trim(max_tokens=100, token_counter=count, allow_partial=True)([HumanMessage(question)])
 
 
 def test_a_list_without_a_question() -> None:
@@ -306,18 +316,18 @@ def test_the_same_in_both_colours_in_a_chain_and_as_a_node() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "given: none"),
-        ({"tokens": 5, "turns": 2}, "given: tokens=5, turns=2"),
-        ({"tokens": 0}, "tokens is 0"),
-        ({"messages": True}, "messages is True"),
-        ({"turns": 1.5}, "turns is 1.5"),
-        ({"fraction": 1.5, "model": 100}, "fraction is 1.5"),
-        ({"fraction": 0.5}, "pass model="),
-        ({"turns": 2, "truncate": True}, "truncate=True"),
-        ({"turns": 2, "strategy": "first"}, "strategy='first'"),
-        ({"tokens": 5, "strategy": "middle"}, "strategy is 'middle'"),
-        ({"tokens": 5, "mode": "both"}, "mode is 'both'"),
-        ({"tokens": 5, "messages_key": ""}, "messages_key is ''"),
+        ({}, "max_tokens is None, max_messages is None"),
+        ({"max_tokens": 5, "max_messages": 2}, "expected one of them"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"max_messages": True}, "max_messages is True"),
+        ({"max_tokens": 1.5}, "max_tokens is 1.5"),
+        ({"max_tokens": 0.5}, "the model is None"),
+        ({"max_tokens": 0.5, "token_counter": len}, "expected a chat model or the name"),
+        ({"max_tokens": 5, "strategy": "middle"}, "strategy is 'middle'"),
+        ({"max_tokens": 5, "mode": "both"}, "mode is 'both'"),
+        ({"max_tokens": 5, "end_on": "system"}, "end_on is 'system'"),
+        ({"max_tokens": 5, "end_on": "ai", "mode": "state"}, "would remove the newest answer"),
+        ({"max_tokens": 5, "messages_key": ""}, "messages_key is ''"),
     ],
 )
 def test_options_that_contradict_are_refused(options: dict[str, Any], said: str) -> None:
@@ -332,7 +342,10 @@ def test_options_that_contradict_are_refused(options: dict[str, Any], said: str)
     [
         ({}, "no channel 'messages'"),
         ({"messages": "hello"}, "is a str"),
-        ({"messages": [HumanMessage("a"), ("user", "b")]}, "number 1 is ('user', 'b'), a tuple"),
+        (
+            {"messages": [HumanMessage("a"), ("user", "b")]},
+            "number 1 is ('user', 'b'), a tuple",
+        ),
     ],
 )
 def test_what_are_no_messages_is_refused(state: Any, said: str) -> None:
@@ -343,7 +356,118 @@ def test_what_are_no_messages_is_refused(state: Any, said: str) -> None:
 
 
 def test_tools_that_leave_no_room_are_refused() -> None:
-    """Their schemas are part of the request."""
+    """Their schemas are part of the request, bound to the model or named by who makes it."""
     tool = {"name": "look", "description": "x " * 500, "parameters": {"type": "object"}}
-    with pytest.raises(BudgetExceeded, match="1 tools"):
-        trim(max_tokens=100, tools=[tool])
+    with pytest.raises(BudgetExceeded, match="its tools included"):
+        trim(max_tokens=100).with_tools([tool])
+    bound = ChatOpenAI(model="gpt-4o", api_key=lambda: "none").bind_tools([tool])
+    with pytest.raises(BudgetExceeded, match="its tools included"):
+        trim(max_tokens=100, token_counter=bound)
+
+
+def test_a_share_of_the_window_of_a_model() -> None:
+    """By its profile."""
+    model = ChatOpenAI(model="a", api_key=lambda: "none", profile={"max_input_tokens": 400})
+    talk = talk_of(*"hahah")
+    assert ids(trim(max_tokens=0.05, token_counter=model)(talk)) == "h2 a3 h4"
+    assert ids(trim(max_tokens=1.0, token_counter=model)(talk)) == "h0 a1 h2 a3 h4"
+
+
+# -- as langchain's trim_messages
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({"max_messages": 10}, "h0 a1 h2 a3"),
+        ({"max_messages": 3}, "h2 a3"),
+        ({"max_messages": 3, "strategy": "first"}, "h2 a3"),
+        ({"max_messages": 3, "end_on": ("human", "tool")}, "h0 a1 h2"),
+        ({"max_messages": 3, "end_on": "human"}, "h0 a1 h2"),
+        ({"max_messages": 3, "end_on": "ai"}, "h2 a3"),
+    ],
+)
+def test_the_newest_answer_stays_unless_end_on_says_otherwise(
+    options: dict[str, Any], left: str
+) -> None:
+    """In LangChain's `chat_history` the list ends with an answer; `{input}` follows it."""
+    talk = talk_of(*"haha")
+    assert ids(trim(**options)(talk)) == left
+    prompt = ChatPromptTemplate([("placeholder", "{chat_history}"), ("human", "{input}")])
+    filled = prompt.invoke({"chat_history": trim(max_messages=10)(talk), "input": "and?"})
+    assert [m.type for m in filled.to_messages()] == ["human", "ai", "human", "ai", "human"]
+
+
+def test_an_answer_that_is_too_long_is_not_dropped_silently() -> None:
+    """An error, or its middle."""
+    talk = [HumanMessage("Tell me.", id="h"), AIMessage("long " * 200, id="a")]
+    with pytest.raises(BudgetExceeded, match="ai message"):
+        trim(max_tokens=100, token_counter=count)(talk)
+    shown = trim(max_tokens=100, token_counter=count, allow_partial=True)(talk)
+    assert ids(shown) == "h a"
+    assert count(shown) <= 100
+
+
+@pytest.mark.parametrize(("ends", "last"), [("ai", "h2 a3"), ("tool", ""), ("human", "h2 a3 h4")])
+def test_end_on_may_leave_out_the_newest_question(ends: Any, last: str) -> None:
+    assert ids(trim(max_messages=3, end_on=ends)(talk_of(*"hahah"))) == last
+
+
+@given(st.lists(st.sampled_from(["h", "ha", "hcrq", "hcrqa", "hcrqcrqa"]), min_size=1), st.data())
+def test_the_same_words_give_what_langchain_gives(turns: list[str], data: st.DataObject) -> None:
+    """Where that is a valid sequence with a question in it."""
+    talk = talk_of(*data.draw(st.sampled_from(["", "s"])), *"".join(turns))
+    ends: Any = data.draw(st.sampled_from([None, QUESTION, "human", "ai"]))
+    first = isinstance(talk[0], SystemMessage)
+    budget = data.draw(st.integers(1, count([*talk]) + 10))
+    words: Any = {"max_tokens": budget, "token_counter": count, "end_on": ends}
+    theirs = trim_messages(talk, **words, strategy="last", start_on="human", include_system=True)
+    if len(theirs) > first and not refusals(theirs):
+        assert ids(trim(**words)(talk)) == ids(theirs)
+
+
+def test_the_example_of_the_concept_page() -> None:
+    """docs: "Knowing when to remove messages"; `start_on`, `include_system` are always so."""
+    talk = [
+        SystemMessage("You answer briefly."),
+        HumanMessage("Hello, who are you?"),
+        AIMessage("An assistant that plans journeys by train and by ship."),
+        HumanMessage("When is the first train?"),
+        AIMessage("At 06:02."),
+        HumanMessage("And the next?"),
+        AIMessage("At 06:32."),
+    ]
+    model = ChatOpenAI(model="gpt-4", api_key=lambda: "none")
+    words: Any = {"max_tokens": 45, "strategy": "last", "end_on": ["human", "tool"]}
+    shown = trim(**words, token_counter=model)(talk)
+    assert [m.text for m in shown] == [talk[0].text, *(m.text for m in talk[3:6])]
+    assert shown == trim_messages(
+        talk,
+        **words,
+        token_counter=partial(count_tokens, counter="gpt-4"),
+        start_on="human",
+        include_system=True,
+    )
+
+
+def test_the_example_of_the_chatbot_page() -> None:
+    """LangChain's memory management: only the two newest messages reach the model."""
+    history: list[BaseMessage] = [
+        HumanMessage("Hey there! I'm Nemo."),
+        AIMessage("Hello!"),
+        HumanMessage("How are you today?"),
+        AIMessage("Fine thanks!"),
+    ]
+    prompt = ChatPromptTemplate(
+        [
+            ("system", "You are a helpful assistant."),
+            ("placeholder", "{chat_history}"),
+            ("human", "{input}"),
+        ]
+    )
+    window = (lambda given: given["chat_history"]) | trim(max_messages=2)
+    chain = RunnablePassthrough.assign(chat_history=window) | prompt
+    for question in ("Where does P. Sherman live?", "What is my name?"):
+        shown = chain.invoke({"chat_history": history, "input": question}).to_messages()
+        assert shown[1:] == [*history[-2:], HumanMessage(question)]
+        history += [HumanMessage(question), AIMessage("42 Wallaby Way, Sydney.")]

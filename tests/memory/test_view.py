@@ -63,10 +63,12 @@ MAKERS: dict[str, Callable[[], MessagesNode]] = {
     "summary for a human": lambda: summarize(
         RunnableLambda(sums_up), when={"messages": 2}, keep_turns=2, form="human", mode="view"
     ),
-    "clearing": lambda: clear_tool_outputs(keep=1, at_least=50),
-    "turns": lambda: trim(turns=2),
-    "tokens": lambda: trim(max_tokens=BUDGET, counter=count),
-    "first": lambda: trim(max_tokens=BUDGET, counter=count, strategy="first", truncate=True),
+    "clearing": lambda: clear_tool_outputs(keep=1, min_tokens=50),
+    "messages": lambda: trim(max_messages=9),
+    "tokens": lambda: trim(max_tokens=BUDGET, token_counter=count),
+    "first": lambda: trim(
+        max_tokens=BUDGET, token_counter=count, strategy="first", allow_partial=True
+    ),
 }
 NODES = {name: make() for name, make in MAKERS.items()}
 summaries = st.one_of(
@@ -118,7 +120,10 @@ def test_the_parts_of_a_view_in_order() -> None:
         ((), "a part of the view is None"),
         ((print,), "a part of the view is <built-in function print>"),
         ((_learns(),), "no part of a view; add it to the graph"),
-        ((trim(turns=1), trim(turns=1, messages_key="talk")), r"\['messages', 'talk'\]"),
+        (
+            (trim(max_messages=1), trim(max_messages=1, messages_key="talk")),
+            r"\['messages', 'talk'\]",
+        ),
     ],
 )
 def test_wrong_parts_are_refused(parts: Any, said: str) -> None:
@@ -178,7 +183,7 @@ def test_without_the_channel_langgraph_drops_what_a_node_shows() -> None:
 
 def test_a_node_that_calls_the_view_streams_only_the_answer() -> None:
     """A view that is a node of its own is streamed with what it makes, as langgraph does it."""
-    shows = view(NODES["instructions"], trim(turns=1))
+    shows = view(NODES["instructions"], trim(max_messages=2))
 
     def model(state: Any) -> dict[str, Any]:
         return {"messages": [AIMessage(f"I see {len(shows(state))}")]}

@@ -14,15 +14,8 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from perdure import SQLiteStore
 from perdure.errors import BudgetExceeded, ConfigurationError
-from perdure.memory import (
-    Assembly,
-    Instructions,
-    assemble,
-    assembled,
-    trim,
-    use_instructions,
-    view,
-)
+from perdure.memory import Instructions, assemble, trim, use_instructions, view
+from perdure.memory.context import Context
 from perdure.stores import Provenance
 from tests.memory.conversations import Talk, conversations, newest_human, total
 from tests.memory.providers import refusals
@@ -53,30 +46,29 @@ def test_the_context_is_valid_and_within_its_budget(
 ) -> None:
     """Or it is the documented error; and what it says of itself is so."""
 
-    def packed() -> Assembly:
+    def packed() -> Context:
         return assemble(
-            talk,
-            budget=budget,
+            max_tokens=budget,
             instructions=instructions,
             profile={"name": "Ann"},
             summary=summary,
             memories=memories,
             examples=examples,
-            counter=count,
-        )
+            token_counter=count,
+        ).report(talk)
 
     try:
         found = packed()
     except BudgetExceeded:
         system = [SystemMessage(instructions)] if instructions else []
         with pytest.raises(BudgetExceeded):
-            trim(max_tokens=budget, counter=count)([*talk, *system])
+            trim(max_tokens=budget, token_counter=count)([*talk, *system])
         return
-    assert refusals(found.messages) == []
-    assert count(found.messages) == found.tokens <= budget
+    assert refusals(found.shown().messages()) == []
+    assert count(found.shown().messages()) == found.tokens <= budget
     assert found == packed()
     question = newest_human(talk)
-    assert question is None or question in found.messages
+    assert question is None or question in found.shown().messages()
     parts = {part.name: part for part in found.parts}
     if memories:
         assert parts["memories"].taken + parts["memories"].left_out == len(memories)
@@ -86,13 +78,12 @@ def test_what_is_less_important_is_left_out_first() -> None:
     """Shares bound the parts; the conversation takes what is left."""
     talk: Talk = [HumanMessage(f"message {i} " * 5) for i in range(40)]
     found = assemble(
-        talk,
-        budget=600,
+        max_tokens=600,
         instructions="Be kind.",
         memories=[f"memory {i} " * 4 for i in range(30)],
         examples=[f"example {i} " * 4 for i in range(30)],
-        counter=count,
-    )
+        token_counter=count,
+    ).report(talk)
     parts = {part.name: part for part in found.parts}
     assert [part.name for part in found.parts] == [
         "instructions", "tools", "memories", "examples", "messages",
@@ -100,7 +91,7 @@ def test_what_is_less_important_is_left_out_first() -> None:
     assert 0 < parts["memories"].tokens <= 150
     assert 0 < parts["examples"].tokens <= 120
     assert parts["messages"].taken >= 8
-    assert found.messages[-1] == talk[-1]
+    assert found.shown().messages()[-1] == talk[-1]
     assert str(found).splitlines()[-1].split() == ["all", str(found.tokens), "of", "600"]
 
 
@@ -111,8 +102,7 @@ def test_a_memory_that_reads_like_an_instruction_stays_a_memory(tmp_path: Path) 
     with SQLiteStore.open(tmp_path / "a.db", index=None) as store:
         store.put(("m",), "a", {"text": evil}, provenance=Provenance(actor="bob", at=when))
         [item] = store.search(("m",))
-    found = assemble([HumanMessage("hi")], budget=2_000, memories=[item, evil])
-    system = found.messages[0].text
+    system = assemble(max_tokens=2_000, memories=[item, evil])([HumanMessage("hi")])[0].text
     lines = system.split("\n")
     assert len(lines) == len(system.splitlines())
     assert lines[0] == "<memories>"
@@ -124,33 +114,25 @@ def test_a_memory_that_reads_like_an_instruction_stays_a_memory(tmp_path: Path) 
 def test_the_system_message_of_the_conversation_gives_the_instructions() -> None:
     """Unless others are given; it is there once."""
     talk: Talk = [SystemMessage("Old."), SystemMessage("New."), HumanMessage("hi")]
-    assert [m.text for m in assemble(talk, budget=500).messages] == ["New.", "hi"]
-    given = assemble(talk, budget=500, instructions="Given.")
-    assert [m.text for m in given.messages] == ["Given.", "hi"]
+    assert [m.text for m in assemble(max_tokens=500)(talk)] == ["New.", "hi"]
+    given = assemble(max_tokens=500, instructions="Given.")(talk)
+    assert [m.text for m in given] == ["Given.", "hi"]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"budget": 0}, "budget is 0"),
-        ({"budget": 500, "shares": {"memory": 0.5}}, "shares has 'memory'"),
-        ({"budget": 500, "shares": {"memories": 2}}, "the share of memories is 2"),
-    ],
-)
-def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize("budget", [0, 1.5, None])
+def test_a_budget_that_is_none_is_refused(budget: Any) -> None:
     """Before anything is packed."""
-    with pytest.raises(ConfigurationError) as caught:
-        assemble([HumanMessage("hi")], **options)
-    assert said in str(caught.value)
+    with pytest.raises(ConfigurationError, match="max_tokens is"):
+        assemble(max_tokens=budget)
 
 
 def test_fixed_parts_over_the_budget_are_an_error_that_says_what_takes_how_much() -> None:
     """Instructions, tools and the newest messages."""
     with pytest.raises(BudgetExceeded, match=r"instructions 5\d\d, tools 0, the newest messages"):
-        assemble([HumanMessage("hi")], budget=300, instructions="x " * 500, counter=count)
+        assemble(max_tokens=300, instructions="x " * 500, token_counter=count)([HumanMessage("hi")])
 
 
-def test_as_a_node_its_parts_come_from_channels_and_functions() -> None:
+def test_as_a_node_its_parts_come_from_functions() -> None:
     """In a view, upon the instructions; the state's own summary as `summarize` wrote it."""
     state = {
         "messages": [HumanMessage("old", id="1"), AIMessage("yes", id="2"), HumanMessage("hi")],
@@ -164,7 +146,7 @@ def test_as_a_node_its_parts_come_from_channels_and_functions() -> None:
     with SQLiteStore.open(":memory:", index=None) as store:
         shows = view(
             use_instructions(Instructions(store, default="Be kind.")),
-            assembled(budget=400, profile="known", memories=recalled, examples="nowhere"),
+            assemble(max_tokens=400, profile=lambda state, _: state["known"], memories=recalled),
         )
         config: Any = {"configurable": {"user": "Ann"}}
         shown = shows(state, config)
@@ -180,18 +162,21 @@ def test_as_a_node_its_parts_come_from_channels_and_functions() -> None:
 @given(conversations(), st.integers(60, 400))
 def test_a_node_keeps_its_budget_and_settles(talk: Talk, budget: int) -> None:
     """A valid sequence, or the documented error."""
-    node = assembled(budget=budget, memories=lambda state, config: ["figs"] * 3, counter=count)
+    node = assemble(
+        max_tokens=budget, memories=lambda state, config: ["figs"] * 3, token_counter=count
+    )
     try:
         shown = node({"messages": talk})
     except BudgetExceeded:
         with pytest.raises(BudgetExceeded):
-            trim(max_tokens=budget, counter=count)(talk)
+            trim(max_tokens=budget, token_counter=count)(talk)
         return
     assert refusals(shown) == []
     assert count(shown) <= budget
 
 
-def test_a_source_that_is_none_is_refused() -> None:
-    """Before anything is packed."""
-    with pytest.raises(ConfigurationError, match="memories is 5; expected a channel's name"):
-        assembled(budget=100, memories=5)  # type: ignore[arg-type]
+def test_the_tools_of_the_model_take_part_of_the_budget() -> None:
+    """Bound to the counter's model, or told by the middleware and the graphs."""
+    tool = {"name": "look", "description": "x " * 500, "parameters": {"type": "object"}}
+    with pytest.raises(BudgetExceeded, match=r"tools \d\d\d"):
+        assemble(max_tokens=200).with_tools([tool])([HumanMessage("hi")])

@@ -55,13 +55,12 @@ def test_old_results_become_a_marker_and_new_ones_stay() -> None:
     assert shown[2].artifact is None
 
 
-def test_small_results_excluded_tools_and_short_conversations_stay() -> None:
-    """Clearing is for what is bulky, once there is much of it."""
-    one, two = answered(looked(1)), answered(looked(2))
+def test_small_results_and_excluded_tools_stay() -> None:
+    """Clearing is for bulky results."""
+    one = answered(looked(1))
     assert results(clear_tool_outputs(keep=0)(answered(looked(1, size=3)))) == ["0 0 0 "]
-    assert results(clear_tool_outputs(keep=0, exclude=["look"])(one)) == ["0 0 0 0 "]
-    assert results(clear_tool_outputs(keep=0, above=100_000)(two)) == ["0 0 0 0 ", "1 1 1 1 "]
-    assert results(clear_tool_outputs(keep=0, above=1_000)(one)) == ["[The res"]
+    assert results(clear_tool_outputs(keep=0, exclude_tools=["look"])(one)) == ["0 0 0 0 "]
+    assert results(clear_tool_outputs(keep=0)(one)) == ["[The res"]
 
 
 @pytest.mark.parametrize("missing", [0, 1])
@@ -109,16 +108,16 @@ def test_a_state_keeps_the_markers_and_history_the_originals(tmp_path: Path) -> 
 
 
 @given(conversations(), st.integers(0, 2), st.integers(50, 90))
-def test_a_view_is_valid_and_settles(talk: Talk, keep: int, at_least: int) -> None:
+def test_a_view_is_valid_and_settles(talk: Talk, keep: int, min_tokens: int) -> None:
     """Clearing what was cleared changes nothing; the question stays."""
-    node = clear_tool_outputs(keep=keep, at_least=at_least)
+    node = clear_tool_outputs(keep=keep, min_tokens=min_tokens)
     shown = node(talk)
     assert refusals(shown) == []
     assert keys(node(shown)) == keys(shown)
     question = newest_human(talk)
     assert question is None or question in shown
     assert node.invoke({"messages": talk}) == {SHOWN: shown}
-    cleared = clear_tool_outputs(keep=keep, at_least=at_least, mode="state")
+    cleared = clear_tool_outputs(keep=keep, min_tokens=min_tokens, mode="state")
     left: Any = add_messages(
         list[Any](talk), cleared.invoke({"messages": talk}).get("messages", [])
     )
@@ -130,11 +129,9 @@ def test_a_view_is_valid_and_settles(talk: Talk, keep: int, at_least: int) -> No
     ("options", "said"),
     [
         ({"keep": -1}, "keep is -1"),
-        ({"at_least": 1.5}, "at_least is 1.5"),
-        ({"above": -3}, "above is -3"),
-        ({"exclude": "look"}, "exclude is 'look'"),
-        ({"marker": "{who}"}, "marker is '{who}'"),
-        ({"marker": "x " * 500}, "at_least is 200"),
+        ({"min_tokens": 1.5}, "min_tokens is 1.5"),
+        ({"min_tokens": 20}, "min_tokens is 20"),
+        ({"exclude_tools": "look"}, "exclude_tools is 'look'"),
         ({"mode": "both"}, "mode is 'both'"),
     ],
 )
