@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
-from perdure.errors import ConfigurationError, VersionConflict
+from perdure.errors import VersionConflict
 from perdure.memory.clock import Clock, clock_of
 from perdure.memory.effects import Effect, Effects, awaiting, blocking
-from perdure.memory.nodes import MessagesNode, Shown
-from perdure.memory.options import instance
+from perdure.memory.nodes import MessagesNode
+from perdure.memory.options import choice, instance, whole
 from perdure.memory.options import text as checked_text
 from perdure.memory.run_config import Place, provenance, source, store_of_graph, versioned
+from perdure.memory.nodes import Shown
 from perdure.memory.summary import with_summary, without_summary
 from perdure.memory.templates import Template
 
@@ -35,12 +36,12 @@ class InstructionsVersion:
     Attributes:
         text: The instructions.
         version: Counts from 1; 0 is the default, which no store holds.
-        diff: What changed in the text, as a unified diff; "" for the default.
+        diff: What changed in the text, as a unified diff.
         change: What made it: `"set"` by hand, an `"update"` by reflection, a `"rollback"`.
         valid_from: Since when (UTC); None: it is the default.
         valid_to: Until when; None: it holds now.
         thread_id: The thread whose run made it, if that is known.
-        checkpoint_id: The checkpoint of that thread which the run had reached.
+        checkpoint_id: The checkpoint which that run had reached.
     """
 
     text: str
@@ -117,11 +118,7 @@ class Instructions:
         place = self.place(config)
         texts = {old.version: old.text for old in (yield from self._versions(place))}
         texts[0] = self.default
-        if isinstance(version, bool) or version not in texts:
-            raise ConfigurationError(
-                f"the instructions {place.key!r} in {place.namespace!r} have no version "
-                f"{version!r}; expected one of {sorted(texts)}"
-            )
+        choice("version", str(whole("version", version, 0)), list(map(str, sorted(texts))))
         return (yield from self._replaced(place, texts[version], "rollback"))
 
     current = blocking(_current)
@@ -136,11 +133,7 @@ class Instructions:
     # -- effects that other nodes use too
 
     def place(self, config: RunnableConfig | None) -> Place:
-        """Where the instructions of a run are.
-
-        Raises:
-            ConfigurationError: There is no store with versions, or no such place.
-        """
+        """Where the instructions of a run are; for errors see `current`."""
         store = versioned(store_of_graph("the instructions")) if self.store is None else self.store
         namespace, [key] = self.namespace.filled(config), self.key.filled(config)
         return Place(store, namespace, key, *source(config))
@@ -156,11 +149,7 @@ class Instructions:
     def writing(
         self, place: Place, previous: InstructionsVersion, text: str, change: Change
     ) -> Effects[InstructionsVersion]:
-        """Write a text in place of `previous`.
-
-        Raises:
-            VersionConflict: Another version holds by now.
-        """
+        """Write a text in place of `previous`; VersionConflict if another version holds by now."""
         value = noted(previous.text, text, change)
         options: dict[str, Any] = {
             "index": [TEXT],  # the diff is not searched
@@ -207,24 +196,15 @@ def noted(previous: str, text: str, change: Change) -> dict[str, str]:
 
 
 def check_instructions(instructions: Any) -> Instructions:
-    """Instructions, if they are.
-
-    Raises:
-        ConfigurationError: They are something else.
-    """
-    checked: Instructions = instance(
-        "instructions", instructions, Instructions, "Instructions(store)"
-    )
-    return checked
+    """Instructions, if they are; ConfigurationError otherwise."""
+    expected = "Instructions(store)"
+    return instance("instructions", instructions, Instructions, expected)  # type: ignore[no-any-return]
 
 
 def _version(item: StoredItem) -> InstructionsVersion:
-    text = item.value.get(TEXT)
-    if not isinstance(text, str):
-        raise ConfigurationError(
-            f"the item {item.key!r} in {item.namespace!r} has no text under {TEXT!r}: it is "
-            "something else; name another key or namespace for the instructions"
-        )
+    field = f"the field {TEXT!r} of the item {item.key!r} in {item.namespace!r}"
+    expected = "text; name another key or namespace for the instructions"
+    text = instance(field, item.value.get(TEXT), str, expected)
     source = item.provenance
     return InstructionsVersion(
         text,
@@ -249,9 +229,8 @@ def use_instructions(
 ) -> UseInstructions:
     """A node that shows the current instructions as the one system message.
 
-    An equal system message stays, a different one is replaced; the summary of `summarize()` in it
-    stays. What is shown is a valid sequence, `llm_input_messages`; the state stays as it is. With
-    other nodes that decide what is shown, put it into one `view`, before the part that cuts.
+    A different system message is replaced; the summary of `summarize()` in it stays. In a `view` it
+    comes before the part that cuts.
 
     Args:
         instructions: Where they are.
@@ -282,5 +261,5 @@ class UseInstructions(MessagesNode):
         bare = replace(shown, system=plain[0] if plain else None).under(text)
         return with_summary(bare, summary)
 
-    through = blocking(_through)
-    athrough = awaiting(_through)
+    through = blocking(_through)  # type: ignore[arg-type]
+    athrough = awaiting(_through)  # type: ignore[arg-type]

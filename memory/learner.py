@@ -17,11 +17,7 @@ from perdure.memory.options import text
 class Learner(Runnable[Any, Any]):
     """A node that learns, like `update_instructions(…)` and `update_profile(…)`.
 
-    It is called like every node of short-term memory: of a state it returns an empty update, of
-    messages the messages as they are.
-
-    Args:
-        messages_key: The channel of the messages.
+    Of a state it returns an empty update, of messages the messages as they are.
     """
 
     def __init__(self, messages_key: str) -> None:
@@ -31,20 +27,10 @@ class Learner(Runnable[Any, Any]):
     def learning(
         self, messages: Messages, state: Any, config: RunnableConfig | None
     ) -> Effects[object]:
-        """Learn from messages.
-
-        Args:
-            messages: The conversation.
-            state: The state that has the messages; None: they came alone.
-            config: Of the run.
-        """
+        """Learn from messages; `state` is the one that has them, None if they came alone."""
 
     def _call(self, given: Any, config: RunnableConfig | None = None) -> Effects[list[BaseMessage]]:
-        """The messages as they are, after learning from them.
-
-        Args:
-            given: The state, as a node is given it, or a list of messages.
-            config: Of the run; within a graph it is known without.
+        """The messages of a state, or of a list, as they are, after learning from them.
 
         Raises:
             InvalidMessages: They are no messages.
@@ -67,5 +53,5 @@ class Learner(Runnable[Any, Any]):
 
     __call__ = blocking(_call)
     acall = awaiting(_call)
-    invoke = blocking(_invoke)
-    ainvoke = awaiting(_invoke)
+    invoke = blocking(_invoke)  # type: ignore[arg-type]
+    ainvoke = awaiting(_invoke)  # type: ignore[arg-type]

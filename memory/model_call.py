@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, BaseMessage
@@ -38,14 +38,10 @@ _REFUSED: Final = {400, 401, 403, 404, 405, 422}  # HTTP: asking again gets the 
 
 
 def chat_model(model: Any) -> Runnable[Any, Any]:
-    """A chat model from an object, which is taken as it is, or from a name.
+    """A chat model: an object as it is, or that of a name such as `"openai:gpt-5-mini"`.
 
-    A name goes to langchain's `init_chat_model`; without langchain, OpenAI's go to
-    `langchain_openai.ChatOpenAI`. Where something is missing that may be there later, such as the
-    key, the model is made at its first call.
-
-    Args:
-        model: A chat model, or a name such as `"openai:gpt-5-mini"`.
+    Names go to langchain's `init_chat_model`; without langchain, OpenAI's go to `ChatOpenAI`. If
+    something is missing that may be there later, such as the key, the model is made when called.
 
     Raises:
         ConfigurationError: It is neither, or no model can have that name.
@@ -53,10 +49,10 @@ def chat_model(model: Any) -> Runnable[Any, Any]:
     """
     if not isinstance(model, str):
         expected = 'a langchain chat model, or a name such as "openai:gpt-5-mini"'
-        return cast("Runnable[Any, Any]", instance("model", model, Runnable, expected))
+        return instance("model", model, Runnable, expected)  # type: ignore[no-any-return]
     try:
         text("model, without its provider,", model.rpartition(":")[2])
-        return _made(model)
+        return _made(model)  # type: ignore[no-any-return]
     except (ConfigurationError, MissingDependency):
         raise
     except Exception:  # every provider has its own error for a key that is missing
@@ -64,27 +60,19 @@ def chat_model(model: Any) -> Runnable[Any, Any]:
 
 
 class NamedModel(RunnableLambda[Any, Any]):
-    """A chat model that is made at its first call; `chat_model` makes it.
+    """A chat model that is made, and prepared, at its first call; `chat_model` makes it."""
 
-    Args:
-        given: The model's name.
-        prepare: What is done with the model before its first call.
-    """
-
-    def __init__(
-        self, given: str, prepare: Callable[[Any], Runnable[Any, Any]] = lambda model: model
-    ) -> None:
-        # of a function that returns a runnable, langchain calls the runnable
+    def __init__(self, given: str, prepare: Callable[[Any], Any] = lambda model: model) -> None:
+        # if a function returns a runnable, langchain calls that
         super().__init__(self._resolved, name=given)
-        self.given, self._prepare = given, prepare
-        self._model: Runnable[Any, Any] | None = None
+        self.given, self._prepare, self._model = given, prepare, None
 
     @property
     def model_name(self) -> str:
         """The name without its provider."""
         return self.given.partition(":")[2] or self.given
 
-    def prepared(self, prepare: Callable[[Any], Runnable[Any, Any]]) -> NamedModel:
+    def prepared(self, prepare: Callable[[Any], Any]) -> NamedModel:
         """The same, with something done before the first call: `lambda model: model.bind(…)`."""
         return NamedModel(self.given, lambda model: prepare(self._prepare(model)))
 
@@ -92,25 +80,24 @@ class NamedModel(RunnableLambda[Any, Any]):
         """See `BaseChatModel.bind_tools`."""
         return self.prepared(lambda model: model.bind_tools(tools, **kwargs))
 
-    def _resolved(self, request: Any) -> Runnable[Any, Any]:
+    def _resolved(self, request: Any) -> Any:
         if self._model is None:
             try:
                 self._model = self._prepare(_made(self.given))
             except Exception as exc:
-                raise ConfigurationError(
-                    f"the model {self.given!r} cannot be made: {exc!s:.300}"
-                ) from exc
+                fault = f"the model {self.given!r} cannot be made: {exc!s:.300}"
+                raise ConfigurationError(fault) from exc
         return self._model
 
 
-def _made(name: str) -> Runnable[Any, Any]:
+def _made(name: str) -> Any:
     """The model of a name; ConfigurationError if no model can have it."""
     try:
         from langchain.chat_models import init_chat_model
     except ImportError:
         return _made_without_langchain(name)
     try:
-        return cast("Runnable[Any, Any]", init_chat_model(name))
+        return init_chat_model(name)
     except ImportError as exc:
         raise MissingDependency(f"model is {name!r}, whose package is missing: {exc}") from exc
     except ValueError as exc:
@@ -122,7 +109,7 @@ def _made(name: str) -> Runnable[Any, Any]:
         ) from exc
 
 
-def _made_without_langchain(name: str) -> Runnable[Any, Any]:
+def _made_without_langchain(name: str) -> Any:
     provider, _, model = name.rpartition(":")
     if provider != "openai" and (provider or not name.startswith(_OPENAI)):
         raise MissingDependency(
@@ -214,7 +201,7 @@ class ModelCall:
 
     def _quiet(self) -> Runnable[Any, Any]:
         # the answer is not the user's: `stream_mode="messages"` leaves it out
-        return cast("Runnable[Any, Any]", self.model.with_config(tags=[TAG_NOSTREAM]))
+        return self.model.with_config(tags=[TAG_NOSTREAM])  # type: ignore[no-any-return]
 
     def _too_late(self) -> TimeoutError:
         return TimeoutError(f"no answer within {self.timeout_s} s")

@@ -34,12 +34,7 @@ _QUOTED: Final = 4_000  # characters of an answer that the model is shown again
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An answer that cannot be used.
-
-    Attributes:
-        said: Its text.
-        fault: What is wrong with it.
-    """
+    """The text of an answer that cannot be used, and what is wrong with it."""
 
     said: str
     fault: str
@@ -47,12 +42,7 @@ class Refused:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts calls.
-
-    Attributes:
-        asks: How often the model was called.
-        tokens: The tokens that its answers report, added up; None: they report none.
-    """
+    """How often a model was called, and the tokens that its answers report, if they do."""
 
     asks: int = 0
     tokens: UsageMetadata | None = None
@@ -94,13 +84,11 @@ class Insisting:
         """What `taken` makes of the first answer that can be used.
 
         Args:
-            call: Calls the model, for structured answers a `structured` one.
+            call: Calls a `structured` model.
             request: Makes the request.
-            taken: Makes the result of an answer, as effects if it has to wait for something, or
-                raises `InvalidPatch`.
-            room: Characters of the conversation to be shown; halved while they are too many for
-                the model.
-            tally: Counts.
+            taken: Makes the result of an answer, or effects that give it; raises `InvalidPatch`.
+            room: Characters of the conversation to be shown; halved if the model takes less.
+            tally: Counts the calls.
             parsed: Takes an answer apart, or raises `InvalidPatch`; None: by its schema.
 
         Raises:
@@ -134,13 +122,7 @@ class Insisting:
 def structured(
     model: Any, schema: type[BaseModel], *, method: str, strict: bool
 ) -> Runnable[Any, Any]:
-    """A model whose answers are of a schema, decoded strictly if the model can.
-
-    Args:
-        model: A chat model, or the name of one.
-        schema: Of its answers.
-        method: Of `with_structured_output`.
-        strict: Whether to ask for decoding that can give nothing else.
+    """A model, or that of a name, whose answers are of a schema; strictly if it can decode so.
 
     Raises:
         ConfigurationError: The model gives no structured answers; see also `chat_model`.
@@ -153,13 +135,9 @@ def structured(
     tried: list[dict[str, Any]] = [{"method": method, "strict": strict}, {"method": method}, {}]
     for options in tried:
         try:
-            out: Runnable[Any, Any] = model.with_structured_output(
-                schema, include_raw=True, **options
-            )
+            return model.with_structured_output(schema, include_raw=True, **options)  # type: ignore[no-any-return]
         except (AttributeError, TypeError, ValueError, NotImplementedError) as exc:
             cause = exc
-        else:
-            return out
     raise ConfigurationError(
         f"the model is {model!r:.80}, which gives no structured answers ({cause!s:.200}); expected "
         "a langchain chat model that calls tools"
@@ -167,11 +145,7 @@ def structured(
 
 
 def _parsed(answer: Any) -> Any:
-    """The answer as an instance of its schema.
-
-    Raises:
-        InvalidPatch: There is none.
-    """
+    """The answer as an instance of its schema; InvalidPatch if it is none."""
     if not isinstance(answer, dict):
         raise InvalidPatch(fault_of(answer) or "the answer was text, which no schema has")
     raw, error = answer.get("raw"), answer.get("parsing_error")
@@ -187,10 +161,7 @@ def _parsed(answer: Any) -> Any:
 
 
 def _outline(answer: Any) -> str:
-    """What is wrong with an answer, in none of its words: they may be a secret, and errors go far.
-
-    The model is told in detail, and so is whoever looks at the error's cause.
-    """
+    """What is wrong with an answer, in none of its words: they may be a secret, and are logged."""
     raw = answer.get("raw") if isinstance(answer, dict) else answer
     if not isinstance(answer, dict) or is_cut_off(raw) or is_withheld(raw):
         return fault_of(raw) or "it was text"

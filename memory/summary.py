@@ -10,24 +10,27 @@ import logging
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, chain, islice, takewhile
 from typing import Annotated, Any, Final, Literal
 
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, RemoveMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no JSON schema
 
-from perdure.errors import ConfigurationError, SummaryFailed
+from perdure.errors import ConfigurationError, SummaryFailed, UnknownModel
 from perdure.memory.conversation import Messages, Turn, role, turns
+from perdure.memory.tokens import Countable, context_window, token_counter
 from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.model_call import NamedModel, model_call
-from perdure.memory.nodes import MODES, SHOWN, MessagesNode, Mode, Shown, channel
-from perdure.memory.options import choice, number, text, whole
+from perdure.memory.nodes import MODES, SHOWN, MessagesNode, Mode, channel
+from perdure.memory.options import choice, instance, number, text, whole
 from perdure.memory.quotation import as_record
 from perdure.memory.reducers import ChatState
+from perdure.memory.nodes import Shown
 from perdure.memory.summary_request import PROMPT, SummaryRequest
-from perdure.memory.tokens import Countable, TokenCounter, context_window, token_counter
+from perdure.memory.tokens import TokenCounter
 from perdure.memory.transcript import units_of
 
 OnFailure = Literal["keep", "raise"]
@@ -43,6 +46,7 @@ _SIZES: Final = {"messages", "tokens", "fraction"}
 _MARK: Final = "perdure_summary"  # in additional_kwargs, which no provider is sent
 _INSTRUCTIONS: Final = "instructions"
 _SUMMARY: Final = "summary"
+_WRITTEN: Final = "what summarize() writes, or text"
 _SUMMARIZED: Final = "summarized"
 _LOG = logging.getLogger("perdure")
 
@@ -62,12 +66,7 @@ class Summary(TypedDict):
 
 
 class SummaryState(ChatState, total=False):
-    """A chat with a running summary.
-
-    Attributes:
-        summary: The summary.
-        summarized: The ids of the messages it stands for, in order.
-    """
+    """A chat with a running summary, and the ids of the messages it stands for, in order."""
 
     summary: Summary
     summarized: Annotated[list[str], operator.add]
@@ -77,7 +76,7 @@ def summarize(
     model: Any,
     *,
     trigger: Size | Sequence[Size] = ("messages", 40),
-    keep: Size = ("messages", 20),
+    keep: Size | None = None,
     token_counter: Countable | None = None,
     summary_prompt: str = PROMPT,
     mode: Mode = "state",
@@ -86,22 +85,18 @@ def summarize(
 ) -> Summarize:
     """A node that keeps a running summary: `summarize("openai:gpt-5-mini")`.
 
-    As a node it writes the summary to the state (`SummaryState` has the channels) and, in the mode
-    `"state"`, removes the summarised messages by id. `shown` gives what the model is to be shown.
-    Over a plain list it gives what is to be shown, with the summary in it; given that and the
-    messages since, it extends the summary.
+    Over a state with the channels of `SummaryState` it writes the summary; `shown` gives what the
+    model is to be shown. Over a plain list it gives what is to be shown, with the summary in it;
+    given that and the messages since, it extends the summary.
 
     Args:
         model: Writes the summaries: a chat model, its name, or `ModelCall(model, timeout_s=…)`.
-        trigger: When to summarise, counted over the messages that are not summarised yet, without
-            system messages; a list means any of its sizes.
-        keep: How much of the end is never summarised, in whole turns; the newest turn always.
+        trigger: When to summarise, counted over what is not summarised yet; a list means any of it.
+        keep: How much of the end stays, in whole turns, the newest always; None: half of `trigger`.
         token_counter: Counts tokens; None: the counter that fits the model.
-        summary_prompt: Instructions to the model instead of perdure's; `{max_words}` in it stands
-            for 400. The conversation follows in a message of its own.
+        summary_prompt: Instructions to the model; `{max_words}` in it stands for 400.
         mode: `"state"`: summarised messages are removed from the state; a perdure checkpointer's
             history still has them. `"view"`: the state keeps all, `llm_input_messages` is shown.
-            An edit of a summarised message under its id is then not summarised again.
         on_failure: If the model gives no summary: `"keep"` everything, log a warning, and try again
             the next time; or `"raise"` `SummaryFailed`.
         messages_key: The channel of the messages.
@@ -115,26 +110,23 @@ def summarize(
     counter, max_input = _counter(token_counter, known), _INPUT_TOKENS
     with suppress(ConfigurationError):
         max_input = int(_SHARE * context_window(known))
-    choice("mode", mode, MODES)
-    choice("on_failure", on_failure, ON_FAILURE)
-    several = isinstance(trigger, list | tuple) and not (trigger and isinstance(trigger[0], str))
-    sizes: Any = trigger if several and trigger else [trigger]
+    several = isinstance(trigger, list | tuple) and trigger and not isinstance(trigger[0], str)
+    sizes: Sequence[Any] = trigger if several else [trigger]  # type: ignore[assignment]
+    limits = [_limits("trigger", size, known) for size in sizes]
     return Summarize(
         SummaryRequest(call, text("summary_prompt", summary_prompt), counter.text, max_input),
-        Due(
-            tuple(_limits("trigger", size, known) for size in sizes),
-            _limits("keep", keep, known),
-            counter,
-        ),
-        mode=mode,
-        on_failure=on_failure,
-        messages_key=messages_key,
+        counter,
+        limits,
+        _half(limits) if keep is None else _limits("keep", keep, known),
+        choice("mode", mode, MODES),
+        choice("on_failure", on_failure, ON_FAILURE),
+        messages_key,
     )
 
 
 def _counter(given: Countable | None, model: Any) -> TokenCounter:
-    if given is None:
-        with suppress(ConfigurationError):  # nothing is known of it: an estimate
+    if given is None and isinstance(model, BaseChatModel | str):
+        with suppress(UnknownModel):  # the estimate counts then
             return token_counter(model)
     return token_counter(given)
 
@@ -145,9 +137,8 @@ def _limits(name: str, size: Any, model: Any) -> tuple[int, int]:
         size = {size[0]: size[1]}
     if not isinstance(size, Mapping) or not size or not set(size) <= _SIZES:
         raise ConfigurationError(
-            f'{name} is {size!r:.80}; expected ("messages", 40), ("tokens", 4000), '
-            '("fraction", 0.7) of the model\'s window, or a dict such as {"tokens": 4000, '
-            '"messages": 10}, which means both'
+            f'{name} is {size!r:.80}; expected ("messages", 40), ("tokens", 4000), ("fraction", '
+            "0.7) of the model's window, or a dict of several, all of which are meant"
         )
     least = {key: whole(f"{name} {key}", size[key], 1) for key in size if key != "fraction"}
     tokens = least.get("tokens", 0)
@@ -157,21 +148,29 @@ def _limits(name: str, size: Any, model: Any) -> tuple[int, int]:
     return least.get("messages", 0), tokens
 
 
+def _half(limits: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    columns = zip(*limits, strict=True)
+    messages, tokens = (min((-(-n // 2) for n in each if n), default=0) for each in columns)
+    return messages, tokens
+
+
 class Summarize(MessagesNode):
     """See `summarize`, which makes it."""
 
     def __init__(
         self,
         request: SummaryRequest,
-        due: Due,
-        *,
-        mode: Mode,
-        on_failure: OnFailure,
+        counter: TokenCounter,
+        trigger: Sequence[tuple[int, int]],
+        keep: tuple[int, int],
+        mode: str,
+        on_failure: str,
         messages_key: str,
     ) -> None:
         super().__init__(messages_key)
-        self._request, self._due, self._on_failure = request, due, on_failure
-        self.mode = mode
+        self._request, self._counter = request, counter
+        self._trigger, self._keep = trigger, keep
+        self.mode, self._on_failure = mode, on_failure
 
     # -- over a plain list
 
@@ -180,15 +179,15 @@ class Summarize(MessagesNode):
     ) -> Effects[list[BaseMessage]]:
         """What the model is to be shown of messages: summarised, if they are many."""
         previous, rest = without_summary(messages)
-        old = self._due.old(rest, range(len(rest)))
+        old = self._old(rest, range(len(rest)))
         extended = yield from self._extended(previous, [rest[i] for i in old], config)
         if extended is not None:
             gone = set(old)
             rest = [message for i, message in enumerate(rest) if i not in gone]
         return with_summary(Shown.of(rest), extended or previous).messages()
 
-    applied = blocking(_applied)
-    aapplied = awaiting(_applied)
+    applied = blocking(_applied)  # type: ignore[arg-type]
+    aapplied = awaiting(_applied)  # type: ignore[arg-type]
 
     # -- as a node
 
@@ -203,13 +202,13 @@ class Summarize(MessagesNode):
     def is_due(self, state: Any) -> bool:
         """Whether the node would summarise something of a state now."""
         messages = self.messages_in(state)
-        return bool(self._due.old(messages, self._fresh(messages, state)))
+        return bool(self._old(messages, self._fresh(messages, state)))
 
     def _changes(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
         """An update without what is shown: what it leaves to be asked for by `shown`."""
         messages = self.messages_in(state)
         _check_channels(state, config)
-        old = self._due.old(messages, self._fresh(messages, state))
+        old = self._old(messages, self._fresh(messages, state))
         ids = [self.id_of(messages[i]) for i in old]
         extended = yield from self._extended(_summary_in(state), [messages[i] for i in old], config)
         if extended is None:
@@ -227,17 +226,15 @@ class Summarize(MessagesNode):
         if self.mode == "state":
             return changes
         messages = self.messages_in(state)
-        after = {
-            self.messages_key: messages,
-            _SUMMARY: changes.get(_SUMMARY, channel(state, _SUMMARY)),
-            _SUMMARIZED: [*_summarized_in(state), *changes.get(_SUMMARIZED, ())],
-        }
-        return {**changes, SHOWN: self.shown(messages, after, config)}
+        summarized = [*_summarized_in(state), *changes.get(_SUMMARIZED, ())]
+        after = {_SUMMARY: _summary_in(state), **changes, _SUMMARIZED: summarized}
+        shown = self.shown(messages, {**after, self.messages_key: messages}, config)
+        return {**changes, SHOWN: shown}
 
     changes = blocking(_changes)
     achanges = awaiting(_changes)
-    update = blocking(_update)
-    aupdate = awaiting(_update)
+    update = blocking(_update)  # type: ignore[arg-type]
+    aupdate = awaiting(_update)  # type: ignore[arg-type]
 
     def _extended(
         self, previous: Summary | None, old: list[BaseMessage], config: RunnableConfig | None
@@ -257,7 +254,37 @@ class Summarize(MessagesNode):
         count = len(old) + (previous["count"] if previous else 0)
         return Summary(text=summary, last=old[-1].id, count=count)
 
-    # -- what a summary stands for
+    # -- which messages are summarised
+
+    def _old(self, messages: Messages, fresh: Sequence[int]) -> list[int]:
+        """Where the messages stand that are to be summarised now: those before the kept turns."""
+        candidates = [i for i in fresh if role(messages[i]) != "system"]
+        if not self._is_reached([messages[i] for i in candidates]):
+            return []
+        cut = self._cut(messages)
+        return [i for i in candidates if i < cut]
+
+    def _is_reached(self, messages: Messages) -> bool:
+        """Whether a trigger is. Tokens are counted only if they decide."""
+        asked = [tokens for count, tokens in self._trigger if len(messages) >= count]
+        if not asked or 0 in asked:
+            return bool(asked)
+        least, measure = min(asked), self._counter.fitted(messages).message
+        return any(total >= least for total in accumulate(map(measure, messages)))
+
+    def _cut(self, messages: Messages) -> int:
+        """Where the kept turns begin; 0 if all of them are kept."""
+        most_messages, most_tokens = self._keep
+        count = tokens = cut = 0
+        for turn in turns(messages):
+            members = [messages[i] for i in turn if role(messages[i]) != "system"]
+            count += len(members)
+            # by the counter as it is: fitted to the conversation, a removal would move the cut
+            tokens += sum(map(self._counter.message, members)) if most_tokens else 0
+            if cut and (0 < most_messages < count or 0 < most_tokens < tokens):
+                return cut
+            cut = turn.start
+        return 0
 
     def _fresh(self, messages: Messages, state: Any) -> range:
         """Where the messages stand that the summary does not stand for.
@@ -291,81 +318,30 @@ class Summarize(MessagesNode):
         if not fresh.start:
             return turns
         gone = {message.id for message in messages[: fresh.start]}
-        newest = islice(turns, 1)  # whatever a summary claims to stand for
-        return chain(
-            newest, takewhile(lambda turn: not all(m.id in gone for m in turn.messages), turns)
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """Decides which messages are to be summarised now.
-
-    Args:
-        trigger: Messages and tokens that have to be reached together; any of these pairs.
-        keep: Messages and tokens that the kept turns may have; 0: no limit.
-        counter: Counts tokens.
-    """
-
-    trigger: tuple[tuple[int, int], ...]
-    keep: tuple[int, int]
-    counter: TokenCounter
-
-    def old(self, messages: Messages, fresh: Sequence[int]) -> list[int]:
-        """Where the messages stand that are to be summarised: those before the kept turns."""
-        candidates = [i for i in fresh if role(messages[i]) != "system"]
-        if not self.fires([messages[i] for i in candidates]):
-            return []
-        cut = self._cut(messages)
-        return [i for i in candidates if i < cut]
-
-    def fires(self, messages: Messages) -> bool:
-        """Whether any pair is reached. Tokens are counted only if they decide."""
-        asked = [tokens for count, tokens in self.trigger if len(messages) >= count]
-        if not asked or 0 in asked:
-            return bool(asked)
-        measure = self.counter.fitted(messages).message
-        return any(total >= min(asked) for total in accumulate(map(measure, messages)))
-
-    def _cut(self, messages: Messages) -> int:
-        """Where the kept turns begin; 0 if all of them are kept."""
-        most_messages, most_tokens = self.keep
-        count = tokens = cut = 0
-        for turn in turns(messages):
-            members = [messages[i] for i in turn if role(messages[i]) != "system"]
-            count += len(members)
-            # as the counter is, without the conversation: else a removal would move the cut
-            tokens += sum(map(self.counter.message, members)) if most_tokens else 0
-            full = 0 < most_messages < count or 0 < most_tokens < tokens
-            if full and cut:
-                return cut
-            cut = turn.start
-        return 0
+        newest = islice(turns, 1)  # is shown whatever a summary claims to stand for
+        rest = takewhile(lambda turn: not all(m.id in gone for m in turn.messages), turns)
+        return chain(newest, rest)
 
 
 # -- how a summary is shown
 
 
 def with_summary(shown: Shown, summary: Summary | None) -> Shown:
-    """What is shown, with a summary in the system message; one that is there is replaced.
-
-    Users and tools had a part in its text, so it stands under its heading as a record of theirs.
-    """
+    """What is shown, with a summary in the system message; one that is there is replaced."""
     if summary is None or not summary["text"]:
         return shown
+    # users and tools had a part in its text: it stands there as a record, not as instructions
     section = f"{HEADING}:\n\n{as_record(summary['text'])}"
     system = next(iter(without_summary([shown.system])[1]), None) if shown.system else None
     if system is None:
-        mark: dict[str, Any] = {_MARK: {**summary, _INSTRUCTIONS: None}}
-        return replace(shown, system=SystemMessage(section, additional_kwargs=mark))
-    content, joined = system.content, section
-    if not isinstance(content, str):  # its blocks stay, so that a provider's cache of them holds
-        joined = [*content, {"type": "text", "text": section}]  # type: ignore[assignment]
-    elif content:
-        joined = f"{content}\n\n{section}"
-    kwargs = {**system.additional_kwargs, _MARK: {**summary, _INSTRUCTIONS: content}}
-    update = {"content": joined, "additional_kwargs": kwargs}
-    return replace(shown, system=system.model_copy(update=update))
+        made = _changed(SystemMessage(""), section, {**summary, _INSTRUCTIONS: None})
+        return replace(shown, system=made)
+    content: Any = system.content
+    if isinstance(content, str):
+        joined: Any = f"{content}\n\n{section}" if content else section
+    else:  # its blocks stay, so that a provider's cache of them holds
+        joined = [*content, {"type": "text", "text": section}]
+    return replace(shown, system=_changed(system, joined, {**summary, _INSTRUCTIONS: content}))
 
 
 def without_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage]]:
@@ -376,12 +352,17 @@ def without_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessag
         if mark is None:
             rest.append(message)
             continue
-        found = summary_of({key: mark[key] for key in Summary.__annotations__})
+        found = summary_of(mark)
         if isinstance(message, SystemMessage) and mark[_INSTRUCTIONS] is not None:
-            kwargs = {k: v for k, v in message.additional_kwargs.items() if k != _MARK}
-            before = {"content": mark[_INSTRUCTIONS], "additional_kwargs": kwargs}
-            rest.append(message.model_copy(update=before))
+            rest.append(_changed(message, mark[_INSTRUCTIONS], None))
     return found, rest
+
+
+def _changed(system: BaseMessage, content: Any, mark: Any) -> BaseMessage:
+    kwargs = {name: value for name, value in system.additional_kwargs.items() if name != _MARK}
+    if mark is not None:
+        kwargs[_MARK] = mark
+    return system.model_copy(update={"content": content, "additional_kwargs": kwargs})
 
 
 def summary_of(value: Any) -> Summary | None:
@@ -394,16 +375,9 @@ def summary_of(value: Any) -> Summary | None:
         return None
     if isinstance(value, str):
         return Summary(text=value, last=None, count=0)
-    if (
-        isinstance(value, Mapping)
-        and isinstance(value.get("text"), str)
-        and isinstance(value.get("last"), str | None)
-        and isinstance(value.get("count"), int)
-    ):
-        return Summary(text=value["text"], last=value["last"], count=value["count"])
-    raise ConfigurationError(
-        f"the channel of the summary holds {value!r:.80}; expected what summarize() writes, or text"
-    )
+    stored = instance("the channel of the summary", value, Mapping, _WRITTEN)
+    instance("the channel of the summary", stored.get("text"), str, _WRITTEN)
+    return Summary(text=stored["text"], last=stored.get("last"), count=stored.get("count", 0))
 
 
 def _summary_in(state: Any) -> Summary | None:
@@ -416,9 +390,6 @@ def _summarized_in(state: Any) -> Sequence[str]:
 
 def _check_channels(state: Any, config: RunnableConfig | None) -> None:
     """Refuse a graph that would drop the summary and remove the messages all the same."""
-    in_graph = "langgraph_node" in ((config or {}).get("metadata") or {})
-    if in_graph and channel(state, _SUMMARIZED) is None:
-        raise ConfigurationError(
-            f"the graph's state has no channel {_SUMMARIZED!r}; a summary needs {_SUMMARY!r} and "
-            f"{_SUMMARIZED!r}: derive the state from SummaryState"
-        )
+    if "langgraph_node" in ((config or {}).get("metadata") or {}):
+        expected = "a list: derive the state from SummaryState"
+        instance("the state's channel 'summarized'", channel(state, _SUMMARIZED), list, expected)

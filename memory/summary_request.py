@@ -13,7 +13,7 @@ from typing import Final
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 
-from perdure.errors import ConfigurationError, SummaryFailed
+from perdure.errors import SummaryFailed
 from perdure.memory.effects import Effects
 from perdure.memory.model_call import (
     ModelCall,
@@ -24,6 +24,7 @@ from perdure.memory.model_call import (
     text_of,
     times,
 )
+from perdure.memory.options import whole
 from perdure.memory.quotation import undelimited
 
 PROMPT: Final = """\
@@ -54,7 +55,7 @@ class SummaryRequest:
 
     Args:
         call: Calls the model.
-        prompt: Instructions to the model; `{max_words}` in it stands for the number.
+        prompt: Instructions to the model; `{max_words}` in it stands for a number.
         tokens: Counts the tokens of a text.
         max_input: Tokens that a request may take.
 
@@ -68,11 +69,8 @@ class SummaryRequest:
     max_input: int
 
     def __post_init__(self) -> None:
-        if self._room < _LEAST_ROOM:
-            raise ConfigurationError(
-                f"summary_prompt leaves {self._room} of the {self.max_input} tokens that a request "
-                f"may take; expected one that leaves at least {_LEAST_ROOM} for the conversation"
-            )
+        what = "summary_prompt leaves too few tokens for the conversation: what it leaves"
+        whole(what, self._room, _LEAST_ROOM)
 
     @property
     def _room(self) -> int:
@@ -83,11 +81,7 @@ class SummaryRequest:
         return replace(self, call=replace(self.call, config=config))
 
     def summary(self, previous: str, units: Sequence[Sequence[str]]) -> Effects[str]:
-        """The summary of a previous summary and of the messages after it.
-
-        Args:
-            previous: The previous summary; "" for none.
-            units: Rendered messages; those of one unit are parted only if they have to be.
+        """The summary of a previous summary ("" for none) and of the rendered messages after it.
 
         Raises:
             SummaryFailed: The model gave none.
@@ -116,18 +110,16 @@ class SummaryRequest:
             [answer] = yield self.call.asking([self._request(previous, texts, words, shorter)])
             if is_too_long(answer):
                 raise _TooLong from answer
-            fault, runaway = fault_of(answer), False
-            if fault is None:
-                length = self.tokens(text_of(answer))
-                if length <= most:
-                    return text_of(answer)
-                fault = f"the answer has {length} tokens, and {words} words were asked for"
-                runaway = True
+            fault = fault_of(answer)
+            length = 0 if fault else self.tokens(text_of(answer))
+            if not fault and length <= most:
+                return text_of(answer)
             failures += 1
             if is_final(answer) or failures > self.call.retries:
+                fault = fault or f"the answer has {length} tokens, {words} words were asked for"
                 cause = answer if isinstance(answer, Exception) else None
                 raise _failed(f"asked {times(failures)}, and in the end {fault}") from cause
-            if runaway or is_cut_off(answer):
+            if length or is_cut_off(answer):
                 words, shorter = max(1, words // 2), True
             yield self.call.waiting(failures)
 
@@ -135,15 +127,11 @@ class SummaryRequest:
         self, previous: str, texts: Sequence[str], words: int, shorter: bool
     ) -> list[BaseMessage]:
         conversation = "\n".join(["<conversation>", *texts, "</conversation>"])
-        parts = [conversation, "Write the summary now."]
-        if previous:
-            parts.insert(0, f"<summary>\n{undelimited(previous)}\n</summary>")
-        if shorter:
-            parts[-1] = (
-                f"Write the summary now, in {words} words at most: a longer one cannot be used."
-            )
+        known = f"<summary>\n{undelimited(previous)}\n</summary>" if previous else ""
+        limit = f", in {words} words at most: a longer one cannot be used" if shorter else ""
+        parts = [known, conversation, f"Write the summary now{limit}."]
         prompt = self.prompt.replace("{max_words}", str(words))
-        return [SystemMessage(prompt), HumanMessage("\n\n".join(parts))]
+        return [SystemMessage(prompt), HumanMessage("\n\n".join(filter(None, parts)))]
 
     def _cost(self, text: str) -> int:
         return self.tokens(text) + 1 if text else 0  # and a line break

@@ -1,10 +1,8 @@
-"""Updating instructions: a model rewrites them after a conversation, or they stay.
+"""Reflection: a model rewrites the instructions after a conversation, or they stay.
 
-The technique is reflection, or meta-prompting, as LangGraph's concepts of memory describe it
-(https://docs.langchain.com/oss/python/concepts/memory). The rewrite is checked before it is
-written: instructions that were lost, cut off or bloated would spoil every later conversation. It
-comes between a beginning and an end mark, so that a text that was cut off is known as such whatever
-the provider reports.
+See "Update own instructions" in https://docs.langchain.com/oss/python/concepts/memory. A rewrite
+that was cut off or lost most of the rules would spoil every later conversation, so it comes between
+marks and is checked before it is written.
 """
 
 from __future__ import annotations
@@ -71,13 +69,11 @@ def update_instructions(
 ) -> UpdateInstructions:
     """A node that learns: the model rewrites the instructions after a conversation.
 
-    The rewrite is a new version, with the thread and checkpoint of the run and a diff; one that is
-    equal to what holds is not written. If another run wrote meanwhile, the model is asked again
-    with the newer text, so no change is lost. The state stays as it is.
+    The rewrite is a new version. If another run wrote meanwhile, the model is asked again with the
+    newer text, so no change is lost. The state stays as it is.
 
     Args:
-        model: Rewrites them: a chat model, its name, or `ModelCall(model, timeout_s=…)`. Its
-            answer is not streamed to the user.
+        model: Rewrites them: a chat model, its name, or `ModelCall(model, timeout_s=…)`.
         instructions: Where they are.
         prompt: What the model is told to do; the form of its answer is always added.
         max_chars: Characters that the instructions have at most. A rewrite that has less than 40 %
@@ -133,11 +129,9 @@ class UpdateInstructions(Learner):
         """Learn from messages. Returns what holds then.
 
         Raises:
-            InstructionsRefused: With `on_failure="raise"`: the rewrite is not usable.
-            ModelFailed: So too: the model did not answer.
+            ModelFailed: With `on_failure="raise"`: the model gave no usable rewrite.
             VersionConflict: So too: others wrote, again and again, while the model was asked.
             ConfigurationError: See `Instructions.current`.
-            StorageError: The store refuses.
         """
         units = ["\n".join(unit) for unit in units_of(checked(messages, "the messages"))]
         place, conflicts = self.instructions.place(config), 0
@@ -152,14 +146,10 @@ class UpdateInstructions(Learner):
                     return previous
                 writing = self.instructions.writing(place, previous, rewritten, "update")
                 return (yield from writing)
-            except VersionConflict as exc:
+            except (ModelFailed, VersionConflict) as exc:
                 conflicts += 1
-                if conflicts <= _CONFLICTS:
+                if isinstance(exc, VersionConflict) and conflicts <= _CONFLICTS:
                     continue
-                if not self._keeps:
-                    raise
-                _LOG.warning("the instructions stay as they are: %s", exc)
-            except ModelFailed as exc:
                 if not self._keeps:
                     raise
                 _LOG.warning("the instructions stay as they are: %s", exc)
@@ -207,27 +197,26 @@ class UpdateInstructions(Learner):
         if answered.count(_BEGIN) != answered.count(_END):
             raise _refused(f"the answer has {_BEGIN} and {_END} a different number of times")
         # a model may name the marks before it uses them
-        rewritten = max(_MARKED.findall(answered), key=len).strip()
+        rewritten: str = max(_MARKED.findall(answered), key=len).strip()
         if rewritten == previous.strip():
             return previous
-        self._check_length(previous, rewritten)
-        return str(rewritten)
+        if fault := self._fault(previous, rewritten):
+            raise _refused(fault)
+        return rewritten
 
-    def _check_length(self, previous: str, rewritten: str) -> None:
-        length = f"they have {len(rewritten)} characters"
-        if 2 * sum(map(str.isalnum, rewritten)) < _SHORTEST or len(rewritten) < _SHORTEST:
-            raise _refused(f"{length}, of which letters and digits are too few to say anything")
-        if len(rewritten) > self._max_chars:
-            raise _refused(f"{length}, max_chars is {self._max_chars}")
-        if len(rewritten) < _LEAST_SHARE * len(previous):
-            raise _refused(f"{length}, the previous {len(previous)}: most of them is lost")
-        most = int(_GROWTH * max(len(previous), _SHORT))
-        if len(rewritten) > most:
-            raise _refused(f"{length}, the previous {len(previous)}: at most {most} are allowed")
-        try:
-            rewritten.encode()
-        except UnicodeEncodeError as exc:
-            raise _refused(f"they are no Unicode text ({exc.reason})") from exc
+    def _fault(self, previous: str, rewritten: str) -> str | None:
+        """Why a text cannot take the place of the previous one; None: it can."""
+        length, letters = len(rewritten), sum(map(str.isalnum, rewritten))
+        most = min(self._max_chars, int(_GROWTH * max(len(previous), _SHORT)))
+        if any("\ud800" <= char <= "\udfff" for char in rewritten):
+            return "they are no Unicode text"
+        if length < _SHORTEST or 2 * letters < _SHORTEST:
+            return f"they have {length} characters and {letters} letters or digits: too few"
+        if length < _LEAST_SHARE * len(previous):
+            return f"they have {length} characters of {len(previous)}: most of them is lost"
+        if length > most:
+            return f"they have {length} characters instead of {len(previous)}: {most} are allowed"
+        return None
 
 
 def _answered(answer: Any) -> Any:

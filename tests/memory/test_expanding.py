@@ -32,7 +32,7 @@ both = pytest.mark.parametrize("expanded", [expand, awaited])
 def talk_on(server: ScriptedServer, saver: Any, turns: int, **options: Any) -> Any:
     """A thread of so many turns, of which the last stays."""
     model = client(server)
-    node = summarize(model, when={"messages": 3}, keep_turns=1, **options)
+    node = summarize(model, trigger=("messages", 3), keep=("messages", 1), **options)
 
     def respond(state: Any) -> Any:
         return {"messages": [AIMessage(f"a{state['messages'][-1].text[1:]}")]}

@@ -22,12 +22,13 @@ from langgraph.store.memory import InMemoryStore
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidMessages, InvalidNamespace
 from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
 from perdure.memory.reducers import ChatState
-from perdure.memory.summary import HEADING, Summary, present
+from perdure.memory.summary import HEADING, Summary
 from perdure.memory.trim import trim
 from perdure.memory.view import view
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations, newest_human
 from tests.memory.providers import refusals
+from tests.memory.summaries import presented
 
 PER_USER = ("instructions", "{user_id}")
 ASK = HumanMessage("hello", id="h")
@@ -105,7 +106,9 @@ def test_a_rollback_to_no_version_is_refused(store: SQLiteStore, version: Any) -
     instructions.set("one")
     instructions.set("two")
 
-    with pytest.raises(ConfigurationError, match=r"no version .* expected one of \[0, 1, 2\]"):
+    with pytest.raises(
+        ConfigurationError, match=r"version is .*; expected (one of '0', '1', '2'|a whole)"
+    ):
         instructions.rollback(version)
     assert instructions.current().version == 2
 
@@ -135,7 +138,7 @@ def test_instructions_do_not_expire_and_are_found_by_what_they_say() -> None:
         assert item.expires_at is None
 
 
-def test_the_async_doors_do_the_same(store: SQLiteStore) -> None:
+def test_the_async_methods_do_the_same(store: SQLiteStore) -> None:
     instructions = Instructions(store)
 
     async def use() -> list[Any]:
@@ -172,9 +175,9 @@ def test_no_writer_is_lost_among_threads(tmp_path: Path) -> None:
 
         history = instructions.history()
     assert sorted(texts(history)) == [f"from {number}" for number in range(8)]
-    formers = ["0", *texts(history)]
-    for former, version in zip(formers, history, strict=False):
-        assert f"-{former}\n+{version.text}" in version.diff
+    previous_texts = ["0", *texts(history)]
+    for previous, version in zip(previous_texts, history, strict=False):
+        assert f"-{previous}\n+{version.text}" in version.diff
 
 
 # -- where
@@ -201,7 +204,7 @@ def test_users_never_mix(users: list[str]) -> None:
 
 @pytest.mark.parametrize("user", [None, "", 3])
 def test_a_run_without_a_user_is_refused(store: SQLiteStore, user: Any) -> None:
-    """By every door, and nothing is written."""
+    """By every method, and nothing is written."""
     instructions = Instructions(store, PER_USER)
     for config in (run_of(user_id=user), run_of(), None):
         with pytest.raises(InvalidConfig):
@@ -261,7 +264,7 @@ def test_a_text_that_says_nothing_is_refused(store: SQLiteStore, text: Any) -> N
 def test_an_item_of_somebody_else_is_not_taken_for_instructions(store: SQLiteStore) -> None:
     store.put(("instructions",), "agent", {"text": "a note"})
 
-    with pytest.raises(ConfigurationError, match="something else"):
+    with pytest.raises(ConfigurationError, match="name another key or namespace"):
         Instructions(store).current()
 
 
@@ -290,7 +293,7 @@ def graph_of(*nodes: tuple[str, Any], **compiled: Any) -> Any:
 
 
 def test_as_a_node_with_the_graphs_store(store: SQLiteStore) -> None:
-    """The store is the graph's, the user the run's; the state keeps what it had. Both colours."""
+    """The store is the graph's, the user the run's; the state keeps what it had. Sync, async."""
     instructions = Instructions(namespace=PER_USER)
     Instructions(store, PER_USER).set("Call her Ann.", run_of(user_id="ann"))
     graph = graph_of(("use", use_instructions(instructions)), store=store)
@@ -376,22 +379,21 @@ def test_one_system_message_an_equal_one_stays_a_different_one_goes(store: SQLit
     assert node.invoke([other, ASK]) == asyncio.run(node.ainvoke([other, ASK])) == node([ASK])
 
 
-@pytest.mark.parametrize("form", ["system", "human"])
-def test_the_summary_in_a_view_stays(store: SQLiteStore, form: Any) -> None:
+def test_the_summary_in_a_view_stays(store: SQLiteStore) -> None:
     """Whichever node comes first."""
     node = use_instructions(Instructions(store, default="Be brief."))
     summary = Summary(text="Ann came.", last="h0", count=3)
 
-    there = node(present([SystemMessage("Old."), ASK], summary, form))
+    there = node(presented([SystemMessage("Old."), ASK], summary))
 
-    assert there == present([SystemMessage("Be brief."), ASK], summary, form)
+    assert there == presented([SystemMessage("Be brief."), ASK], summary)
     assert HEADING in "".join(str(message.content) for message in there)
     assert node(there) == there
 
 
 def test_in_a_view_the_budget_counts_the_instructions(store: SQLiteStore) -> None:
-    """With the part that cuts behind them; both colours, as a node of a graph."""
-    node = view(use_instructions(Instructions(store, default="Be brief.")), trim(max_messages=3))
+    """With the part that cuts behind them; sync and async, as a node of a graph."""
+    node = view(use_instructions(Instructions(store, default="Be brief.")), trim(messages=3))
     said = [HumanMessage(text, id=text) for text in ("one", "two", "three")]
     graph = graph_of(("show", node))
 

@@ -40,7 +40,8 @@ def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_object_is_taken_as_it_is() -> None:
-    for model in (FakeListChatModel(responses=["hi"]), RunnableLambda(lambda messages: "hi")):
+    models: list[Any] = [FakeListChatModel(responses=["hi"]), RunnableLambda(lambda asked: "hi")]
+    for model in models:
         assert chat_model(model) is model
 
 
@@ -49,7 +50,7 @@ def test_a_name_needs_a_key_only_when_it_is_called(
     name: str, installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With langchain and without; awaited too, and with tools bound."""
-    model = chat_model(name)
+    model: Any = chat_model(name)
     assert isinstance(model, NamedModel)
     call = ModelCall(model, backoff_s=0)
     [answer] = call.asking([ASK]).blocking()

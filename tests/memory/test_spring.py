@@ -263,7 +263,7 @@ def test_summaries_take_the_place_of_what_was_said(file_saver: SQLiteCheckpointe
     for n in range(4):
         memory.add("c", [HumanMessage(f"q{n}"), AIMessage(f"a{n}")])
     with OpenAIServer(["Three questions were answered."]) as server:
-        node = summarize(client(server), when={"messages": 4}, keep_turns=2)
+        node = summarize(client(server), trigger=("messages", 4), keep=("messages", 3))
         memory.add("c", HumanMessage("q4"))
         repository.change_messages("c", node)
 

@@ -285,6 +285,60 @@ def test_the_summary_is_plain_json_in_a_reopened_file(tmp_path: Path) -> None:
     assert json.loads(json.dumps(plain)) == plain
 
 
+def test_a_thread_that_the_first_version_summarised_goes_on(tmp_path: Path) -> None:
+    """Its channels are read as they are, in a view too: nothing is summarised again."""
+    for mode, said in (("state", turns(4)[6:]), ("view", turns(4))):
+        with (
+            ScriptedServer(["second", "answer"]) as scribe,
+            SQLiteCheckpointer.open(tmp_path / f"{mode}.db") as saver,
+        ):
+            graph = chat(
+                scribe, node(scribe, mode=mode, trigger=("messages", 4)), checkpointer=saver
+            )
+            stored = {
+                "messages": said,
+                "summary": {"text": "first", "last": "a3", "count": 6},
+                "summarized": ["q1", "a1", "q2", "a2", "q3", "a3"],
+            }
+            graph.update_state(THREAD, stored, as_node="respond")
+            out = graph.invoke({"messages": [AIMessage("a4", id="a4"), *turns(2, start=5)]}, THREAD)
+
+        assert "<summary>\nfirst\n</summary>" in scribe.asked_for(0)
+        assert "q3" not in scribe.asked_for(0)
+        assert out["summary"] == {"text": "second", "last": "a5", "count": 10}
+        assert out["summarized"][6:] == ["q4", "a4", "q5", "a5"]
+
+
+def test_the_summarize_conversation_of_langgraphs_concepts(tmp_path: Path) -> None:
+    """`summarizeConversation`: after the answer, all but the two newest messages are deleted."""
+    with ScriptedServer(numbered("answer")) as server, ScriptedServer(numbered()) as scribe:
+        model = client(server)
+        builder = StateGraph(SummaryState)
+        summarize_conversation = node(scribe, trigger=("messages", 3), keep=("messages", 2))
+
+        def call_model(state: Any) -> Any:
+            shown = summarize_conversation(state)
+            return {"messages": [model.invoke(shown)]}
+
+        builder.add_node("call_model", call_model)
+        builder.add_node("summarize_conversation", summarize_conversation)
+        builder.add_edge(START, "call_model").add_edge("call_model", "summarize_conversation")
+        with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
+            graph = builder.compile(checkpointer=saver)
+            outs = [graph.invoke(says(f"question {n}"), THREAD) for n in range(1, 4)]
+
+    assert [texts(out["messages"]) for out in outs] == [
+        [f"question {n}", f"answer {n}"] for n in (1, 2, 3)
+    ]
+    assert outs[0].get("summary") is None
+    assert [out["summary"]["text"] for out in outs[1:]] == ["summary 1", "summary 2"]
+    assert "<summary>\nsummary 1\n</summary>" in scribe.asked_for(1)
+    assert server.shown(2) == [
+        ("system", f"{HEADING}:\n\nsummary 1"),
+        *[("user", "question 2"), ("assistant", "answer 2"), ("user", "question 3")],
+    ]
+
+
 # -- when, and what
 
 

@@ -42,7 +42,7 @@ from tests.openai_server import Failure, Held
         ([BLANK] * 3, "the answer was empty", 3),
         ([CALLS] * 3, "the model called tools and said nothing", 3),
         ([CUT_OFF] * 3, "cut off at the model's limit", 3),
-        (["They spoke of trains. " * 1_000] * 3, "tokens, and 100 words were asked for", 3),
+        (["They spoke of trains. " * 1_000] * 3, "tokens, 100 words were asked for", 3),
         ([Failure(500, "no luck")] * 3, "Error code: 500 - no luck", 3),
         ([Failure(400, "no such thing")], "no such thing", 1),
         ([Failure(401, "who are you?")], "who are you?", 1),
@@ -148,7 +148,7 @@ def test_keep_shows_the_whole_conversation_over_a_list() -> None:
         ({"token_counter": 7}, "token_counter of 7"),
         ({"summary_prompt": " "}, "summary_prompt is ' '"),
         ({"summary_prompt": 7}, "summary_prompt is 7"),
-        ({"summary_prompt": "word " * 20_000}, "of the 16000 tokens that a request may take"),
+        ({"summary_prompt": "word " * 20_000}, "too few tokens for the conversation"),
         ({"mode": "both"}, "mode is 'both'"),
         ({"on_failure": "ignore"}, "on_failure is 'ignore'"),
         ({"messages_key": ""}, "messages_key is ''"),
@@ -183,6 +183,20 @@ def test_a_failure_is_tried_again_in_the_next_turn(
         assert text in scribe.asked_for()
 
 
+def test_a_model_without_its_key_ends_no_turn(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A name is enough to build the node; the log says what is missing."""
+    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    summary = summarize("openai:gpt-5-mini", trigger=("fraction", 0.7), keep=("messages", 1))
+    assert summary.invoke({"messages": turns(4)}) == {}
+
+    summary = summarize("openai:gpt-5-mini", trigger=("messages", 5))
+    assert summary.invoke({"messages": turns(4)}) == {}
+    assert "OPENAI_API_KEY" in caplog.text
+
+
 @pytest.mark.parametrize("run", [invoked, awaited])
 def test_an_interrupt_is_no_failure(run: Any) -> None:
     """langgraph's own signals pass through a call of a model."""
@@ -206,7 +220,7 @@ def test_messages_that_cannot_be_removed_are_refused_before_anything_is_asked() 
             summary.invoke({})
         with pytest.raises(InvalidMessages, match="number 0 is 'hello', a str"):
             summary.invoke({"messages": ["hello"]})
-        with pytest.raises(ConfigurationError, match="channel of the summary holds 7"):
+        with pytest.raises(ConfigurationError, match="channel of the summary is 7"):
             summary.invoke({"messages": turns(4), "summary": 7})
 
     assert scribe.requests == []

@@ -32,8 +32,8 @@ def test_a_long_conversation_is_summarised_in_parts(run: Any) -> None:
     assert update["summary"]["count"] == 22
     for n in range(1, 12):
         assert sum(f"q{n}. " in text for text in asked) == 1
-    for text, known in zip(asked, ["the previous", *map("summary {}".format, range(1, 99))]):
-        assert f"<summary>\n{known}\n</summary>" in text
+    for n, text in enumerate(asked):
+        assert f"<summary>\n{f'summary {n}' if n else 'the previous'}\n</summary>" in text
     assert max(map(sum, zip(sizes[::2], sizes[1::2], strict=True))) <= 1_500
 
 

@@ -74,6 +74,22 @@ def test_whole_turns_stay_up_to_what_is_kept(keep: Any, kept: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("trigger", "kept"),
+    [
+        (("messages", 7), 3),
+        ({"messages": 1, "tokens": 6 * EACH}, 1),
+        ([("messages", 7), ("tokens", 8)], 1),
+        ([("messages", 99), ("tokens", 6 * EACH)], 3),
+    ],
+)
+def test_half_of_what_triggers_stays_by_default(trigger: Any, kept: int) -> None:
+    """Of several triggers the smallest, so whichever fires has something to summarise."""
+    update = node(trigger=trigger, keep=None).invoke({"messages": turns(4)})
+
+    assert 7 - len(update["summarized"]) == kept
+
+
+@pytest.mark.parametrize(
     ("trigger", "named"),
     [
         ({}, "trigger is {}"),

@@ -1,4 +1,4 @@
-"""Updating instructions: what a reflection may change, and what leaves the former ones standing."""
+"""Updating instructions: what a reflection may change, and what leaves them as they were."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
@@ -27,7 +27,9 @@ from perdure.errors import (
     VersionConflict,
 )
 from perdure.memory.instructions import Instructions, use_instructions
+from perdure.memory.model_call import ModelCall
 from perdure.memory.reducers import ChatState
+from perdure.memory.transcript import newest
 from perdure.memory.update_instructions import update_instructions
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations
@@ -57,7 +59,9 @@ def client(server: OpenAIServer) -> ChatOpenAI:
 
 
 def node_of(model: Any, instructions: Instructions, **options: Any) -> Any:
-    return update_instructions(model, instructions, **{"backoff_s": 0, **options})
+    """A node that learns; some options are those of the call."""
+    called = {name: options.pop(name) for name in ("timeout_s", "retries") if name in options}
+    return update_instructions(ModelCall(model, backoff_s=0, **called), instructions, **options)
 
 
 @pytest.fixture
@@ -71,11 +75,11 @@ def instructions(store: SQLiteStore) -> Instructions:
     return Instructions(store)
 
 
-# -- doors
+# -- called as a node
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_it_is_called_as_every_node_is(store: SQLiteStore, colour: str) -> None:
+@pytest.mark.parametrize("method", ["sync", "async"])
+def test_it_is_called_as_every_node_is(store: SQLiteStore, method: str) -> None:
     """A state or messages, with the config of a run; what comes back is the messages."""
     instructions = Instructions(store, ("instructions", "{user_id}"))
     ann = run_of(user_id="ann", thread_id="t")
@@ -84,7 +88,7 @@ def test_it_is_called_as_every_node_is(store: SQLiteStore, colour: str) -> None:
         node = node_of(client(server), instructions)
         state = {"messages": TALK, "feedback": "Fine."}
         for said, text in zip((state, TALK), texts, strict=True):
-            left = node(said, ann) if colour == "sync" else asyncio.run(node.acall(said, ann))
+            left = node(said, ann) if method == "sync" else asyncio.run(node.acall(said, ann))
             assert left == TALK
             assert left is not TALK
             assert instructions.current(ann).text == text
@@ -93,15 +97,15 @@ def test_it_is_called_as_every_node_is(store: SQLiteStore, colour: str) -> None:
     assert [version.thread_id for version in instructions.history(ann)] == ["t", "t"]
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_function_node_calls_it_with_its_state(store: SQLiteStore, colour: str) -> None:
+@pytest.mark.parametrize("method", ["sync", "async"])
+def test_a_function_node_calls_it_with_its_state(store: SQLiteStore, method: str) -> None:
     """Within a graph the config is known without being passed."""
     instructions = Instructions(namespace=("instructions", "{user_id}"))
     with OpenAIServer([marked("Be brief, always.")]) as server:
         node = node_of(client(server), instructions)
 
         async def learn(state: Any) -> dict[str, Any]:
-            if colour == "sync":
+            if method == "sync":
                 node(state)
             else:
                 await node.acall(state)
@@ -203,9 +207,9 @@ def test_an_unchanged_text_is_no_new_version(instructions: Instructions) -> None
         node = node_of(client(server), instructions)
         node.invoke(STATE)
         assert instructions.history() == []
-        former = instructions.set("Be kind and brief.\n")
-        assert node.rewrite(TALK) == former
-    assert instructions.history() == [former]
+        previous = instructions.set("Be kind and brief.\n")
+        assert node.rewrite(TALK) == previous
+    assert instructions.history() == [previous]
 
 
 def test_without_anything_to_learn_from_the_model_is_not_asked(instructions: Instructions) -> None:
@@ -224,6 +228,37 @@ def test_the_next_turn_uses_what_was_learned(instructions: Instructions) -> None
     assert [message.text for message in view] == ["Be brief. Use metres.", "Shorter, please."]
 
 
+def test_the_update_instructions_of_langgraphs_concepts(store: SQLiteStore) -> None:
+    """`callModel` reads them, `updateInstructions` writes them, both of the graph's store."""
+    default = "Summarise papers for Twitter."
+    instructions = Instructions(namespace=("agent_instructions",), key="agent_a", default=default)
+    learned = f"{default} Use no hashtags."
+    with OpenAIServer(["#AI is here!", marked(learned), "AI is here."]) as server:
+        model = client(server)
+
+        def call_model(state: Any) -> dict[str, Any]:
+            prompt = SystemMessage(instructions.current().text)
+            return {"messages": [model.invoke([prompt, *state["messages"]])]}
+
+        builder = StateGraph(Learning).add_node("call_model", call_model)
+        builder.add_node("update_instructions", node_of(model, instructions))
+        builder.add_edge(START, "call_model")
+        builder.add_conditional_edges(
+            "call_model",
+            lambda state: "update_instructions" if state.get("feedback") else END,
+            ["update_instructions", END],
+        )
+        graph: Any = builder.compile(store=store)
+        graph.invoke({"messages": [HumanMessage("a paper")], "feedback": "No hashtags, please."})
+        graph.invoke({"messages": [HumanMessage("another paper")]})
+
+        assert [server.shown(n)[0][1] for n in (0, 2)] == [default, learned]
+        assert "No hashtags, please." in server.shown(1)[1][1]
+    item = store.get(("agent_instructions",), "agent_a")
+    assert item is not None
+    assert item.value["instructions"] == learned
+
+
 def test_sync_and_async_do_the_same() -> None:
     """Versions, errors and what the model is asked."""
     replies: list[Reply] = [
@@ -233,15 +268,15 @@ def test_sync_and_async_do_the_same() -> None:
         marked("Be brief. Use metres."),
     ]
     seen = []
-    for colour in ("invoke", "ainvoke"):
+    for method in ("invoke", "ainvoke"):
         with SQLiteStore.open(":memory:", index=None) as store, OpenAIServer(replies) as server:
             instructions = Instructions(store)
-            node = node_of(client(server), instructions)
+            node = node_of(client(server), instructions, on_failure="raise")
             outs: list[Any] = []
             for given in (STATE, STATE, TALK):
                 try:
-                    out = getattr(node, colour)(given, run_of(thread_id="t"))
-                    outs.append(asyncio.run(out) if colour == "ainvoke" else out)
+                    out = getattr(node, method)(given, run_of(thread_id="t"))
+                    outs.append(asyncio.run(out) if method == "ainvoke" else out)
                 except InstructionsRefused as exc:
                     outs.append(str(exc))
             history = [(v.text, v.diff, v.thread_id, v.version) for v in instructions.history()]
@@ -271,15 +306,11 @@ def test_any_conversation_can_be_learned_from() -> None:
         learns()
 
 
-def test_a_long_conversation_is_shown_from_its_end(instructions: Instructions) -> None:
-    talk = [HumanMessage(f"message {number}") for number in range(100)]
-    with OpenAIServer([marked(DEFAULT)] * 2) as server:
-        node_of(client(server), instructions, max_transcript_chars=60).rewrite(talk)
-        node_of(client(server), instructions, max_transcript_chars=4).rewrite(talk)
+def test_a_long_conversation_is_shown_from_its_end() -> None:
+    talk = [f"user: message {number}" for number in range(100)]
 
-        first, second = (server.shown(number)[1][1] for number in (0, 1))
-    assert "<conversation>\n[earlier messages are left out]\nuser: message 97\n" in first
-    assert "left out]\n 99\n</conversation>" in second
+    assert newest(talk, 60).startswith("[earlier messages are left out]\nuser: message 97\n")
+    assert newest(talk, 4) == "[earlier messages are left out]\n 99"
 
 
 def test_a_conversation_too_long_for_the_model_is_shown_by_halves(
@@ -370,13 +401,13 @@ def test_who_is_always_overtaken_gives_up(instructions: Instructions, on_failure
         return marked("Be brief, always, and kind as well.")
 
     with OpenAIServer(answer) as server:
-        node = node_of(client(server), instructions, conflicts=2, on_failure=on_failure)
+        node = node_of(client(server), instructions, on_failure=on_failure)
         if on_failure == "raise":
             with pytest.raises(VersionConflict):
                 node.rewrite(TALK)
         else:
-            assert node.rewrite(TALK).text == "Somebody else's text, number 3."
-    assert count == len(instructions.history()) == 3
+            assert node.rewrite(TALK).text == "Somebody else's text, number 11."
+    assert count == len(instructions.history()) == 11
 
 
 # -- refusals
@@ -386,16 +417,16 @@ LONG = "Rule. " * 200  # 1,200 characters
 REFUSED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "empty": ("", "empty", {}),
     "blank": (" \n\t", "empty", {}),
-    "nothing between the marks": (marked(""), "min_chars", {}),
+    "nothing between the marks": (marked(""), "too few", {}),
     "no marks": ("Be brief, always.", "has no <instructions>", {}),
     "no end mark": ("<instructions>Be brief, always, and", "cut off", {}),
     "end before beginning": ("</instructions><instructions>Be brief", "cut off", {}),
-    "too short": (marked("Be brief."), "min_chars is 10", {}),
-    "too long": (marked(LONG), "max_chars is 1000", {"max_chars": 1000}),
-    "runaway": (marked(LONG * 2), "max_growth", {}),
-    "most is lost": (marked("Be brief, always."), "min_share", {"min_share": 0.9}),
-    "no letters": (marked(". . . . . . . . . ."), "0 letters", {}),
-    "nothing to see": (marked("\u200b" * 40), "0 letters", {}),
+    "too short": (marked("Be brief."), "too few", {}),
+    "too long": (marked(LONG), "1000 are allowed", {"max_chars": 1000}),
+    "runaway": (marked(LONG * 2), "2000 are allowed", {}),
+    "most is lost": (marked("Be brief, be."), "most of them is lost", {}),
+    "no letters": (marked(". . . . . . . . . ."), "too few", {}),
+    "nothing to see": (marked("\u200b" * 40), "too few", {}),
     "marks that do not match": (marked("Keep <instructions> short."), "different number", {}),
     "lone surrogate": (marked("Be brief, always. \ud800"), "Unicode", {}),
 }
@@ -406,9 +437,9 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any]]] = {
 def test_an_unusable_rewrite_is_refused(
     instructions: Instructions, case: str, on_failure: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The former instructions stand; the error, or the log, says what was wrong."""
+    """The previous instructions stand; the error, or the log, says what was wrong."""
     reply, reason, options = REFUSED[case]
-    former = instructions.set("You are a helpful assistant who answers at length.")
+    previous = instructions.set("You are a helpful assistant who answers at length.")
     with OpenAIServer([reply]) as server, caplog.at_level(logging.WARNING, "perdure"):
         node = node_of(client(server), instructions, on_failure=on_failure, **options)
         if on_failure == "keep":
@@ -418,7 +449,7 @@ def test_an_unusable_rewrite_is_refused(
             with pytest.raises(InstructionsRefused, match=reason):
                 node.invoke(STATE)
         assert len(server.requests) == 1
-    assert instructions.history() == [former]
+    assert instructions.history() == [previous]
 
 
 def test_a_model_may_speak_of_the_marks_before_it_uses_them(instructions: Instructions) -> None:
@@ -430,7 +461,7 @@ def test_a_model_may_speak_of_the_marks_before_it_uses_them(instructions: Instru
 
 def test_an_answer_that_only_calls_tools_is_refused(instructions: Instructions) -> None:
     with OpenAIServer([CALLS]) as server, pytest.raises(InstructionsRefused, match="called tools"):
-        node_of(client(server), instructions).invoke(STATE)
+        node_of(client(server), instructions, on_failure="raise").invoke(STATE)
     assert instructions.history() == []
 
 
@@ -438,30 +469,27 @@ def test_an_answer_cut_off_by_the_provider_is_refused(instructions: Instructions
     """Even one that has its end mark."""
     reply = Answer({"content": marked("Be brief, always.")}, "length")
     with OpenAIServer([reply]) as server, pytest.raises(InstructionsRefused, match="cut off"):
-        node_of(client(server), instructions).invoke(STATE)
+        node_of(client(server), instructions, on_failure="raise").invoke(STATE)
     assert instructions.history() == []
 
 
-def test_short_instructions_may_grow_up_to_a_thousand_characters(
+def test_short_instructions_may_grow_up_to_two_thousand_characters(
     instructions: Instructions,
 ) -> None:
     """Growth counts from 1,000: one sentence could learn nothing otherwise."""
-    with OpenAIServer([marked("Rule. " * 150)]) as server:
-        node_of(client(server), instructions, max_growth=1).invoke(STATE)
-    assert len(instructions.current().text) == 899
+    with OpenAIServer([marked("Rule. " * 300)]) as server:
+        node_of(client(server), instructions).invoke(STATE)
+    assert len(instructions.current().text) == 1_799
 
 
-def test_what_growth_allows_is_said_as_it_is_reckoned(instructions: Instructions) -> None:
-    """Of instructions of 28 characters, 2,000 are not "2.0 times as many"."""
-    with OpenAIServer([marked("Rule. " * 400)]) as server:
-        expected = r"2399 .* former 28 \(counted as 1000\): max_growth 2.0 allows 2000;"
-        with pytest.raises(InstructionsRefused, match=expected):
-            node_of(client(server), instructions).invoke(STATE)
-    instructions.set("Rule. " * 300)
-    with OpenAIServer([marked("Rule. " * 700)]) as server:
-        expected = r"4199 .* former 1800: max_growth 2.0 allows 3600;"
-        with pytest.raises(InstructionsRefused, match=expected):
-            node_of(client(server), instructions).invoke(STATE)
+def test_what_growth_allows_is_said(instructions: Instructions) -> None:
+    """Of instructions of 28 characters, as of ones of 1,000; of longer ones twice as much."""
+    for length, text, allowed in ((28, "Rule. " * 400, 2000), (1800, "Rule. " * 700, 3600)):
+        with OpenAIServer([marked(text)]) as server:
+            expected = rf"instead of {length}: {allowed} are allowed"
+            with pytest.raises(InstructionsRefused, match=expected):
+                node_of(client(server), instructions, on_failure="raise").invoke(STATE)
+        instructions.set("Rule. " * 300)
 
 
 # -- failures
@@ -490,7 +518,7 @@ def test_a_model_that_fails_changes_nothing(
             assert asyncio.run(node.ainvoke(STATE)) == {}
             assert "the instructions stay as they are" in caplog.text
         else:
-            with pytest.raises(ModelFailed, match="the former ones stand") as caught:
+            with pytest.raises(ModelFailed, match="nothing was written") as caught:
                 node.invoke(STATE)
             assert not isinstance(caught.value, InstructionsRefused)
             assert caught.value.__cause__ is not None
@@ -498,14 +526,14 @@ def test_a_model_that_fails_changes_nothing(
     assert instructions.history() == []
 
 
-@pytest.mark.parametrize("colour", ["invoke", "ainvoke"])
-def test_a_model_that_hangs_is_given_up(instructions: Instructions, colour: str) -> None:
+@pytest.mark.parametrize("method", ["invoke", "ainvoke"])
+def test_a_model_that_hangs_is_given_up(instructions: Instructions, method: str) -> None:
     release = threading.Event()
     with OpenAIServer(lambda _: Held(marked("Be brief."), release)) as server:
-        node = node_of(client(server), instructions, timeout_s=0.05, retries=1)
+        node = node_of(client(server), instructions, timeout_s=0.05, retries=1, on_failure="raise")
         try:
             with pytest.raises(ModelFailed, match=r"asked 2 times.* 0.05 s"):
-                asyncio.run(node.ainvoke(STATE)) if colour == "ainvoke" else node.invoke(STATE)
+                asyncio.run(node.ainvoke(STATE)) if method == "ainvoke" else node.invoke(STATE)
         finally:
             release.set()
     assert instructions.history() == []
@@ -527,20 +555,8 @@ def test_what_the_reflection_says_is_not_streamed_as_an_answer(store: SQLiteStor
         {"prompt": ""},
         {"prompt": 3},
         {"feedback_key": ""},
-        {"min_chars": 0},
-        {"min_chars": 30, "max_chars": 20},
+        {"max_chars": 0},
         {"max_chars": "many"},
-        {"min_share": 2},
-        {"min_share": True},
-        {"max_growth": 0.5},
-        {"max_growth": float("nan")},
-        {"max_transcript_chars": 0},
-        {"timeout_s": 0},
-        {"timeout_s": "1"},
-        {"retries": -1},
-        {"backoff_s": -1},
-        {"conflicts": -1},
-        {"conflicts": 1.5},
         {"on_failure": "ignore"},
         {"messages_key": ""},
     ],
@@ -555,7 +571,7 @@ def test_an_option_that_cannot_work_is_refused(
 
 def test_what_is_no_model_or_no_instructions_is_refused(instructions: Instructions) -> None:
     with pytest.raises(ConfigurationError, match="chat model"):
-        node_of("gpt-4o", instructions)
+        update_instructions(7, instructions)
     with pytest.raises(ConfigurationError, match="Instructions"):
         node_of(ChatOpenAI(api_key="any"), "Be brief.")  # type: ignore[arg-type]
 
@@ -570,7 +586,7 @@ def test_bad_input_asks_no_model_and_writes_nothing(store: SQLiteStore) -> None:
         (STATE, run_of(), InvalidConfig),
     ]
     with OpenAIServer([]) as server:
-        node = node_of(client(server), instructions, on_failure="keep")
+        node = node_of(client(server), instructions)
         for state, config, error in cases:
             with pytest.raises(error):
                 node.invoke(state, config)

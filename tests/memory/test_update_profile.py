@@ -628,7 +628,7 @@ def test_who_is_always_overtaken_gives_up(profile: Profile[Person], on_failure: 
     [
         ({"profile": Person}, "expected Profile"),
         ({"model": RunnableLambda(str)}, "gives no structured answers"),
-        ({"model": None}, "gives no structured answers"),
+        ({"model": None}, "model is None"),
         ({"prompt": " "}, "prompt is ' '"),
         ({"method": "telepathy"}, "method is 'telepathy'"),
         ({"method": "json_schema", "strict": False}, "always asks for strict decoding"),

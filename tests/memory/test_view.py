@@ -59,9 +59,11 @@ def _learns() -> Any:
 
 MAKERS: dict[str, Callable[[], MessagesNode]] = {
     "instructions": _instructed,
-    "summary": lambda: summarize(RunnableLambda(sums_up), when={"messages": 4}, keep_turns=1),
+    "summary": lambda: summarize(
+        RunnableLambda(sums_up), trigger=("messages", 4), keep=("messages", 1)
+    ),
     "summary for a human": lambda: summarize(
-        RunnableLambda(sums_up), when={"messages": 2}, keep_turns=2, form="human", mode="view"
+        RunnableLambda(sums_up), trigger=("messages", 2), keep=("messages", 3), mode="view"
     ),
     "clearing": lambda: clear_tool_outputs(keep=1, min_tokens=50),
     "messages": lambda: trim(max_messages=9),
