@@ -54,16 +54,7 @@ def _in_turn(
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The changes of memories of one namespace, as effects; see the methods of `Collection`.
-
-    Attributes:
-        adapter: Their store.
-        namespace: Their namespace.
-        gate: Decides what is kept.
-        schema: A pydantic model that memories fit; None: any fields.
-        kind: The kind of new memories.
-        by_model: Whether a model asks for the changes.
-    """
+    """The changes of a collection in the namespace of one run, as effects; see `Collection`."""
 
     adapter: StoreAdapter
     namespace: Namespace
@@ -127,11 +118,7 @@ class Changes:
         return Outcome("deleted", key)
 
     def value(self, given: Given, previous: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The text and fields of a memory, as JSON; those of the previous value stay.
-
-        Raises:
-            InvalidValue: It has no text, or does not fit the schema.
-        """
+        """The text and fields of a memory, as JSON; those of the previous value stay."""
         kept, fields = own_fields(previous or {}), _fields(given)
         value = {**kept, **(fields if self.schema is None else _fitted(self.schema, kept, fields))}
         text = value.get(TEXT)
@@ -245,11 +232,7 @@ def unknown(namespace: Namespace, key: str) -> UnknownMemory:
 
 
 def check_schema(schema: Any) -> None:
-    """Check that memories can have a schema.
-
-    Raises:
-        ConfigurationError: It is no model with a text, or has fields that perdure sets.
-    """
+    """Refuse a schema that is no model with a text, or has fields that perdure sets."""
     fields = getattr(schema, "model_fields", {})
     taken = [name for name in OWN if name in fields]
     if taken or TEXT not in fields or fields[TEXT].annotation is not str:

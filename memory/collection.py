@@ -41,8 +41,8 @@ class Collection:
     - `config`: the run's; None: within a node, the config of its run.
 
     All methods raise `InvalidConfig` if the config does not fill the namespace, and
-    `ConfigurationError` without a store; those that write, `VersionConflict` if other processes
-    change memories here again and again.
+    `ConfigurationError` without a store, or with `as_of` for a store without versions; those that
+    write, `VersionConflict` if other processes change memories here again and again.
 
     Args:
         store: Any; perdure's keep versions and tell changes apart that come at the same time. None:
@@ -143,11 +143,10 @@ class Collection:
         return self.changes(config).delete(check_key(key))
 
     def _forget(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Receipt]:
-        """Erase a memory, present or deleted, with all its versions, from the file too.
+        """Erase a memory, present or deleted, with all its versions and its entries in quarantine.
 
-        Entries in quarantine for it, or with its text, are erased as well; the conversation it
-        comes from stays, see `Store.forget`. A hash notes that it is not to be extracted again. A
-        store that is not perdure's just deletes it, and the receipt is not `clean`.
+        The conversation it comes from stays, see `Store.forget`; a hash notes that it is not to be
+        extracted again. A store that is not perdure's deletes it, and the receipt is not `clean`.
 
         Raises:
             UnknownMemory: There is and was none with that key.
@@ -157,10 +156,9 @@ class Collection:
     def _forget_all(self, *, config: RunnableConfig | None = None) -> Effects[Receipt]:
         """Erase all memories of the namespace, for example of a user who leaves, and all notes.
 
-        The notes are the quarantine, how far threads are extracted, and the hashes of what was
-        deleted: a thread that is extracted after that is extracted as a new one, so delete the
-        threads first: `store.forget(threads=…, checkpointer=…)`. Namespaces below this one stay, as
-        do a profile and examples, which have their own.
+        The notes are the quarantine, watermarks and the hashes of what was deleted: threads are
+        extracted as new ones after that, so delete them first: `store.forget(threads=…,
+        checkpointer=…)`. Namespaces below this one stay.
         """
         return forgotten_all(*self._place(config))
 
@@ -169,11 +167,7 @@ class Collection:
     def _get(
         self, key: str, *, as_of: datetime | None = None, config: RunnableConfig | None = None
     ) -> Effects[Memory | None]:
-        """A memory, now or at a moment of the past; None: there is none.
-
-        Raises:
-            ConfigurationError: The store keeps no past.
-        """
+        """A memory, now or at a moment of the past; None: there is none."""
         adapter, namespace = self._place(config)
         return adapter.got(namespace, check_key(key), as_of)
 
@@ -189,12 +183,7 @@ class Collection:
     ) -> Effects[Memories]:
         """The memories that answer a query, best first; now, or at a moment of the past.
 
-        With `filter`, only those whose values meet it, see `Store.search`; with `explain`, each has
-        the parts of its score.
-
-        Raises:
-            ConfigurationError: The store keeps no past.
-            InvalidFilter: The store does not take the filter.
+        `filter`: see `Store.search`. With `explain`, each has the parts of its score.
         """
         asked = {"query": query, "filter": filter, "as_of": as_of, "explain": explain}
         return self.found(asked, limit, config=config)
@@ -213,10 +202,7 @@ class Collection:
         return self.found({**chosen, "as_of": as_of}, limit, offset, config)
 
     def _history(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Memories]:
-        """All versions of a memory, oldest first, also of one that is deleted.
-
-        A store without versions has the present one; its earlier texts are in `previous`.
-        """
+        """All versions of a memory, oldest first, also of one that is deleted."""
         adapter, namespace = self._place(config)
         return adapter.versions(namespace, check_key(key))
 
@@ -294,10 +280,7 @@ def _forget(
     namespace: tuple[str, ...] = _USERS,
     config: RunnableConfig | None = None,
 ) -> Effects[Receipt]:
-    """Erase a memory with all its versions; see `Collection.forget`.
-
-    With `everything` instead of a key, all of the namespace; see `Collection.forget_all`.
-    """
+    """Erase a memory, or everything instead; see `forget` and `forget_all` of `Collection`."""
     expected = type(None) if everything else (str, int)
     instance("key", key, expected, "a memory's key, or None with everything=True")
     collection = Collection(store, namespace)

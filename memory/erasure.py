@@ -82,14 +82,7 @@ def forgotten_matching(
 ) -> Effects[Receipt]:
     """Erase the memories under namespaces that match, with their quarantine; or only count them.
 
-    The file is rewritten once for each namespace.
-
-    Args:
-        adapter: Of a store of perdure's.
-        namespaces: Where the memories are.
-        thread_id: The thread that a version comes from.
-        query: Words that a version must hold, all of them, in any form.
-        dry_run: Only count.
+    A memory matches if one version comes from the thread and holds all words of the query.
 
     Raises:
         ConfigurationError: Neither thread nor query is given, or the store erases nothing.

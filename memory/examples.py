@@ -13,7 +13,6 @@ from hashlib import blake2b
 from typing import Annotated, Any, Final
 
 from langchain_core.example_selectors import BaseExampleSelector
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 from pydantic import BaseModel, Field, model_validator
@@ -52,16 +51,9 @@ class Episode(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """An example. As text it is one line that quotes it.
+    """An example: what was asked, in which situation, what was done, why it went well, how well.
 
-    Attributes:
-        key: Its key.
-        input: What was asked.
-        outcome: What was done, or answered.
-        context: The situation.
-        why: Why it went well, or badly.
-        score: How well.
-        memory: The memory in which it is kept.
+    As text it is one line that quotes it.
     """
 
     key: str
@@ -71,11 +63,6 @@ class Example:
     why: str | None
     score: float | None
     memory: Memory
-
-    def as_messages(self) -> list[BaseMessage]:
-        """The input, after its context, as a human message, and the outcome as the answer."""
-        asked = f"{self.context}\n\n{self.input}" if self.context else self.input
-        return [HumanMessage(asked), AIMessage(self.outcome)]
 
     def __str__(self) -> str:
         return memory_line(self.memory)
@@ -148,8 +135,7 @@ class ExampleSelector(BaseExampleSelector):
     ) -> Effects[Outcome]:
         """Keep an example. Added again, with another reason or score, it is updated.
 
-        The parts are those of an `Example`; the context is searched as well, and the score is on a
-        scale of your own. `provenance` and other errors: see `Collection`.
+        The context is searched as well; the score is on a scale of your own. See also `Collection`.
 
         Raises:
             InvalidValue: A part is no text, or input or outcome is blank.
@@ -182,7 +168,7 @@ class ExampleSelector(BaseExampleSelector):
         found = yield from self.memories.found(
             asked, self.limit * _OTHERS, config=config or self.config
         )
-        examples = [_example(memory) for memory in found if _is_example(memory)][: self.limit]
+        examples = [each for each in map(_example, found) if each is not None][: self.limit]
         lines = [str(example) for example in examples]
         return [examples[n] for n in fitting("examples", lines, self.budget, self._counter).taken]
 
@@ -228,13 +214,10 @@ class ExampleSelector(BaseExampleSelector):
     aselect_examples = awaiting(_select_examples)  # type: ignore[arg-type]
 
 
-def _is_example(memory: Memory) -> bool:
-    parts = (memory.value.get("input"), memory.value.get("outcome"))
-    return memory.kind == EPISODE and all(isinstance(part, str) for part in parts)
-
-
-def _example(memory: Memory) -> Example:
-    parts: dict[str, Any] = {
-        name: memory.value.get(name) for name in Episode.model_fields if name != "text"
-    }
+def _example(memory: Memory) -> Example | None:
+    """The example in a memory; None: it is another memory, or an episode without these parts."""
+    names = [name for name in Episode.model_fields if name != "text"]
+    parts: dict[str, Any] = {name: memory.value.get(name) for name in names}
+    if memory.kind != EPISODE or not all(isinstance(parts[n], str) for n in ("input", "outcome")):
+        return None
     return Example(key=memory.key, memory=memory, **parts)

@@ -128,15 +128,15 @@ def manage_memory(
     chosen = [choice("actions", each, ACTIONS) for each in given]
     allowed = [each for each in ACTIONS if each in chosen]
     collection = Collection(store, namespace, schema=schema, gate=gate)
-    described = f"{_described(instructions)} {'; '.join(_DOES[each] for each in allowed)}."
     channel = text("messages_key", messages_key, "the name of a channel")
+    does = "; ".join(_DOES[each] for each in allowed)
 
     def manage(arguments: Mapping[str, Any], attribution: Attribution) -> Effects[str]:
         # what is wrong with the config is the developer's mistake
         changes = collection.changes(attribution.config, by_model=True)
         return _managed(changes, arguments, attribution)
 
-    return _tool(manage, name, described, _arguments(allowed, schema), channel)
+    return _tool(manage, name, (instructions, f" {does}."), _arguments(allowed, schema), channel)
 
 
 def search_memory(
@@ -178,7 +178,7 @@ def search_memory(
             return "Nothing is known about that."
         return section("memories", [_line(memory) for memory in found])
 
-    return _tool(search, name, _described(instructions), arguments)
+    return _tool(search, name, (instructions, ""), arguments)
 
 
 class MemoryTool(StructuredTool):
@@ -188,10 +188,14 @@ class MemoryTool(StructuredTool):
 def _tool(
     call: Call,
     name: str,
-    description: str,
+    told: tuple[str, str],
     arguments: type[BaseModel],
     messages_key: str = "messages",
 ) -> BaseTool:
+    instructions, does = told
+    expected = "text that tells the model when to use the tool"
+    description = text("instructions", instructions, expected).strip() + does
+
     def attribution(runtime: Any, config: RunnableConfig) -> Attribution:
         if not isinstance(runtime, ToolRuntime):  # none, or one that a model made up
             return Attribution(config)
@@ -237,11 +241,6 @@ def _arguments(actions: Sequence[Act], schema: type[BaseModel] | None) -> type[B
     if set(actions) != {"create"}:
         fields["id"] = (str | None, Field(None, description=_ID))
     return create_model("ManageMemory", **fields)
-
-
-def _described(instructions: Any) -> str:
-    expected = "text that tells the model when to use the tool"
-    return text("instructions", instructions, expected).strip()
 
 
 def _word(action: Any) -> Any:
@@ -342,15 +341,15 @@ def _texts(value: Any) -> Iterator[str]:
 def _line(memory: Memory) -> str:
     """A memory as one line of JSON, with its id."""
     source, until = memory.provenance, past_since(memory)
-    at = source.at if source is not None and source.at is not None else memory.valid_from
+    at = getattr(source, "at", None) or memory.valid_from
     fields = own_fields(memory.value) if TEXT in memory.value else {}
     about = {
         "kind": memory.kind if memory.kind != FACT else None,
         "fields": {name: part for name, part in fields.items() if name not in (TEXT, "until")},
         "on": None if at is None else at.date().isoformat(),
         "until": None if until is None else until.date().isoformat(),
-        "thread": source.thread_id if source is not None else None,
-        "trust": source.trust if source is not None else None,
+        "thread": getattr(source, "thread_id", None),
+        "trust": getattr(source, "trust", None),
         "before": [
             {"memory": previous.text, "until": previous.until.date().isoformat()}
             for previous in memory.previous

@@ -137,7 +137,8 @@ def test_the_same_told_at_once(tmp_path: Path) -> None:
             outcomes = list(pool.map(lambda _: collection.insert(TEA, config=ANN), range(6)))
 
         async def together() -> list[Any]:
-            return await asyncio.gather(*(collection.ainsert(TEA, config=BO) for _ in range(6)))
+            calls = (collection.ainsert(TEA, config=BO) for _ in range(6))
+            return list(await asyncio.gather(*calls))
 
         outcomes += asyncio.run(together())
         kept = [len(collection.list(config=config)) for config in (ANN, BO)]

@@ -61,7 +61,7 @@ def test_many_tasks_at_once(store: SQLiteStore, kind: str) -> None:
 
     async def together() -> list[Any]:
         calls = (collection.ainsert(fact(number), config=ANN) for number in range(200))
-        return await asyncio.gather(*calls)
+        return list(await asyncio.gather(*calls))
 
     outcomes = [outcome.change for outcome in asyncio.run(together())]
 
@@ -276,7 +276,7 @@ def test_one_episode_told_differently_at_once(store: SQLiteStore) -> None:
 
     async def together() -> list[Any]:
         told = (examples.aadd("Late", "Took a bus", why=f"{n}", config=ANN) for n in range(9))
-        return await asyncio.gather(*told)
+        return list(await asyncio.gather(*told))
 
     outcomes = [outcome.change for outcome in asyncio.run(together())]
 
