@@ -4,8 +4,8 @@
 
 Same checkpointer, same model that answers at once and calls no tool; wall time of a turn,
 interleaved. Each question asks for one of the memories in the user's namespace. *recall* shows the
-model what was recalled, *agent* has the two tools as well, *note* also writes down durably that the
-thread waits for memories to be formed of it, as a background does.
+model what was recalled, *window* also cuts the thread to 8,000 tokens, *agent* has the two tools as
+well and remembers the turns of each run at its end.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from langgraph.graph import END, START, StateGraph
 
 from perdure import SQLiteCheckpointer, SQLiteStore
 from perdure.graphs import chat_graph, memory_agent
-from perdure.graphs.remembering import Notes
-from perdure.memory import ChatState, Extraction, use_memories
+from perdure.memory import ChatState, trim, use_memories
 from perdure.stores import PutItem
 
 WHO = ("Ann", "Bo", "Carla", "Dmitri", "Eva", "Farid", "Greta", "Hiro", "Ines", "Jonas")
@@ -86,13 +85,13 @@ async def measured(memories: int, turns: int, folder: Path) -> None:
     file = folder / "turn.db"
     async with SQLiteCheckpointer.open(file) as saver, SQLiteStore.open(file) as store:
         texts = fill(store, memories)
-        notes = Notes(Extraction(saver, store))
+        window = trim(max_tokens=8_000)
         given: Any = {"checkpointer": saver, "store": store}
         graphs = {
             "bare": bare(model, saver),
-            "recall": chat_graph(model, recall=use_memories(), **given),
-            "agent": memory_agent(model, **given),
-            "note": memory_agent(model, background=notes, **given),
+            "recall": chat_graph(model, memory=[use_memories()], **given),
+            "window": chat_graph(model, memory=[use_memories(), window], **given),
+            "agent": memory_agent(model, memory=[window], **given),
         }
         asked = random.Random(7).choices(texts, k=turns + 2)
         took: dict[str, list[float]] = {name: [] for name in graphs}

@@ -63,7 +63,7 @@ def chat_graph(
         ConfigurationError: An argument is something else, or a part would remove from the state
             what is not summarised yet.
     """
-    for part in instance("memory", memory, list | tuple, "a list of parts"):
+    for part in instance("memory", memory, (list, tuple), "a list of parts"):
         instance("a part of the memory", part, (MessagesNode, Learner), _EXPECTED)
     shown = parts_of([part for part in memory if isinstance(part, MessagesNode)])
     shows = view(*shown).with_tools(tools) if shown else None

@@ -48,7 +48,8 @@ def memory_agent(
     Raises:
         ConfigurationError: See `chat_graph`.
     """
-    first = [part for part in memory if isinstance(part, UseInstructions)]  # they replace the rest
+    # they replace the system message, so they come first
+    first: list[Part] = [part for part in memory if isinstance(part, UseInstructions)]
     rest = [part for part in memory if not isinstance(part, UseInstructions)]
     if not any(isinstance(part, UseMemories) for part in rest):
         first.append(use_memories(namespace=namespace))

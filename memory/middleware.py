@@ -1,14 +1,12 @@
 """Memory for langchain's agents: the parts of a view as one middleware of `create_agent`.
 
-Parts that change the state run before each call of the model, all parts decide what it is shown,
-and learners run when the agent is done. It needs the package langchain:
-`pip install "perdure[agents]"`.
+It needs the package langchain: `pip install "perdure[agents]"`.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final, NotRequired
 
 from langchain_core.messages import RemoveMessage, SystemMessage
@@ -19,15 +17,17 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from perdure.errors import MissingDependency
 from perdure.memory.conversation import Messages
+from perdure.memory.effects import Effect, Effects, awaiting, blocking
 from perdure.memory.learner import Learner
 from perdure.memory.nodes import SHOWN, MessagesNode
 from perdure.memory.options import instance
+from perdure.memory.remember_turns import RememberTurns
 from perdure.memory.summary import Summary
 from perdure.memory.trim import removals
 from perdure.memory.view import View, changes_state, parts_of, view
 
 try:
-    from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
+    from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
 except ImportError as exc:
     raise MissingDependency(
         'perdure.memory.middleware needs langchain: pip install "perdure[agents]"'
@@ -70,48 +70,46 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         for part in parts or (None,):
             instance("a part of the memory", part, (MessagesNode, Learner), _EXPECTED)
         self._learners = [part for part in parts if isinstance(part, Learner)]
-        self._shown = parts_of([part for part in parts if isinstance(part, MessagesNode)])
-        self._view = view(*self._shown) if self._shown else None
+        shown = parts_of([part for part in parts if isinstance(part, MessagesNode)])
+        self._changing = [part for part in shown if changes_state(part)]
+        self._view = view(*shown) if shown else None
         self._with_tools: tuple[list[Any], View | None] = ([], self._view)
 
-    # -- the state
-
-    def before_model(self, state: Any, runtime: Any) -> dict[str, Any] | None:
+    def _before_model(self, state: Any, runtime: Any) -> Effects[dict[str, Any] | None]:
         """What the parts change in the state, one after the other."""
-        changes = _Changes(state)
-        for part in filter(changes_state, self._shown):
-            changes.add(part, part.update(changes.state, get_config()))
-        return changes.update() or None
+        changes, config = _Changes(state), get_config()
+        for part in self._changing:
+            before = changes.state
+            changes.add(part, (yield _invoked(part, before, config)))
+        update = changes.update()
+        if self._view is not None and self._view.messages_key in update:  # messages go
+            for learner in self._learners:
+                if isinstance(learner, RememberTurns):
+                    yield _invoked(learner, state, config)
+        return update or None
 
-    async def abefore_model(self, state: Any, runtime: Any) -> dict[str, Any] | None:
-        """See `before_model`."""
-        changes = _Changes(state)
-        for part in filter(changes_state, self._shown):
-            changes.add(part, await part.aupdate(changes.state, get_config()))
-        return changes.update() or None
-
-    # -- what the model is shown
-
-    def wrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
-    ) -> ModelResponse[Any]:
+    def _wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]
+    ) -> Effects[Any]:
         """Show the model what the parts leave."""
         shows = self._view_with(request.tools)
-        if shows is None:
-            return handler(request)
-        return handler(_with(request, shows.shown(_all_of(request), request.state, get_config())))
+        if shows is not None:
+            given = _all_of(request), request.state, get_config()
+            shown = yield Effect(lambda: shows.shown(*given), lambda: shows.ashown(*given))
+            request = _with(request, shown)
+        return (yield Effect(lambda: handler(request), lambda: handler(request)))
 
-    async def awrap_model_call(
-        self,
-        request: ModelRequest[Any],
-        handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
-    ) -> ModelResponse[Any]:
-        """See `wrap_model_call`."""
-        shows = self._view_with(request.tools)
-        if shows is None:
-            return await handler(request)
-        shown = await shows.ashown(_all_of(request), request.state, get_config())
-        return await handler(_with(request, shown))
+    def _after_agent(self, state: Any, runtime: Any) -> Effects[None]:
+        """Learn from the conversation."""
+        for learner in self._learners:
+            yield _invoked(learner, state, get_config())
+
+    before_model: Any = blocking(_before_model)
+    abefore_model: Any = awaiting(_before_model)
+    wrap_model_call: Any = blocking(_wrap_model_call)
+    awrap_model_call: Any = awaiting(_wrap_model_call)
+    after_agent: Any = blocking(_after_agent)
+    aafter_agent: Any = awaiting(_after_agent)
 
     def _view_with(self, tools: list[Any]) -> View | None:
         """The view for a request with these tools, which are mostly the same every time."""
@@ -121,49 +119,45 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             self._with_tools = list(tools), shows
         return shows
 
-    # -- when the agent is done
-
-    def after_agent(self, state: Any, runtime: Any) -> None:
-        """Learn from the conversation."""
-        for learner in self._learners:
-            learner.invoke(state, get_config())
-
-    async def aafter_agent(self, state: Any, runtime: Any) -> None:
-        """See `after_agent`."""
-        for learner in self._learners:
-            await learner.ainvoke(state, get_config())
-
 
 class _Changes:
-    """The changes of several parts as one update, and the state after each.
-
-    Updates of the messages are merged: in one list they would mean something else, as the reducer
-    takes what follows a removal of all as it is.
-    """
+    """The changes of several parts, and the state after them."""
 
     def __init__(self, state: Any) -> None:
         self.state: dict[str, Any] = dict(state)
-        self._before = self.state
-        self._made: dict[str, Any] = {}
+        self._before, self._messages_key = self.state, "messages"
 
     def add(self, part: MessagesNode, update: dict[str, Any]) -> None:
+        self._messages_key = part.messages_key
         for name, value in update.items():
+            before = self.state.get(name)
             if name == SHOWN:
                 continue  # it is asked for at the call
             if name == part.messages_key:
-                after: Any = add_messages(self.state[name], value)
-                if name in self._made:
-                    value = _difference(self._before[name], after, name)
+                value = add_messages(before, value)  # type: ignore[arg-type]
             elif isinstance(value, list):  # the ids of summarised messages, which are added
-                after = [*(self.state.get(name) or ()), *value]
-                value = [*self._made.get(name, ()), *value]
-            else:
-                after = value
-            self.state = {**self.state, name: after}
-            self._made[name] = value
+                value = [*(before or ()), *value]
+            self.state = {**self.state, name: value}
 
     def update(self) -> dict[str, Any]:
-        return {name: value for name, value in self._made.items() if value != []}
+        """One update for all of it."""
+        return dict(self._updates())
+
+    def _updates(self) -> Iterator[tuple[str, Any]]:
+        for name, after in self.state.items():
+            before: Any = self._before.get(name)
+            if after is before:
+                continue
+            if name == self._messages_key:
+                after = _difference(before, after, name)
+            elif isinstance(after, list):
+                after = after[len(before or ()) :]
+            if after != []:
+                yield name, after
+
+
+def _invoked(part: MessagesNode | Learner, state: Any, config: Any) -> Effect:
+    return Effect(lambda: part.invoke(state, config), lambda: part.ainvoke(state, config))
 
 
 def _difference(before: Messages, after: list[Any], key: str) -> list[Any]:

@@ -102,15 +102,13 @@ def memory_line(memory: Any) -> str:
     memory = getattr(memory, "memory", memory)  # an example's
     if not isinstance(memory, Memory):
         return quoted(memory)
-    past = {
-        "until": past_since(memory),
-        "before": [
-            {"memory": previous.text, "until": _day(previous.until)}
-            for previous in memory.previous[:1]
-            if previous.change == "superseded"  # an updated text was not true
-        ],
-    }
-    return _line(_body(memory), memory.provenance, memory.valid_from, **past)
+    before = [
+        {"memory": previous.text, "until": _day(previous.until)}
+        for previous in memory.previous[:1]
+        if previous.change == "superseded"  # an updated text was not true
+    ]
+    source, until = memory.provenance, past_since(memory)
+    return _line(_body(memory), source, memory.valid_from, until, before)
 
 
 def past_since(memory: Memory) -> datetime | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from unicodedata import normalize
 
 from langchain_core.runnables import RunnableConfig
@@ -26,6 +27,7 @@ NAMESPACE: Final = ("memories", "{user_id}")
 """The namespace of memories, unless another is given."""
 Labels = Sequence[str] | Sequence[Sequence[str]]
 """The labels of a namespace, or a list of the labels of several; see `Template`."""
+Accepts = Callable[[Memory], bool]
 _SPARE: Final = 5  # memories that are looked at beyond the limit: some repeat others
 _DEEPER: Final = 4  # times as many memories are looked at if too many are left out
 _K: Final = 60  # of reciprocal rank fusion: how little the first ranks stand out
@@ -33,25 +35,28 @@ _NO_SIGNS: Final = {code: None for code in range(128) if not chr(code).isalnum()
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Placement:
     """How a memory came to its place.
 
     Attributes:
         memory: The memory; `memory.parts` are the parts of its score.
-        ranks: Its rank in each search that found it, from 1.
-        fused: The sum of `1 / (60 + rank)`; memories are sorted by it.
+        ranks: Its rank, from 1, in each search that found it; searches are numbered from 0.
         stands_for: The keys of the memories that are left out in its favour: those with the same
             text, the turn that it was extracted from, the turns that it superseded.
     """
 
     memory: Memory
-    ranks: tuple[int, ...]
-    fused: float
-    stands_for: tuple[str, ...] = ()
+    ranks: dict[int, int]
+    stands_for: list[str] = field(default_factory=list)
+
+    @property
+    def fused(self) -> float:
+        """The sum of `1 / (60 + rank)`, by which memories are sorted."""
+        return sum(1 / (_K + rank) for rank in self.ranks.values())
 
     def __str__(self) -> str:
-        ranks = " and ".join(map(str, self.ranks))
+        ranks = " and ".join(map(str, self.ranks.values()))
         parts = ", ".join(f"{name} {part:.2f}" for name, part in (self.memory.parts or {}).items())
         sentences = [
             f"{self.memory.key}: rank {ranks} of its search",
@@ -83,27 +88,6 @@ class RecallResult:
         return section("memories", self.lines) if self.lines else ""
 
 
-class ShownMessages(NamedTuple):
-    """The messages that the model is shown beside the memories.
-
-    Attributes:
-        thread_id: Their thread; None: not known.
-        ids: Their ids.
-    """
-
-    thread_id: str | None
-    ids: frozenset[str]
-
-    def cover(self, memory: Memory) -> bool:
-        """Whether a memory rests on these messages only."""
-        source = memory.provenance
-        if source is None or not source.message_ids:
-            return False
-        if self.thread_id is not None and source.thread_id not in (None, self.thread_id):
-            return False  # another thread may have messages of the same ids
-        return self.ids.issuperset(source.message_ids)
-
-
 class MemorySearch:
     """A search for memories; see `recall` for its options.
 
@@ -129,6 +113,12 @@ class MemorySearch:
         self.max_tokens = None if max_tokens is None else whole("max_tokens", max_tokens, 1)
         self._counter = token_counter(None)
 
+    def within(self, max_tokens: int | None) -> MemorySearch:
+        """The same with this budget of tokens."""
+        made = copy(self)
+        made.max_tokens = max_tokens
+        return made
+
     def namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
         """The namespaces of a run, without those under another of them.
 
@@ -149,16 +139,16 @@ class MemorySearch:
         store: BaseStore | None,
         config: RunnableConfig | None,
         as_of: datetime | None = None,
-        shown: ShownMessages | None = None,
+        accepts: Accepts = lambda memory: True,
     ) -> Effects[RecallResult]:
-        """The memories that answer a query, without those that rest on shown messages only."""
+        """The memories that answer a query and are accepted."""
         instance("query", query, str, "text")
         adapter, prefixes = adapter_of(store), self.namespaces(config)
         if not query.strip():
             return RecallResult([])
         rankings = []
         for prefix in prefixes:
-            rankings.append((yield from self._ranking(adapter, prefix, query, as_of, shown)))
+            rankings.append((yield from self._ranking(adapter, prefix, query, as_of, accepts)))
         placements = placed(rankings, self.limit)
         lines = [memory_line(each.memory) for each in placements]
         taken, tokens = fitting("memories", lines, self.max_tokens, self._counter)
@@ -176,31 +166,24 @@ class MemorySearch:
         prefix: Namespace,
         query: str,
         as_of: datetime | None,
-        shown: ShownMessages | None,
+        accepts: Accepts,
     ) -> Effects[list[tuple[int, Memory]]]:
-        """Memories of one namespace with their ranks: more than the limit, as some repeat others.
-
-        If too many of those that the store finds are left out, it is asked for more.
-        """
-        wanted = self.limit + max(self.limit // 2, _SPARE)
-        reach = wanted + (0 if shown is None else min(len(shown.ids), wanted))
-        filter = None
+        """Memories of one namespace with their ranks, more than the limit: some repeat others."""
+        wanted = reach = self.limit + max(self.limit // 2, _SPARE)
+        options: dict[str, Any] = {"query": query, "as_of": as_of, "explain": True}
         while True:
-            found = yield from adapter.found(
-                prefix, query=query, filter=filter, limit=reach, as_of=as_of, explain=True
-            )
+            found = yield from adapter.found(prefix, limit=reach, **options)
             chosen = [
                 (rank, memory)
                 for rank, memory in enumerate(found, 1)
-                if (self.kinds is None or memory.kind in self.kinds)
-                and (shown is None or not shown.cover(memory))
+                if (self.kinds is None or memory.kind in self.kinds) and accepts(memory)
             ]
             if len(chosen) >= wanted or len(found) < reach:
                 return chosen[:wanted]
             reach *= _DEEPER
             # perdure's filters are exact, but read every value; those of other stores know no $in
             if adapter.versioned and self.kinds is not None:
-                filter = {"kind": {"$in": list(self.kinds)}}
+                options["filter"] = {"kind": {"$in": list(self.kinds)}}
 
 
 def _recall(
@@ -243,35 +226,6 @@ recall = blocking(_recall)
 arecall = awaiting(_recall)
 
 
-# -- several rankings as one
-
-
-@dataclass(slots=True)
-class _Group:
-    """Memories of one text, found by several searches."""
-
-    memory: Memory
-    best: int
-    ranks: dict[int, int]
-    stands_for: list[str] = field(default_factory=list)
-
-    def add(self, search: int, rank: int, memory: Memory) -> None:
-        other = memory
-        if rank < self.best:
-            self.memory, self.best, other = memory, rank, self.memory
-        if other.key != self.memory.key:
-            self.stands_for.append(other.key)
-        self.ranks.setdefault(search, rank)
-
-    @property
-    def fused(self) -> float:
-        return sum(1 / (_K + rank) for rank in self.ranks.values())
-
-    def placement(self) -> Placement:
-        keys = tuple(dict.fromkeys(self.stands_for))
-        return Placement(self.memory, tuple(self.ranks.values()), self.fused, keys)
-
-
 def placed(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list[Placement]:
     """Rankings as one, best first, ties newest first, without repetitions.
 
@@ -282,67 +236,73 @@ def placed(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list
     Source: reciprocal rank fusion, Cormack, Clarke and Buettcher, "Reciprocal Rank Fusion
     Outperforms Condorcet and Individual Rank Learning Methods" (SIGIR 2009).
     """
-    groups: list[_Group] = []
-    by_letters: dict[str, list[_Group]] = {}
+    every: list[Placement] = []
+    by_letters: dict[str, list[Placement]] = {}
     for search, ranking in enumerate(rankings):
         for rank, memory in ranking:
             near = by_letters.setdefault(_letters(memory.text), [])
             text = normal(memory.text) if near else ""
-            group = next((each for each in near if normal(each.memory.text) == text), None)
-            if group is None:
-                groups.append(_Group(memory, rank, {search: rank}))
-                near.append(groups[-1])
+            same = next((each for each in near if normal(each.memory.text) == text), None)
+            if same is None:
+                every.append(Placement(memory, {search: rank}))
+                near.append(every[-1])
             else:
-                group.add(search, rank, memory)
-    groups.sort(key=lambda each: _date(each.memory), reverse=True)
-    groups.sort(key=lambda each: each.fused, reverse=True)
-    kept = _without_past(_without_sources(groups), limit)
-    return [group.placement() for group in kept[:limit]]
+                _add(same, search, rank, memory)
+    every.sort(key=lambda each: _date(each.memory), reverse=True)
+    every.sort(key=lambda each: each.fused, reverse=True)
+    return _without_past(_without_sources(every), limit)[:limit]
 
 
-def _without_sources(groups: Sequence[_Group]) -> list[_Group]:
+def _add(placement: Placement, search: int, rank: int, memory: Memory) -> None:
+    """Add a memory of the same text; the better one is shown."""
+    other = memory
+    if rank < min(placement.ranks.values()):
+        placement.memory, other = memory, placement.memory
+    if other.key != placement.memory.key and other.key not in placement.stands_for:
+        placement.stands_for.append(other.key)
+    placement.ranks.setdefault(search, rank)
+
+
+def _without_sources(placements: Sequence[Placement]) -> list[Placement]:
     """Without turns from which, and from nothing else, a better memory was extracted.
 
     A turn that ranks before its facts answers better than they do: then all stay.
     """
-    kept: list[_Group] = []
-    made: dict[tuple[str | None, tuple[str, ...]], _Group] = {}
-    for group in groups:
-        source = group.memory.provenance
+    kept: list[Placement] = []
+    made: dict[tuple[str | None, tuple[str, ...]], Placement] = {}
+    for each in placements:
+        source = each.memory.provenance
         place = (source.thread_id, source.message_ids) if source and source.message_ids else None
-        if place in made and group.memory.kind == TURN:
-            made[place].stands_for += [group.memory.key, *group.stands_for]
+        if place in made and each.memory.kind == TURN:
+            made[place].stands_for += [each.memory.key, *each.stands_for]
             continue
-        if place is not None and group.memory.kind != TURN:
-            made.setdefault(place, group)
-        kept.append(group)
+        if place is not None and each.memory.kind != TURN:
+            made.setdefault(place, each)
+        kept.append(each)
     return kept
 
 
-def _without_past(groups: Sequence[_Group], limit: int) -> list[_Group]:
-    """Without past memories whose successor is among the first; the others tell until when."""
+def _without_past(placements: Sequence[Placement], limit: int) -> list[Placement]:
+    """Without past memories whose successor is among the first."""
     successors = {
-        id: group
-        for group in groups[:limit]
-        for previous in group.memory.previous
+        id: each
+        for each in placements[:limit]
+        for previous in each.memory.previous
         for id in previous.message_ids
     }
     kept = []
-    for group in groups:
-        source = group.memory.provenance
-        ids = source.message_ids if source and past_since(group.memory) else ()
+    for each in placements:
+        source = each.memory.provenance
+        ids = source.message_ids if source and past_since(each.memory) else ()
         if ids and successors.keys() >= set(ids):
-            successors[ids[0]].stands_for.append(group.memory.key)
+            successors[ids[0]].stands_for.append(each.memory.key)
         else:
-            kept.append(group)
+            kept.append(each)
     return kept
 
 
 def _letters(text: str) -> str:
-    """The letters and digits of a text, which texts of one normal form have in common.
-
-    It takes 1 µs, the normal form 40.
-    """
+    """The letters and digits that texts of one normal form have in common, forty times faster."""
     if text.isascii():
         return text.lower().translate(_NO_SIGNS)
     return "".join(filter(str.isalnum, normalize("NFKC", text).casefold()))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
@@ -16,12 +16,10 @@ from perdure.memory.options import number, whole
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
 from perdure.memory.records import Memory
 from perdure.memory.store_adapter import StoreAdapter, adapter_of
+from perdure.stores.base import Namespace
 
 _DEPTH: Final = 200  # memories that are looked at for an expected one below the limit
-_WIDTH: Final = 48  # characters of a column
-_FORM: Final = (
-    "expected pairs like ('Who lives in Ghent?', 'Ann') or ('Who teaches?', ['ann', 'bo'])"
-)
+_FORM: Final = "expected pairs like ('Who lives in Ghent?', 'Ann')"
 Expected = str | Sequence[str]
 """The key of a memory, or a text that one contains; or a list of these."""
 
@@ -47,10 +45,16 @@ class CheckedQuestion:
         """The share of the expected memories that was recalled, 0 to 1."""
         return sum(rank is not None for rank in self.ranks) / len(self.ranks)
 
+    def __str__(self) -> str:
+        ranks = ", ".join(str(rank or "-") for rank in self.ranks)
+        reasons = "; ".join(filter(None, self.reasons))
+        line = f"{ranks:>4}  {self.question} -> {' and '.join(self.expected)}"
+        return f"{line} ({reasons})" if reasons else line
+
 
 @dataclass(frozen=True, slots=True)
 class RecallReport:
-    """The questions of a check with their ranks. As text it is a table.
+    """The questions of a check with their ranks. As text it has a line for each.
 
     Attributes:
         questions: In order.
@@ -76,41 +80,23 @@ class RecallReport:
         """The questions that did not recall all that they should."""
         return [each for each in self.questions if each.recall < 1]
 
-    def passed(self, minimum: float = 0.9) -> bool:
-        """Whether `recall` is at least this share, 0 to 1."""
-        return self.recall >= number("minimum", minimum, 0, 1)
-
     def assert_recalled(self, minimum: float = 0.9) -> None:
-        """Fail unless `recall` is at least this share.
+        """Fail unless `recall` is at least this share, 0 to 1.
 
         Raises:
-            NotRecalled: It is less; the message has the table.
+            NotRecalled: It is less; the message has the report.
             ConfigurationError: `minimum` is not from 0 to 1.
         """
-        if not self.passed(minimum):
-            raise NotRecalled(f"{self.total}, where {minimum} is asked for:\n{self}")
+        if self.recall < number("minimum", minimum, 0, 1):
+            raise NotRecalled(f"less is recalled than {minimum}:\n{self}")
 
-    @property
-    def total(self) -> str:
-        """The measures in a line."""
+    def __str__(self) -> str:
         right = len(self.questions) - len(self.missed)
-        return (
+        total = (
             f"recall@{self.limit} {self.recall:.3f}, MRR {self.mrr:.3f}: "
             f"{right} of {len(self.questions)} questions recall what they should"
         )
-
-    def __str__(self) -> str:
-        rows = [("rank", "question", "expected", "why not")]
-        for each in self.questions:
-            ranks = ", ".join(str(rank or "-") for rank in each.ranks)
-            why = "; ".join(filter(None, each.reasons))
-            rows.append((ranks, _short(each.question), _short(" and ".join(each.expected)), why))
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        lines = [
-            "  ".join([*(f"{row[n]:<{widths[n]}}" for n in range(3)), row[3]]).rstrip()
-            for row in rows
-        ]
-        return "\n".join([*lines, self.total])
+        return "\n".join([*map(str, self.questions), total])
 
 
 def _check_recall(
@@ -119,9 +105,7 @@ def _check_recall(
     store: BaseStore | None = None,
     config: RunnableConfig | None = None,
     namespace: Labels = NAMESPACE,
-    kinds: Sequence[str] | None = None,
     limit: int = 10,
-    as_of: datetime | None = None,
 ) -> Effects[RecallReport]:
     """Ask questions, and report at which rank each recalls the expected memories.
 
@@ -130,12 +114,10 @@ def _check_recall(
     Args:
         questions: Each with the key of the memory that it is to recall, or a text that this
             contains, whatever its capitals and spaces; or with a list, of which all are asked for.
-        store: As of `recall`; so are config, namespace, kinds and as_of.
+        store: As of `recall`; so are config and namespace.
         config: Of the run, which fills in the namespace.
         namespace: Where to look.
-        kinds: Only memories of these kinds.
         limit: How many memories count as recalled.
-        as_of: What was remembered at that moment.
 
     Raises:
         ConfigurationError: An argument is wrong, or there is no store.
@@ -143,23 +125,22 @@ def _check_recall(
         StorageError: The store fails.
     """
     depth = max(whole("limit", limit, 1), _DEPTH)
-    search, adapter = MemorySearch(namespace, kinds, depth, None), adapter_of(store)
+    search, adapter = MemorySearch(namespace, None, depth, None), adapter_of(store)
     listed = questions.items() if isinstance(questions, Mapping) else questions
     pairs = [_pair(place, pair) for place, pair in enumerate(listed)]
     if not pairs:
         raise ConfigurationError(f"there are no questions; {_FORM}")
     checked = []
     for question, expected in pairs:
-        found = (yield from search.found(question, store, config, as_of)).memories
+        found = (yield from search.found(question, store, config)).memories
         ranks: list[int | None] = []
         reasons: list[str] = []
         for each in expected:
-            memory = yield from _by_key(adapter, search, each, config, as_of)
+            memory = yield from _by_key(adapter, search.namespaces(config), each)
             rank = _rank(found, memory or each)
             reason = f"it is recalled at rank {rank}" if rank and rank > limit else ""
             if rank is None:
-                why = {"query": question, "as_of": as_of}
-                reason = yield from _why_not(adapter, search, memory, why)
+                reason = yield from _why_not(adapter, memory, question, depth)
             ranks.append(None if reason else rank)
             reasons.append(reason)
         checked.append(CheckedQuestion(question, tuple(expected), tuple(ranks), tuple(reasons)))
@@ -179,20 +160,14 @@ def _pair(place: int, pair: Any) -> tuple[str, Sequence[str]]:
 
 
 def _by_key(
-    adapter: StoreAdapter,
-    search: MemorySearch,
-    expected: str,
-    config: RunnableConfig | None,
-    as_of: datetime | None,
+    adapter: StoreAdapter, namespaces: Sequence[Namespace], key: str
 ) -> Effects[Memory | None]:
     """The memory with this key; None: it is a text."""
-    try:
-        for namespace in search.namespaces(config):
-            memory = yield from adapter.got(namespace, expected, as_of)
+    with suppress(InvalidNamespace):  # it cannot be a key
+        for namespace in namespaces:
+            memory = yield from adapter.got(namespace, key)
             if memory is not None:
                 return memory
-    except InvalidNamespace:  # a text that cannot be a key
-        pass
     return None
 
 
@@ -207,27 +182,20 @@ def _rank(found: Sequence[Memory], wanted: Memory | str) -> int | None:
 
 
 def _why_not(
-    adapter: StoreAdapter, search: MemorySearch, memory: Memory | None, options: dict[str, Any]
+    adapter: StoreAdapter, memory: Memory | None, question: str, depth: int
 ) -> Effects[str]:
     """Why a memory, or any with the expected text, is not among those that were found."""
     if memory is None:
-        return f"no memory among the first {search.limit} contains it"
-    if search.kinds is not None and memory.kind not in search.kinds:
-        return f"it is a {memory.kind!r}, and only {list(search.kinds)} are recalled"
+        return f"no memory among the first {depth} contains it"
     if not adapter.versioned:
-        return f"it is not among the first {search.limit}"
+        return f"it is not among the first {depth}"
+    place = memory.namespace, memory.key
     why = yield Effect(
-        lambda: adapter.store.why_not(memory.namespace, memory.key, **options),
-        lambda: adapter.store.awhy_not(memory.namespace, memory.key, **options),
+        lambda: adapter.store.why_not(*place, query=question),
+        lambda: adapter.store.awhy_not(*place, query=question),
     )
     return str(why.reason)
 
 
 def _plain(text: str) -> str:
     return " ".join(text.casefold().split())
-
-
-def _short(text: str) -> str:
-    """A text on one line that fits into a column."""
-    line = " ".join(text.split())
-    return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…"

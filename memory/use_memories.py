@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from itertools import chain, islice, tee
+from itertools import islice, tee
 from typing import Any, Final, Literal, Self
 
 from langchain_core.messages import BaseMessage, SystemMessage
@@ -23,7 +23,8 @@ from perdure.memory.conversation import Turn
 from perdure.memory.effects import Effect, Effects, arun, run
 from perdure.memory.nodes import MessagesNode, Shown
 from perdure.memory.options import choice
-from perdure.memory.recall import NAMESPACE, Labels, MemorySearch, ShownMessages
+from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
+from perdure.memory.records import Memory
 from perdure.memory.run_config import source
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.stores.text import STOP_WORDS, query_tokens
@@ -48,8 +49,8 @@ def use_memories(
 ) -> UseMemories:
     """A part of a view that adds a section `<memories>` to the system message.
 
-    `view(use_memories(), trim(max_tokens=4_000))`: before the part that cuts, so that its budget counts
-    the memories, and after `use_instructions`, which replaces the system message.
+    `view(use_memories(), trim(max_tokens=4_000))`: before the part that cuts, so that its budget
+    counts the memories, and after `use_instructions`, which replaces the system message.
 
     The query is the newest human message, with the one before it if it is as short as "and then?".
     Memories that rest only on messages which the model is shown after all parts of the view are
@@ -110,36 +111,49 @@ class UseMemories(MessagesNode):
         return await arun(self._through(shown, state, config))
 
     def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Effects[Shown]:
-        newest, possible, turns = tee(shown.turns, 3)
-        query, text = query_of(list(islice(newest, 2))), ""
-        if query:
-            messages = yield from self._messages(replace(shown, turns=possible), state, config)
-            text = yield from self._section(query, messages, config)
+        newest, turns = tee(shown.turns)
+        query, text, room = query_of(list(islice(newest, 2))), "", self._search.max_tokens
+        while query and room != 0:
+            possible, turns = tee(turns)
+            try:
+                left = yield from self._left(replace(shown, turns=possible), room, state, config)
+            except BudgetExceeded:  # of a part that follows
+                room = room // 2 if room else 0
+                continue
+            text = yield from self._section(query, room, left, config)
+            break
         return _with_section(replace(shown, turns=turns), text)
 
-    def _messages(
-        self, shown: Shown, state: Any, config: RunnableConfig | None
-    ) -> Effects[ShownMessages]:
-        """The messages that the model is shown if the memories take all of their budget."""
-        newest = list(islice(shown.turns, 1))
-        reserved = _TOKEN * (self._search.max_tokens or 0)
-        shown = _with_section(replace(shown, turns=chain(newest, shown.turns)), reserved)
-        try:
-            for part in self._following:
-                shown = yield _through(part, shown, state, config)
-            left = [message for turn in shown.turns for u in turn.units for message in u.messages]
-        except BudgetExceeded:  # the newest turn fits beside fewer memories, or the model is asked
-            left = []  # nothing: the part raises again
-        ids = {message.id for message in (*left, *(m for turn in newest for m in turn.messages))}
-        return ShownMessages(source(config)[0], frozenset(id for id in ids if id is not None))
+    def _left(
+        self, shown: Shown, room: int | None, state: Any, config: RunnableConfig | None
+    ) -> Effects[frozenset[str | None]]:
+        """The ids of the messages that following parts leave if memories take all of their room."""
+        shown = _with_section(shown, _TOKEN * (room or 0))
+        for part in self._following:
+            shown = yield _asked(part, shown, state, config)
+        units = (unit for turn in shown.turns for unit in turn.units)
+        return frozenset(message.id for unit in units for message in unit.messages)
 
     def _section(
-        self, query: str, shown: ShownMessages, config: RunnableConfig | None
+        self,
+        query: str,
+        room: int | None,
+        left: frozenset[str | None],
+        config: RunnableConfig | None,
     ) -> Effects[str]:
-        """The section of memories; "" for none."""
+        """The section of memories, without those that rest on the given messages; "" for none."""
+        thread_id, _ = source(config)
+
+        def accepts(memory: Memory) -> bool:
+            origin = memory.provenance
+            if origin is None or not origin.message_ids:
+                return True
+            elsewhere = thread_id is not None and origin.thread_id not in (None, thread_id)
+            return elsewhere or not left.issuperset(origin.message_ids)
+
         try:
-            as_of = self._as_of(config)
-            found = yield from self._search.found(query, self._store, config, as_of, shown)
+            as_of, search = self._as_of(config), self._search.within(room)
+            found = yield from search.found(query, self._store, config, as_of, accepts)
         except (StorageError, EmbeddingFailed) as exc:
             return self._failed(exc)
         except PerdureError:
@@ -155,10 +169,8 @@ class UseMemories(MessagesNode):
         return ""
 
 
-def _through(part: MessagesNode, shown: Shown, state: Any, config: RunnableConfig | None) -> Effect:
-    return Effect(
-        lambda: part.through(shown, state, config), lambda: part.athrough(shown, state, config)
-    )
+def _asked(part: MessagesNode, shown: Shown, *given: Any) -> Effect:
+    return Effect(lambda: part.through(shown, *given), lambda: part.athrough(shown, *given))
 
 
 def query_of(turns: Sequence[Turn]) -> str:

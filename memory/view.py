@@ -27,9 +27,9 @@ class LooksAhead(Protocol):
 def view(*parts: MessagesNode) -> View:
     """A node that shows the model what each part in turn leaves.
 
-    `view(summary, use_memories(), trim(max_tokens=4_000))` shows the summary, the messages that it does
-    not cover and the memories that answer them, cut to 4,000 tokens. The part that cuts comes last.
-    The state stays as it is, whatever the modes of the parts.
+    `view(summary, use_memories(), trim(max_tokens=4_000))` shows the summary, the messages that it
+    does not cover and the memories that answer the newest, cut to 4,000 tokens. The part that cuts
+    comes last. The state stays as it is, whatever the modes of the parts.
 
     Raises:
         ConfigurationError: There is no part, one is not a part of a view, or they read different

@@ -136,13 +136,14 @@ def test_a_run_is_remembered_at_its_end(graph: str, file: Any) -> None:
     with OpenAIServer(lambda body: "Noted.") as server:
         model = client(server)
         opened: Any = {"checkpointer": saver, "store": store}
-        parts = [use_memories(), window, remember_turns()]
+        parts: Any = [use_memories(), window, remember_turns()]
         middleware = [MemoryMiddleware(*parts)]
-        agent: Any = {
+        agents: dict[str, Any] = {
             "chat": lambda: chat_graph(model, memory=parts, **opened),
             "agent": lambda: memory_agent(model, memory=[window], **opened),
             "middleware": lambda: create_agent(model, middleware=middleware, **opened),
-        }[graph]()
+        }
+        agent = agents[graph]()
         agent.invoke(says("My canoe is called Nutshell"), run_of("monday"))
         agent.invoke(says("What is my canoe called?"), run_of("tuesday"))
         agent.invoke(says("What is my canoe called?"), run_of("monday"))

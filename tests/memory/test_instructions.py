@@ -392,7 +392,7 @@ def test_the_summary_in_a_view_stays(store: SQLiteStore) -> None:
 
 
 def test_in_a_view_the_budget_counts_the_instructions(store: SQLiteStore) -> None:
-    """With the part that cuts behind them; both colours, as a node of a graph."""
+    """With the part that cuts behind them; sync and async, as a node of a graph."""
     node = view(use_instructions(Instructions(store, default="Be brief.")), trim(max_messages=3))
     said = [HumanMessage(text, id=text) for text in ("one", "two", "three")]
     graph = graph_of(("show", node))

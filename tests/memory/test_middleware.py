@@ -156,7 +156,7 @@ CHANGING: dict[str, MessagesNode] = {
 }
 
 
-TRIMS = {"nine messages", "three messages", "five messages", "tokens"}
+TRIMS = {"two turns", "one turn", "five messages", "tokens"}
 
 
 def through_a_graph(step: Any, talk: Talk) -> Any:
@@ -270,7 +270,6 @@ class Counting(TokenCounter):
     def __init__(self) -> None:
         super().__init__()
         self.counted: list[list[str]] = []
-        super().__init__()
 
     def tools(self, tools: Any) -> int:
         if tools:

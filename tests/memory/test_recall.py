@@ -90,7 +90,7 @@ def test_what_says_the_same_comes_once(recalls: Any) -> None:
         cats = recalls("cats", store)
 
     assert keys(tea.memories) == ["2", "3"]  # of equal ones the newest
-    assert tea.placements[0].stands_for == ("1",)
+    assert tea.placements[0].stands_for == ["1"]
     assert set(keys(cats.memories)) == {"4", "5"}
 
 
@@ -277,7 +277,7 @@ def test_several_namespaces_are_merged_by_rank(recalls: Any) -> None:
     assert keys(alone.memories) == ["own1", "own2", "own3", "own both"]
     assert keys(found.memories)[0] in ("own both", "shared both")
     assert {*keys(found.memories)[1:3]} == {"own1", "shared1"}
-    assert found.placements[0].ranks == (4, 4)
+    assert found.placements[0].ranks == {0: 4, 1: 4}
     assert "rank 4 and 4" in str(found.placements[0])
     assert "others" not in keys(found.memories)
 

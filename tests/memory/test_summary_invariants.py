@@ -20,7 +20,7 @@ from langgraph.graph import add_messages
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from perdure.memory.model_call import ModelCall
-from perdure.memory.shown import sequence
+from perdure.memory.nodes import sequence
 from perdure.memory.summary import Summarize, summarize
 from tests.memory.conversations import conversations, keys, newest_human
 from tests.memory.providers import refusals

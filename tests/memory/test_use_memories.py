@@ -220,14 +220,19 @@ def test_what_a_summary_stands_for_may_be_recalled(shows: Any) -> None:
             assert set(memories(shown)) == {"the train number 0", "the train number 1"}
 
 
-def test_memories_leave_room_for_the_newest_turn(shows: Any) -> None:
-    """A budget that the memories could take whole: the newest turn is not recalled beside it."""
-    said = [HumanMessage("the train to Ghent", id="t-0"), AIMessage("At 8.", id="t-1")]
-    said.append(HumanMessage("the train to Bruges", id="t-2"))
-    with filled(*turns("t", NOW, *(message.text for message in said))) as store:
-        shown = shows(view(use_memories(store), trim(max_tokens=900)), said, ON_T)
+def test_memories_never_take_the_room_of_the_newest_turn(shows: Any) -> None:
+    """Their budget shrinks until what follows can keep it, down to none."""
+    puts = [fact(f"k{n}", f"the train number {n} goes to Ghent and back " * 3) for n in range(20)]
+    talk = [HumanMessage("the train to Ghent " * 20)]
+    with filled(*puts) as store:
+        shown = {
+            budget: shows(view(use_memories(store), trim(max_tokens=budget)), talk)
+            for budget in (130, 400, 800, 4_000)
+        }
 
-    assert "the train to Bruges" not in memories(shown)
+    counts = [len(memories(messages)) for messages in shown.values()]
+    assert counts[0] == 0 < counts[1] < counts[2] < counts[3]
+    assert all(messages[-1] == talk[-1] for messages in shown.values())
 
 
 def test_much_that_is_left_out_leaves_room_for_the_rest(shows: Any) -> None:

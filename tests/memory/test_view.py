@@ -122,7 +122,10 @@ def test_the_parts_of_a_view_in_order() -> None:
         ((), "a part of the view is None"),
         ((print,), "a part of the view is <built-in function print>"),
         ((_learns(),), "no part of a view; add it to the graph"),
-        ((trim(max_turns=1), trim(max_turns=1, messages_key="talk")), r"\['messages', 'talk'\]"),
+        (
+            (trim(max_messages=1), trim(max_messages=1, messages_key="talk")),
+            r"\['messages', 'talk'\]",
+        ),
     ],
 )
 def test_wrong_parts_are_refused(parts: Any, said: str) -> None:

@@ -16,7 +16,6 @@ from perdure.cli.app import DB, AsJson, app
 from perdure.cli.longterm import MEMORIES, User, opened_mind
 from perdure.cli.output import as_json, console, line, table
 from perdure.cli.progress import at_work
-from perdure.cli.store import AsOf, as_moment
 from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ def check(
     minimum: Annotated[
         float, typer.Option(help="The share that must be recalled, from 0 to 1.")
     ] = 0.9,
-    as_of: AsOf = None,
     user: User = None,
     db: DB = None,
     json: AsJson = False,
@@ -46,9 +44,10 @@ def check(
 
     Exit code 1 if less is recalled than --minimum.
     """
+    from perdure.memory.options import number
     from perdure.memory.recall_check import check_recall
 
-    pairs, when = _pairs(file), as_moment(as_of, "--as-of")
+    pairs, share = _pairs(file), number("--minimum", minimum, 0, 1)
     with opened_mind(db, user, reads=True) as mind, at_work("asking …"):
         report = check_recall(
             pairs,
@@ -56,11 +55,10 @@ def check(
             config=mind.config,
             namespace=MEMORIES,
             limit=limit,
-            as_of=when,
         )
-    passed = report.passed(minimum)
+    passed = report.recall >= share
     if json:
-        as_json(_plain(report, minimum))
+        as_json(_plain(report, minimum, passed))
     else:
         _print(report)
     if not passed:
@@ -136,15 +134,15 @@ def _print(report: RecallReport) -> None:
             for each in report.questions
         ],
     )
-    console.print(report.total)
+    console.print(str(report).splitlines()[-1])
 
 
-def _plain(report: RecallReport, minimum: float) -> dict[str, Any]:
+def _plain(report: RecallReport, minimum: float, passed: bool) -> dict[str, Any]:
     return {
         "recall": report.recall,
         "mrr": report.mrr,
         "limit": report.limit,
         "minimum": minimum,
-        "passed": report.passed(minimum),
+        "passed": passed,
         "asked": [{**asdict(each), "recall": each.recall} for each in report.questions],
     }
