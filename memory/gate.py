@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final, get_args
 
 from perdure.errors import ConfigurationError
@@ -281,9 +282,12 @@ def _repeats(text: str, shown: Sequence[str]) -> bool:
     if not words:
         return False
     size = min(_SHINGLE, len(words))
-    known = [f" {normal(each)} " for each in shown]
+    known = [f" {_normal(each)} " for each in shown]
     runs = [f" {' '.join(words[i : i + size])} " for i in range(len(words) - size + 1)]
     return sum(any(run in each for each in known) for run in runs) >= _REPEATED * len(runs)
+
+
+_normal: Final = lru_cache(32)(normal)  # of what was shown, which a whole batch shares
 
 
 def _followed(before: Verdict, answer: Verdict, name: str) -> Verdict:

@@ -45,7 +45,7 @@ def same(a: str, b: str) -> bool:
 
 def digest(text: str) -> str:
     """BLAKE2b-128, in hexadecimal, of a text in its normal form."""
-    plain = _normal(text).encode("utf-8", "surrogatepass")
+    plain = normal(text).encode("utf-8", "surrogatepass")
     return blake2b(plain, digest_size=16).hexdigest()
 
 
@@ -79,17 +79,17 @@ def _is_moved(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
     return any(first[i:] + first[:i] == second for i in range(1, len(first)))
 
 
-@lru_cache(1 << 12)
+@lru_cache(1 << 8)
 def _words(text: str) -> tuple[str, ...]:
     """The words and signs of a text; the first word is no name because of its capital."""
     found = _PARTS.findall(unified(text))
     return (found[0].lower(), *found[1:]) if found else ()
 
 
-_normal: Final = lru_cache(1 << 12)(normal)
+_normal: Final = lru_cache(1 << 8)(normal)
 
 
-@lru_cache(1 << 14)
+@lru_cache(1 << 12)
 def _cosine(a: str, b: str) -> float:
     # here, since it loads numpy, which most comparisons can do without
     from perdure.stores.offline import StaticEmbedder
