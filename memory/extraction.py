@@ -175,7 +175,7 @@ class Extraction:
             return read_history(self.saver, thread_id, self.messages_key, mark.ids)
 
         if anew:
-            yield from pipeline.setting_back(thread_id, reads)
+            yield from pipeline.setting_back(thread_id)
         return (yield from in_thread(pipeline.extracting(thread_id, reads)))
 
     extract = blocking(_extract)
@@ -244,17 +244,13 @@ class Pipeline:
             else:
                 return report
 
-    def setting_back(self, thread_id: str, reads: Reads) -> Effects[None]:
+    def setting_back(self, thread_id: str) -> Effects[None]:
         """Have the whole thread read again."""
         for tries in range(_CONFLICTS, -1, -1):
             mark = yield from self._mark(thread_id)
-            if not mark.count:
-                return
-            history = yield from reads(mark)
-            read = len(history.messages) - len(mark.beyond(history) or ())
             try:
-                back = self._put(mark.set_back(read), thread_id)
-                return (yield from self.scope.adapter.written([back]))
+                back = [self._put(mark.set_back(), thread_id)] if mark.count else []
+                return (yield from self.scope.adapter.written(back))
             except VersionConflict:  # it was extracted meanwhile
                 if not tries:
                     raise
