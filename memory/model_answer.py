@@ -82,7 +82,6 @@ class ProfileChange(_Part):
         description='the value as JSON text: "\\"Ghent\\"", "3", "[\\"tea\\"]", "null"; null for '
         "an operation without one",
     )
-    reason: str = Field("", description="what the user says, in a few words")
     messages: list[int] = Field([], description="the numbers of the user's messages that say so")
 
     @field_validator("value", mode="before")
@@ -92,7 +91,7 @@ class ProfileChange(_Part):
 
     def operation(self) -> Document:
         """The operation as the RFC has it, also where a path lacks its slash or text its quotes."""
-        out: Document = {"op": self.op, "reason": self.reason}
+        out: Document = {"op": self.op}
         for name, path in (("path", self.path), ("from", self.origin)):
             if path is not None:
                 out[name] = path if path[:1] in ("", "/") else f"/{path}"

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import islice
 from typing import Any, Final, Generic, NamedTuple
 
-from jsonpatch import JsonPointer
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 from pydantic import RootModel
@@ -30,7 +30,6 @@ from perdure.memory.profile_patch import (
 )
 from perdure.memory.profile_rules import (
     KIND,
-    Leaf,
     M,
     Origin,
     default_of,
@@ -94,7 +93,7 @@ class ProfileVersion:
         document: The profile.
         version: Counts from 1; None: the store keeps no versions.
         change: `"patch"`, `"merge"` or `"set"`.
-        edits: What that changed: `op`, `path`, and the `reason` if one was given.
+        edits: What that changed, each with `op` and `path`.
         valid_from: Since when (UTC).
         valid_to: Until when; None: it is the present one.
         provenance: The thread and checkpoint of its run, if known, and whose words it rests on.
@@ -187,12 +186,11 @@ class Profile(Generic[M]):
         """Apply a JSON Patch (RFC 6902), and return the profile.
 
         Args:
-            operations: Like `[{"op": "add", "path": "/likes/-", "value": "tea"}]`; a `"reason"`
-                in one is noted with the change.
+            operations: Like `[{"op": "add", "path": "/likes/-", "value": "tea"}]`.
             config: Of the run.
         """
         wanted = operations_of(operations)
-        return (yield from self._change("patch", lambda old: patched(old, wanted), config, wanted))
+        return (yield from self._change("patch", lambda old: patched(old, wanted), config))
 
     def _merge(
         self, partial: Mapping[str, Any], config: RunnableConfig | None = None
@@ -284,7 +282,7 @@ class Profile(Generic[M]):
                 f"the profile {place.key!r} was changed where this patch changes it; make it anew"
             )
         puts, _ = yield from self._planned(
-            place, state, "patch", lambda old: patched(old, wanted, by_model=True), wanted
+            place, state, "patch", lambda old: patched(old, wanted, by_model=True)
         )
         return puts
 
@@ -293,12 +291,11 @@ class Profile(Generic[M]):
         name: str,
         change: Callable[[Document], Document],
         config: RunnableConfig | None,
-        operations: Sequence[Document] = (),
     ) -> Effects[M]:
         place = self.place(config)
         while True:  # a try that fails is one in which another change succeeded
             state = yield from self.reading(place)
-            puts, profile = yield from self._planned(place, state, name, change, operations)
+            puts, profile = yield from self._planned(place, state, name, change)
             try:
                 yield from written(place.adapter, puts)
             except VersionConflict:
@@ -311,16 +308,12 @@ class Profile(Generic[M]):
         state: ProfileState[M],
         name: str,
         change: Callable[[Document], Document],
-        operations: Sequence[Document],
     ) -> Effects[tuple[list[PutItem], M]]:
         """The puts of a change, and the profile after it."""
-        # the edits first, before an error about something else quotes what is not to be kept
-        edits = [each for each in operations if each["op"] != "test"]
-        notes = [Leaf(tuple(JsonPointer(e["path"]).parts), e.get("reason", "")) for e in edits]
-        reasons = yield from screened(self.gate, notes, place.origin)
-        noted = [{"op": each["op"], "path": each["path"]} for each in edits]
-        noted = [{**e, "reason": r} if r else e for e, r in zip(noted, reasons, strict=True)]
-        new = change(state.document)
+        try:
+            new = change(state.document)
+        except InvalidPatch as exc:  # it quotes names that the gate has not seen
+            raise InvalidPatch(self.gate.sensitive.redacted(str(exc))) from None
         # what is there already, elsewhere in a list perhaps, does not stand in the way of others
         known = {(leaf.label, repr(leaf.value)) for leaf in leaves_of(state.document)}
         leaves = [each for each in leaves_of(new) if (each.label, repr(each.value)) not in known]
@@ -330,13 +323,13 @@ class Profile(Generic[M]):
         document: Document = plain(dumped(profile), "the profile")
         if same(document, state.document) and (state.items or name != "set"):
             return [], profile
-        noted = (noted or list(differences(state.document, document)))[:_EDITS]
+        edits = list(islice(differences(state.document, document), _EDITS))
         head = state.items[0] if state.items else None
         value = {"text": text_of(document), "kind": KIND, _DOCUMENT: document, "change": name}
         put = put_of(
             place.namespace,
             place.key,
-            {**value, "edits": noted, _NUMBER: _number(head) + 1},
+            {**value, "edits": edits, _NUMBER: _number(head) + 1},
             provenance=place.origin.provenance,
             if_version=(head.version if head else 0) if place.adapter.versioned else None,
         )

@@ -1,4 +1,7 @@
-"""JSON Patch (RFC 6902) and JSON Merge Patch (RFC 7386) of documents."""
+"""JSON Patch (RFC 6902) and JSON Merge Patch (RFC 7386) of documents.
+
+What is no patch, cannot be applied or is no JSON that a store takes raises `InvalidPatch`.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +17,15 @@ from perdure.errors import InvalidPatch, InvalidValue
 from perdure.stores.values import decode, encode
 
 Document = dict[str, Any]
-MAX_BYTES: Final = 100_000
-"""How many bytes the JSON of a profile may take."""
-MAX_OPERATIONS: Final = 100
-"""How many operations a patch may have."""
-_NEEDED: Final = {
-    **dict.fromkeys(("add", "replace", "test"), "value"),
-    "move": "from",
-    "copy": "from",
-}
+MAX_BYTES: Final = 100_000  # of the JSON of a profile
+MAX_OPERATIONS: Final = 100  # of a patch
+_VALUE: Final = dict.fromkeys(("add", "replace", "test"), "value")
+_NEEDED: Final = {**_VALUE, "move": "from", "copy": "from"}
 _NOTHING: Final = object()
 
 
 def operations_of(patch: Any) -> list[Document]:
-    """A copy of the operations of a patch.
-
-    Raises:
-        InvalidPatch: It is no patch.
-    """
+    """A copy of the operations of a patch."""
     if not isinstance(patch, list | tuple) or len(patch) > MAX_OPERATIONS:
         raise InvalidPatch(
             f"the patch is a {type(patch).__name__}; expected a list of at most {MAX_OPERATIONS} "
@@ -63,9 +57,6 @@ def patched(
         by_model: Whether a model wrote the patch. Then missing parents are made, a replacement of
             nothing is an addition, and an object with fewer fields than the one in its place is
             refused: the model has seldom meant to remove them.
-
-    Raises:
-        InvalidPatch: An operation cannot be applied, or the document becomes too large.
     """
     out: Document = plain(document, "the profile")
     for number, operation in enumerate(operations, 1):
@@ -149,9 +140,6 @@ def merged(document: Document, partial: Any) -> Document:
 
     >>> merged({"name": "Ann", "home": {"city": "Ghent"}}, {"home": {"zip": "9000"}})
     {'name': 'Ann', 'home': {'city': 'Ghent', 'zip': '9000'}}
-
-    Raises:
-        InvalidPatch: `partial` is no JSON object.
     """
     if not isinstance(partial, Mapping):
         raise InvalidPatch(f"the merge is {partial!r:.80}; expected a dict of fields that change")
@@ -186,11 +174,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def plain(value: Any, what: str) -> Any:
-    """A copy of a JSON value.
-
-    Raises:
-        InvalidPatch: It is none, or too deep or large for a profile.
-    """
+    """A copy of a JSON value."""
     try:
         text = encode({"document": value})
     except InvalidValue as exc:

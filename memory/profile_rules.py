@@ -1,4 +1,7 @@
-"""What a profile may hold: what its schema accepts, and what the gate lets pass of a change."""
+"""What a profile may hold: what its schema accepts, and what the gate lets pass of a change.
+
+What it may not hold raises `InvalidPatch`, which names the places and quotes no secret.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from perdure.memory.detectors import emails, phones, spans_of
 from perdure.memory.effects import Effects
 from perdure.memory.gate import Gate
 from perdure.memory.profile_patch import Document, escaped, missing, plain
+from perdure.memory.quoting import quoted
 from perdure.memory.records import Candidate
 from perdure.stores.base import Provenance
 
@@ -37,11 +41,7 @@ def default_of(schema: type[M]) -> M | None:
 
 
 def validated(schema: type[M], document: Document) -> M:
-    """The profile of a document: strictly, no text for a number and no unknown field.
-
-    Raises:
-        InvalidPatch: There is none; the fields that are wrong are named.
-    """
+    """The profile of a document: strictly, no text for a number and no unknown field."""
     try:
         profile = schema.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as exc:
@@ -59,7 +59,7 @@ def validated(schema: type[M], document: Document) -> M:
 
 def _fault(fault: Any) -> str:
     path = "".join(f"/{escaped(str(part))}" for part in fault["loc"]) or "the profile"
-    given = "" if fault["type"] == "missing" else f" (it is {json.dumps(fault['input'])[:80]})"
+    given = "" if fault["type"] == "missing" else f" (it is {quoted(fault['input'])[:80]})"
     return f"{path!r}: {fault['msg']}{given}"
 
 
@@ -137,9 +137,6 @@ def screened(gate: Gate, leaves: Sequence[Leaf], origin: Origin) -> Effects[list
 
     The gate's detectors and checks see each value after its names. Its rules for duplicates and
     tombstones are for memories.
-
-    Raises:
-        InvalidPatch: A value or a name holds what is not to be kept; it is not quoted.
     """
     candidates = [_candidate(each, origin) for each in leaves]
     static = [gate.sensitive.judged(each) for each in candidates]
