@@ -22,7 +22,6 @@ import numpy as np
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.messages.utils import count_tokens_approximately
 
-from perdure.memory import token_counter
 from perdure.memory.tokens import token_counter
 
 ROOT = Path(__file__).parents[1]

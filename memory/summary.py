@@ -21,17 +21,14 @@ from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no J
 
 from perdure.errors import ConfigurationError, SummaryFailed, UnknownModel
 from perdure.memory.conversation import Messages, Turn, role, turns
-from perdure.memory.tokens import Countable, context_window, token_counter
 from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.model_call import NamedModel, model_call
 from perdure.memory.nodes import MODES, SHOWN, MessagesNode, Mode, Shown, channel
-from perdure.memory.nodes import MODES, SHOWN, MessagesNode, Mode, channel
 from perdure.memory.options import choice, instance, number, text, whole
 from perdure.memory.quotation import as_record
 from perdure.memory.reducers import ChatState
-from perdure.memory.nodes import Shown
 from perdure.memory.summary_request import PROMPT, SummaryRequest
-from perdure.memory.tokens import TokenCounter
+from perdure.memory.tokens import Countable, TokenCounter, context_window, token_counter
 from perdure.memory.transcript import units_of
 
 OnFailure = Literal["keep", "raise"]

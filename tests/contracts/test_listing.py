@@ -322,7 +322,8 @@ def test_heads_and_threads_that_were_active_since(saver: SQLiteCheckpointer) -> 
     assert {f"last {number}" for number in range(5)} == {head.checkpoint_id for head in heads}
     assert {"ann"} == {head.metadata["user_id"] for head in heads}
     later = heads[0].updated_at + timedelta(seconds=1)
-    assert [] == saver.heads(active_since=later) == saver.threads(active_since=later)
+    assert saver.heads(active_since=later) == []
+    assert saver.threads(active_since=later) == []
     assert len(saver.heads(active_since=heads[-1].updated_at)) == 5
     with pytest.raises(ConfigurationError, match="time zone"):
         saver.heads(active_since=later.replace(tzinfo=None))

@@ -58,7 +58,7 @@ class Runs:
         self.graph.invoke({"messages": [HumanMessage(text)]}, config_of(thread_id))
 
     def background(self, **options: Any) -> Background:
-        pace = {"delay_s": 0.05, "backoff_s": 0.1}
+        pace: dict[str, Any] = {"delay_s": 0.05, "backoff_s": 0.1}
         fields = Pace.__dataclass_fields__.keys()
         pace |= {name: options.pop(name) for name in [*options] if name in fields}
         given: dict[str, Any] = {"on_job": self.told.append, **options}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
 from perdure.checkpointers import ThreadHead
@@ -69,7 +70,7 @@ def test_threads_of_all_users_are_found_until_they_are_extracted(runs: Runs) -> 
     for user in ("ann", "bo"):
         config = config_of(f"of {user}")
         config["configurable"]["user_id"] = user
-        runs.graph.invoke({"messages": [("human", "My cat is called Tom.")]}, config)
+        runs.graph.invoke({"messages": [HumanMessage("My cat is called Tom.")]}, config)
     found = {job.thread_id: job for job in due.jobs()}
 
     assert {name: job.namespace for name, job in found.items()} == {
@@ -85,7 +86,7 @@ def test_threads_of_all_users_are_found_until_they_are_extracted(runs: Runs) -> 
 
 def test_threads_that_name_no_user(runs: Runs) -> None:
     """They belong to nobody, unless there is a default."""
-    runs.graph.invoke({"messages": [("human", "Hi Tom.")]}, {"configurable": {"thread_id": "t"}})
+    runs.graph.invoke({"messages": [HumanMessage("Hi Tom.")]}, {"configurable": {"thread_id": "t"}})
     [job] = DueThreads(runs.extraction, Pace(0), {"user_id": "me"}).jobs()
 
     assert (job.namespace, job.state) == (("memories", "me"), "due")

@@ -23,7 +23,6 @@ from perdure import SQLiteCheckpointer, SQLiteStore
 from perdure.errors import BudgetExceeded, ConfigurationError
 from perdure.memory import (
     Instructions,
-    TokenCounter,
     clear_tool_outputs,
     summarize,
     token_counter,
@@ -33,6 +32,7 @@ from perdure.memory import (
 )
 from perdure.memory.middleware import MemoryMiddleware, MemoryState
 from perdure.memory.nodes import MessagesNode, Shown
+from perdure.memory.tokens import TokenCounter
 from tests.memory.conversations import Talk, conversations, keys, newest_human
 from tests.memory.providers import refusals
 from tests.openai_server import OpenAIServer

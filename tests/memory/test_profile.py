@@ -280,7 +280,7 @@ def test_a_store_without_a_past_says_so() -> None:
 OLD = {"name": "Ann", "age": None, "born": None, "home": {"city": "Ghent", "zip": None}}
 
 
-def write_sections(store: Any, change: str = "set", number: int = 1, **values: Any) -> None:
+def write_sections(store: Any, change: Any = "set", number: Any = 1, **values: Any) -> None:
     """A profile as the first version of perdure wrote it with `sections=True`, a field an item."""
     for name, value in values.items():
         item = {"text": f"{name}: …", "kind": "profile", "document": value}

@@ -94,9 +94,10 @@ GHENT = operation("replace", "/home/city", "Ghent")
 HTTP: Any = {"http_client": httpx.Client(), "http_async_client": httpx.AsyncClient()}
 
 
-def node_of(server: OpenAIServer, profile: Profile[Any], **options: Any) -> Any:
+def node_of(server: OpenAIServer, profile: Any, **options: Any) -> Any:
     called = {name: options.pop(name) for name in ("retries", "timeout_s") if name in options}
-    call = ModelCall(client(server, **HTTP), **{"backoff_s": 0, **called})
+    given: dict[str, Any] = {"backoff_s": 0, **called}
+    call = ModelCall(client(server, **HTTP), **given)
     return update_profile(call, profile, **{"on_failure": "raise", **options})
 
 
