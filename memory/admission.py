@@ -65,8 +65,9 @@ def _put(
     gate: Gate, namespace: Namespace, candidate: Candidate, key: str, verdict: Verdict
 ) -> PutItem:
     text = candidate.text if verdict.text is None else verdict.text
-    kinds = gate.sensitive.redacted_kinds(candidate) if verdict.reason else []
-    fields = gate.sensitive.redacted_fields(candidate) if kinds else candidate.fields
+    kinds, fields = [], candidate.fields
+    if verdict.reason:
+        kinds, fields = gate.sensitive.redacted_fields(candidate)
     value: dict[str, Any] = {**fields, "text": text, "kind": candidate.kind}
     if kinds:
         value[REDACTED] = kinds
