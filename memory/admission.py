@@ -5,7 +5,7 @@ Nothing is written here: the caller writes it in one transaction with what belon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -65,8 +65,10 @@ def _put(
     gate: Gate, namespace: Namespace, candidate: Candidate, key: str, verdict: Verdict
 ) -> PutItem:
     text = candidate.text if verdict.text is None else verdict.text
-    kinds = gate.sensitive.redacted_kinds(candidate) if verdict.reason else []
-    fields = gate.sensitive.redacted_fields(candidate) if kinds else candidate.fields
+    kinds: list[str] = []
+    fields: Mapping[str, Any] = candidate.fields
+    if verdict.reason:
+        kinds, fields = gate.sensitive.redacted_fields(candidate)
     value: dict[str, Any] = {**fields, "text": text, "kind": candidate.kind}
     if kinds:
         value[REDACTED] = kinds

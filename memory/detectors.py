@@ -49,15 +49,11 @@ _PATTERNS: Final = tuple(
     (needles.lower().split("|"), re.compile(pattern))
     for needles, pattern in (
         (
-            _PREFIXES,
-            rf"(?<![A-Za-z0-9])(?P<value>(?:{_PREFIXES.replace('.', '[.]')})"
-            r"(?=[A-Za-z_.-]{0,60}\d)[A-Za-z0-9_.-]{16,300}+)",
-        ),
-        (
-            "sk-|akia|asia|eyj",
-            r"(?a)(?<![A-Za-z0-9])(?P<value>sk-(?:[a-z]{2,10}\d{0,2}-){0,2}(?=[A-Za-z_]{0,40}\d)"
-            r"\w{16,300}+[\w-]{0,300}+|A(?:KIA|SIA)[A-Z0-9]{16}(?![A-Za-z0-9])"
-            r"|eyJ[\w-]{8,}+\.eyJ[\w-]{8,}+(?:\.[\w-]*+)?)",
+            f"{_PREFIXES}|sk-|akia|asia|eyj",
+            rf"(?a)(?<![A-Za-z0-9])(?P<value>(?:{_PREFIXES.replace('.', '[.]')})"
+            r"(?=[A-Za-z_.-]{0,60}\d)[\w.-]{16,300}+"
+            r"|sk-(?:[a-z]{2,10}\d{0,2}-){0,2}(?=[A-Za-z_]{0,40}\d)\w{16,300}+[\w-]{0,300}+"
+            r"|A(?:KIA|SIA)[A-Z0-9]{16}\b|eyJ[\w-]{8,}+\.eyJ[\w-]{8,}+(?:\.[\w-]*+)?)",
         ),
         (
             "-----begin",
@@ -77,7 +73,7 @@ _PATTERNS: Final = tuple(
     )
 )
 _NAMED: Final = re.compile(
-    r"(?:(?P<password>passwor[dt]|passwd|passphrase|passcode|pwd|kennwort|wachtwoord"
+    r"(?=(?:(?P<password>passwor[dt]|passwd|passphrase|passcode|pwd|kennwort|wachtwoord"
     r"|contrase(?:ñ|n\u0303?)a|mot de passe|senha|пароль|密码|密碼|パスワード)"
     r"|(?<![^\W_])(?P<pin>pin(?:[ _-]?code)?|cvv2?|cvc2?|otp|(?:recovery|backup|security) code)"
     r"|(?:api|access|secret|private|auth|refresh)[ _-]?(?:key|token)|secret|token"
@@ -85,7 +81,7 @@ _NAMED: Final = re.compile(
     r"(?P<sign>[\"'`*_\\>]{0,4}\s{0,3}(?:[:=>]|[-=]>|\u2192)"
     r"|(?:\s[\w.@'-]{1,30}){0,4}?\s(?:is|ist|es|est)(?=\s)|是|(?=\s))[\"'`*_\\]{0,4}\s{0,10}[*\\]{0,3}"
     r"(?:(?P<quote>[\"'`])(?P<quoted>[^\n\"'`]{1,256}+)|(?<![\"'`])(?P<bare>[^\s\"'`<>]{1,256}+)|"
-    r"(?<=[\"'`])(?P<within>[^\n\"'`]{1,256}+))",
+    r"(?<=[\"'`])(?P<within>[^\n\"'`]{1,256}+)))",
     re.IGNORECASE,
 )
 _HINT_WORDS: Final = (
@@ -94,12 +90,7 @@ _HINT_WORDS: Final = (
     "|ss key|te key|th key|_key|-key|ikey|sskey|tkey|token|secret"
 )
 _HINTS: Final = tuple(_HINT_WORDS.split("|"))
-_NAMES: Final = re.compile(
-    r"pass|pwd|kenn|wacht|contra|mot de|senha|парол|密|パス|pin|cvv|cvc|otp|recov|backup|secur|api"
-    r"|access|secret|private|auth|refresh|token|pw",
-    re.IGNORECASE,
-)
-_END: Final = re.compile(r"\s{0,3}(?:$|\n)|(?<=[.,;!?])\s")
+_END: Final = re.compile(r"[^\w\s]{0,4}\s{0,3}(?:$|\n)|[.,;!?]\s")
 _ENDS: Final = ".,;:!?)]}>*\\。"
 _NO_VALUE: Final = re.compile(r"\W*|\[.*|\$.*|\{.*|null|none|true|false", re.IGNORECASE)
 _LONG: Final = re.compile(r"(?<![\w+/=.-])[A-Za-z0-9_+/=-]{32,256}(?![\w+/=-])")
@@ -142,34 +133,36 @@ def secrets(text: str) -> Iterator[Finding]:
             for match in pattern.finditer(text):
                 yield "secret", *match.span("value")
     at = 0
-    for name in _NAMES.finditer(text) if any(map(lowered.__contains__, _HINTS)) else ():
-        named = _NAMED.match(text, name.start()) if name.start() >= at else None
-        if named and (value := _value(named)):
-            at = named.end()
-            start = max(map(named.start, ("quoted", "bare", "within")))
-            yield "secret", start, start + len(value)
+    for named in _NAMED.finditer(text) if any(map(lowered.__contains__, _HINTS)) else ():
+        start = max(map(named.start, ("quoted", "bare", "within")))
+        if named.start() >= at and (value := _value(named, start)):
+            at = start + len(value)
+            yield "secret", start, at
 
 
-def _value(match: re.Match[str]) -> str | None:
+def _value(named: re.Match[str], start: int) -> str | None:
     """The secret that follows its name; None: what follows is none.
 
     Behind ": " a password may be any word; behind "is" one that ends the sentence, or has a digit.
     """
-    quoted = match["quoted"] or match["within"]
-    value: str = quoted or match["bare"].rstrip(_ENDS)
-    told = any(sign in match["sign"] for sign in ":=>\u2192是")
+    value: str = named["quoted"] or named["within"] or named["bare"].rstrip(_ENDS)
+    told = any(sign in named["sign"] for sign in ":=>\u2192是")
     if _NO_VALUE.fullmatch(value):
         return None
-    if match["pin"]:
+    if named["pin"]:
         return value if value.replace("-", "").isdecimal() and 3 <= len(value) <= 9 else None
-    digits = any(map(str.isdigit, value))
-    if match["password"] and told:
-        return value if len(value) >= 3 else None
-    if match["password"] and match["sign"].split() and value.isalpha():
-        ends = _END.match(match.string, match.end())
-        return value if len(match["sign"].split()) == 1 and ends and len(value) >= 4 else None
-    least = 4 if match["password"] else 6 if told else 12
-    return value if digits and len(value) >= least and not value.isdecimal() else None
+    least = 3 if told else 4
+    if not named["password"]:
+        least = 6 if told else 12
+    elif not told and value.isalpha():
+        is_last = _END.match(named.string, start + len(value))
+        return (
+            value if len(named["sign"].split()) == 1 and is_last and len(value) >= least else None
+        )
+    elif told:
+        return value if len(value) >= least else None
+    mixed = any(map(str.isdigit, value)) and not value.isdecimal()
+    return value if mixed and len(value) >= least else None
 
 
 def random_tokens(text: str) -> Iterator[Finding]:
@@ -219,10 +212,7 @@ def phones(text: str) -> Iterator[Finding]:
 
 
 def phone_numbers(region: str) -> Detector:
-    """A detector of the telephone numbers of a region, by phonenumbers, which knows all plans.
-
-    Args:
-        region: Two letters, like "US".
+    """A detector of the telephone numbers of a region like "US", by phonenumbers.
 
     Raises:
         ConfigurationError: The extra `privacy` is not installed, or there is no such region.
@@ -334,15 +324,12 @@ class Sensitive:
         reason = f"{_named(found['redact'])} is redacted"
         return Verdict("keep", reason, _check(found["redact"]), text)
 
-    def redacted_kinds(self, candidate: Candidate) -> list[str]:
-        """The kinds that are redacted in a candidate that is kept."""
+    def redacted_fields(self, candidate: Candidate) -> tuple[list[str], dict[str, Any]]:
+        """The kinds that are redacted in a candidate that is kept, and its redacted fields."""
+        explicit, fields = candidate.explicit, candidate.fields.items()
         kinds = self._kinds(candidate, spans_of(candidate.text, self.detectors))
-        return [kind for kind in kinds if self.treatment(kind, candidate.explicit) == "redact"]
-
-    def redacted_fields(self, candidate: Candidate) -> dict[str, Any]:
-        """The fields of a candidate that is kept, redacted as its text is."""
-        fields = candidate.fields.items()
-        return {name: self._redacted(part, candidate.explicit, name) for name, part in fields}
+        redacts = [kind for kind in kinds if self.treatment(kind, explicit) == "redact"]
+        return redacts, {name: self._redacted(part, explicit, name) for name, part in fields}
 
     def redacted(self, text: str) -> str:
         """A text without anything sensitive, to be shown."""
