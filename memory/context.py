@@ -8,7 +8,6 @@ and examples, each within its share, then as much of the conversation as still f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple, Self
@@ -150,21 +149,22 @@ def assemble(
     return Assemble(max_tokens, {"instructions": instructions, **parts}, counter, messages_key)
 
 
+@dataclass(eq=False, repr=False)
 class Assemble(MessagesNode):
     """See `assemble`, which makes it."""
 
-    def __init__(
-        self, max_tokens: int, parts: Mapping[str, Any], counter: TokenCounter, messages_key: str
-    ) -> None:
-        super().__init__(messages_key)
-        self._max_tokens, self._parts, self._counter = max_tokens, parts, counter
-        self._tools: Sequence[Any] = ()
+    max_tokens: int
+    parts: Mapping[str, Any]
+    counter: TokenCounter
+    messages_key: str
+    tools: Sequence[Any] = ()
+
+    def __post_init__(self) -> None:
+        super().__init__(self.messages_key)
 
     def with_tools(self, tools: Sequence[Any]) -> Self:
         """The same for a request with these tools."""
-        made = copy(self)
-        made._tools = tools
-        return made
+        return replace(self, tools=tools)
 
     def report(
         self, messages: Sequence[BaseMessage], config: RunnableConfig | None = None
@@ -186,16 +186,16 @@ class Assemble(MessagesNode):
         return self._packed(shown, self._given(state, config)).shown()
 
     def _given(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
-        parts = self._parts.items()
+        parts = self.parts.items()
         given = {name: part(state, config) if callable(part) else part for name, part in parts}
         if given["summary"] is None and state is not None:
             given["summary"] = channel(state, "summary")
         return given
 
     def _packed(self, shown: Shown, given: Mapping[str, Any]) -> Context:
-        packed = self._pack(shown, given, self._counter)
-        counter = self._counter.fitted(packed.shown().messages())
-        if counter is self._counter:
+        packed = self._pack(shown, given, self.counter)
+        counter = self.counter.fitted(packed.shown().messages())
+        if counter is self.counter:
             return packed
         # by what its own answers took; never less, so it is a part of what fitted at first
         return self._pack(Shown(shown.system, iter(packed.turns)), given, counter)
@@ -204,20 +204,20 @@ class Assemble(MessagesNode):
         text = given["instructions"]
         if text is None:
             text = "" if shown.system is None else shown.system.text
-        tools = counter.tools(self._tools)
+        tools = counter.tools(self.tools)
         system, fixed = _system(text, counter), counter.request + tools
         parts = [
             PartReport("instructions", system, int(bool(text)), 0),
-            PartReport("tools", tools, len(self._tools), 0),
+            PartReport("tools", tools, len(self.tools), 0),
         ]
         newest = list(islice(shown.turns, 1))
-        left = self._max_tokens - fixed
+        left = self.max_tokens - fixed
         window = choose(Shown(None, iter(newest)), left - system, counter.message)
         must = sum(counter.message(message) for unit in window.needed for message in unit.messages)
         if window.over > 0:
             raise BudgetExceeded(
-                f"what may not be left out takes {self._max_tokens + window.over} tokens, "
-                f"{self._max_tokens} are allowed (instructions {system}, tools {tools}, the newest "
+                f"what may not be left out takes {self.max_tokens + window.over} tokens, "
+                f"{self.max_tokens} are allowed (instructions {system}, tools {tools}, the newest "
                 f"messages {must}): allow more, bind fewer tools, or shorten the instructions"
             )
         for name, entries in _entries(given):
@@ -230,13 +230,13 @@ class Assemble(MessagesNode):
         parts.append(PartReport("messages", tokens, len(chosen), 0))
         left -= tokens
         message = SystemMessage(text) if text else None
-        return Context(message, turns, tuple(parts), self._max_tokens - left, self._max_tokens)
+        return Context(message, turns, tuple(parts), self.max_tokens - left, self.max_tokens)
 
     def _with_section(
         self, text: str, name: str, entries: list[str], left: int, counter: TokenCounter
     ) -> tuple[str, PartReport]:
         """The text with as much of a section as its share and what is left of the budget allow."""
-        share = min(int(self._max_tokens * SHARES[name]), left - _system(text, counter))
+        share = min(int(self.max_tokens * SHARES[name]), left - _system(text, counter))
         taken = [entries[number] for number in fitting(name, entries, share, counter).taken]
         while taken:
             added = section(name, taken)

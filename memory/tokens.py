@@ -32,11 +32,10 @@ from perdure.memory.conversation import CALL_BLOCKS, role, thinks
 from perdure.memory.nodes import checked
 from perdure.memory.options import instance, whole
 
+# around each; source: https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken
 _FRAME, _NAME, _CALL, _RESULT, _REPLY = 4, 1, 3, 3, 3
-"""Tokens around a message, a name, a call, a result and a reply. Source:
-https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken"""
-_BYTES: Final = 4  # in a token
-_MEASURABLE, _MOST = 50, 4.0  # tokens of an answer that corrects the estimate; largest correction
+_BYTES = 4  # in a token of an estimate, which answers of 50 tokens or more raise up to 4 times
+_MEASURABLE, _MOST = 50, 4.0
 _TEXTS: Final = ("text", "reasoning", "thinking", "refusal")
 _JSON = json.JSONEncoder(ensure_ascii=False, default=str)  # made once: three times as fast
 
@@ -47,11 +46,8 @@ class TokenCounter:
     Args:
         encoding: `"o200k_base"` or `"cl100k_base"`; None, or one that is not installed: estimated.
         function: Is asked about each message instead.
-        tools: Tools that are part of every request.
+        tools: Tools that are part of every request, and of the attribute `request`.
         scale: What the estimate of a text is multiplied by.
-
-    Attributes:
-        request: Tokens that a request takes besides its messages and further tools.
     """
 
     def __init__(
@@ -125,7 +121,7 @@ class TokenCounter:
         return total
 
     def _blocks(self, blocks: Sequence[Any]) -> int:
-        """Text as text; images and files as langchain-core estimates them; no calls: see above."""
+        """Text as text, images and files as langchain-core estimates them, without calls."""
         total = 0
         for block in blocks:
             given = {"text": block} if isinstance(block, str) else block
@@ -188,9 +184,6 @@ def count_tokens(
         messages: What the model is shown.
         counter: See `token_counter`.
         tools: In any form that `bind_tools` takes.
-
-    Raises:
-        PerdureError: There are things of other kinds among them.
     """
     fitted = token_counter(counter).fitted(checked(messages, "the messages"))
     return fitted.request + sum(map(fitted.message, messages)) + fitted.tools(tools)

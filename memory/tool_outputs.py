@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
@@ -67,21 +67,19 @@ def clear_tool_outputs(
     return ClearToolOutputs(keep, min_tokens, frozenset(exclude_tools), counter, mode, messages_key)
 
 
+@dataclass(eq=False, repr=False)
 class ClearToolOutputs(MessagesNode):
     """See `clear_tool_outputs`, which makes it."""
 
-    def __init__(
-        self,
-        keep: int,
-        min_tokens: int,
-        exclude: frozenset[str],
-        counter: TokenCounter,
-        mode: Mode,
-        messages_key: str,
-    ) -> None:
-        super().__init__(messages_key)
-        self._keep, self._min_tokens, self._exclude = keep, min_tokens, exclude
-        self._counter, self.mode = counter, mode
+    keep: int
+    min_tokens: int
+    exclude: frozenset[str]
+    counter: TokenCounter
+    mode: Mode
+    messages_key: str
+
+    def __post_init__(self) -> None:
+        super().__init__(self.messages_key)
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """The turns, with old bulky results replaced."""
@@ -121,12 +119,12 @@ class ClearToolOutputs(MessagesNode):
             if not isinstance(message, ToolMessage):
                 return message
             seen += 1
-            if seen <= self._keep or message.name in self._exclude or id(message) in unread:
+            if seen <= self.keep or message.name in self.exclude or id(message) in unread:
                 return message
             if message.additional_kwargs.get(SHORTENED) == "cleared":
                 return message
-            tokens = self._counter.message(message)
-            return message if tokens < self._min_tokens else _short(message, tokens)
+            tokens = self.counter.message(message)
+            return message if tokens < self.min_tokens else _short(message, tokens)
 
         return clear
 

@@ -6,7 +6,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self
 
 from langchain_core.messages import BaseMessage, RemoveMessage
@@ -87,28 +87,26 @@ def trim(
     return Trim(size, counter, strategy, ends, allow_partial, mode, messages_key)
 
 
+@dataclass(eq=False, repr=False)
 class Trim(MessagesNode):
     """See `trim`, which makes it."""
 
-    def __init__(
-        self,
-        size: int,
-        counter: TokenCounter | None,
-        strategy: Strategy,
-        ends: tuple[End, ...],
-        allow_partial: bool,
-        mode: Mode,
-        messages_key: str,
-    ) -> None:
-        super().__init__(messages_key)
-        self._size, self._counter, self._strategy, self._ends = size, counter, strategy, ends
-        self._partial, self.mode = allow_partial, mode
+    size: int
+    counter: TokenCounter | None
+    strategy: Strategy
+    ends: tuple[End, ...]
+    allow_partial: bool
+    mode: Mode
+    messages_key: str
+
+    def __post_init__(self) -> None:
+        super().__init__(self.messages_key)
         self._fixed = self._fixed_with(())
 
     @property
     def counts_tokens(self) -> bool:
         """Whether tokens are limited, and not messages."""
-        return self._counter is not None
+        return self.counter is not None
 
     def with_tools(self, tools: Sequence[Any]) -> Self:
         """The same for a request with these tools.
@@ -121,28 +119,28 @@ class Trim(MessagesNode):
         return made
 
     def _fixed_with(self, tools: Sequence[Any]) -> int:
-        if self._counter is None:
+        if self.counter is None:
             return 0
-        fixed = self._counter.request + self._counter.tools(tools)
-        if fixed >= self._size:
+        fixed = self.counter.request + self.counter.tools(tools)
+        if fixed >= self.size:
             raise BudgetExceeded(
-                f"the request itself takes {fixed} tokens, its tools included, {self._size} are "
+                f"the request itself takes {fixed} tokens, its tools included, {self.size} are "
                 "allowed: allow more, or bind fewer tools"
             )
         return fixed
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """What fits."""
-        if self._ends:
-            shown = replace(shown, turns=_ending(shown.turns, self._ends))
-        if self._counter is None:
+        if self.ends:
+            shown = replace(shown, turns=_ending(shown.turns, self.ends))
+        if self.counter is None:
             return self._within(shown, one)
-        fits = self._within(shown, self._counter.message)
+        fits = self._within(shown, self.counter.message)
         turns = list(fits.turns)
         fits = replace(fits, turns=iter(turns))
-        counter = self._counter.fitted([*fits.fixed(), *_messages(turns)])
+        counter = self.counter.fitted([*fits.fixed(), *_messages(turns)])
         # by what its own answers took; never less, so it is a part of what fitted at first
-        return fits if counter is self._counter else self._within(fits, counter.message)
+        return fits if counter is self.counter else self._within(fits, counter.message)
 
     async def athrough(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """See `through`; in a thread, since counting long messages takes long."""
@@ -163,12 +161,12 @@ class Trim(MessagesNode):
         return removals(messages, kept, self.messages_key)
 
     def _within(self, shown: Shown, measure: Measure) -> Shown:
-        window = choose(shown, self._size - self._fixed, measure, self._strategy)
+        window = choose(shown, self.size - self._fixed, measure, self.strategy)
         if window.over <= 0:
             return replace(shown, turns=iter(window.turns))
         needed = [message for unit in window.needed for message in unit.messages]
         left = sum(map(measure, needed)) - window.over
-        cut = _level(needed, left, measure) if self._partial and self.counts_tokens else None
+        cut = _level(needed, left, measure) if self.allow_partial and self.counts_tokens else None
         if cut is None:
             raise self._too_long([*shown.fixed(), *needed], window, measure)
         cuts = iter(cut)
@@ -181,17 +179,12 @@ class Trim(MessagesNode):
     def _too_long(
         self, messages: list[BaseMessage], window: Window, measure: Measure
     ) -> BudgetExceeded:
-        unit, advice = "messages", "allow more messages"
-        listed = ", ".join(f"{message.type} message {measure(message)}" for message in messages)
-        if self.counts_tokens:
-            unit, advice = (
-                "tokens",
-                "allow more, clear old tool outputs, or pass allow_partial=True",
-            )
-            listed += f", the request itself {self._fixed}"
+        unit = "tokens" if self.counts_tokens else "messages"
+        listed = [f"{message.type} message {measure(message)}" for message in messages]
         return BudgetExceeded(
-            f"what may not be left out takes {self._size + window.over} {unit}, {self._size} are "
-            f"allowed ({listed}): {advice}"
+            f"what may not be left out takes {self.size + window.over} {unit}, {self.size} are "
+            f"allowed ({', '.join(listed)}, the request itself {self._fixed}): allow more, clear "
+            "old tool outputs, or count tokens with allow_partial=True"
         )
 
 

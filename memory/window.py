@@ -1,12 +1,12 @@
 """How much of a conversation fits: the newest turns, or the oldest with the newest.
 
-A turn is in or out as a whole; only of the newest, if it alone is too long, are there parts: its
-human message, and what the model goes on from.
+A turn is in or out as a whole. Of the newest, if it alone is too long, exchanges from its middle
+are left out; its human message and its last unit may not be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,11 +29,10 @@ class Window:
     """A choice among the turns of a conversation.
 
     Attributes:
-        turns: What is chosen, newest first.
-        needed: What of it may not be left out: the newest human message, and the exchange that the
-            model is about to go on from.
-        over: By how much what stands before the turns and that pass the limit; zero or less: it
-            fits.
+        turns: The turns that fit, newest first.
+        needed: The units that may not be left out: the newest human message, and the last unit
+            after it.
+        over: By how much these and the messages before the turns pass the limit; 0: they fit.
     """
 
     turns: list[Turn]
@@ -53,60 +52,37 @@ def choose(shown: Shown, limit: int, measure: Measure, strategy: Strategy = "las
     left = limit - sum(map(measure, shown.fixed()))
     newest = next(shown.turns, None)
     if newest is None:
-        return Window([], [], -left)
-    units = newest.units
-    needed = units[:1] if len(units) == 1 else [units[0], units[-1]]
+        return Window([], [], max(0, -left))
+    first, *middle = newest.units
+    needed = [first, middle.pop()] if middle else [first]
     left -= _cost(needed, measure)
     if left < 0:
         return Window([Turn(needed, newest.messages)], needed, -left)
-    if strategy == "first":
-        return Window(_first(newest, list(shown.turns), needed, left, measure), needed, -left)
-    return Window(_last(newest, shown.turns, needed, left, measure), needed, -left)
+    parts = [Turn([unit], ()) for unit in middle]
+    if strategy == "last":
+        kept, left = _taken(reversed(parts), left, measure)
+        older, left = _taken(shown.turns, left, measure)
+        kept.reverse()
+    else:
+        older, left = _taken(reversed([*shown.turns]), left, measure)
+        kept, left = _taken(parts, left, measure)
+        older.reverse()
+    units = [first, *(part.units[0] for part in kept), *needed[1:]]
+    return Window([Turn(units, newest.messages), *older], needed, 0)
 
 
-def _last(
-    newest: Turn, older: Iterator[Turn], needed: list[Unit], left: int, measure: Measure
-) -> list[Turn]:
-    kept: list[Unit] = []
-    for unit in reversed(newest.units[1:-1]):
-        left -= _cost([unit], measure)
-        if left < 0:
-            return [Turn([needed[0], *reversed(kept), *needed[1:]], newest.messages)]
-        kept.append(unit)
-    taken = [newest]
-    for turn in older:
-        left -= _cost(turn.units, measure)
-        if left < 0:
-            break
-        taken.append(turn)
-    return taken
-
-
-def _first(
-    newest: Turn, older: list[Turn], needed: list[Unit], left: int, measure: Measure
-) -> list[Turn]:
+def _taken(turns: Iterable[Turn], left: int, measure: Measure) -> tuple[list[Turn], int]:
+    """The first turns that fit, and what is left then: less than nothing if one did not fit."""
     taken: list[Turn] = []
-    for turn in reversed(older):
+    for turn in turns if left >= 0 else ():
         left -= _cost(turn.units, measure)
         if left < 0:
-            return [Turn(needed, newest.messages), *reversed(taken)]
-        taken.append(turn)
-    units = [needed[0]]
-    for unit in newest.units[1:-1]:
-        left -= _cost([unit], measure)
-        if left < 0:
             break
-        units.append(unit)
-    return [Turn([*units, *needed[1:]], newest.messages), *reversed(taken)]
+        taken.append(turn)
+    return taken, left
 
 
 def _cost(units: list[Unit], measure: Measure) -> int:
-    total = 0
     if measure is one:
-        for unit in units:
-            total += len(unit.messages)
-        return total
-    for unit in units:
-        for message in unit.messages:
-            total += measure(message)
-    return total
+        return sum([len(unit.messages) for unit in units])
+    return sum([measure(message) for unit in units for message in unit.messages])

@@ -229,10 +229,8 @@ def test_a_call_that_waits_stays_in_the_state_and_is_not_shown() -> None:
     """A run is interrupted before its tools, say to ask a human."""
     talk = talk_of(*"hahc")
     assert trim(max_messages=2, mode="state").invoke({"messages": talk})["messages"][0].id == "h0"
-    left = add_messages(
-        talk, trim(max_messages=2, mode="state").invoke({"messages": talk})["messages"]
-    )  # type: ignore[arg-type]
-    assert ids(left) == "h2 c3"  # type: ignore[arg-type]
+    update = trim(max_messages=2, mode="state").invoke({"messages": talk})
+    assert ids(add_messages(talk, update["messages"])) == "h2 c3"  # type: ignore[arg-type]
     assert ids(trim(max_messages=2)(talk)) == "h2"
 
 
