@@ -15,14 +15,13 @@ from typing import Any, Final
 
 from langchain_core.messages import BaseMessage, ChatMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem
 from perdure.errors import UnknownThread
 from perdure.memory import conversation
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.nodes import checked
-from perdure.memory.options import instance, is_number
+from perdure.memory.options import is_number
 from perdure.memory.records import Role
 from perdure.memory.shortening import SHORTENED
 
@@ -109,16 +108,6 @@ class ThreadHistory:
         """The history with this time for messages from an index on that have none."""
         timed = [each.timed(at) if i >= start else each for i, each in enumerate(self.messages)]
         return replace(self, messages=timed)
-
-
-def check_saver(saver: Any) -> BaseCheckpointSaver[Any]:
-    """A checkpointer.
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    expected = "a BaseCheckpointSaver, like perdure.checkpointers.SQLiteCheckpointer.open(path)"
-    return instance("saver", saver, BaseCheckpointSaver, expected)  # type: ignore[no-any-return]
 
 
 def history_of_state(
