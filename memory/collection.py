@@ -13,7 +13,6 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 from pydantic import BaseModel
 
-from perdure.memory.changes import Changes, Given, check_schema, provenance_of
 from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.erasure import forgotten, forgotten_all
 from perdure.memory.gate import Gate
@@ -21,6 +20,7 @@ from perdure.memory.options import instance, moment, text, whole
 from perdure.memory.records import FACT, Memory, Outcome
 from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of
 from perdure.memory.templates import Template
+from perdure.memory.writer import Given, MemoryWriter, check_schema, provenance_of
 from perdure.stores.base import Namespace, Provenance, Receipt
 from perdure.stores.namespaces import check_key
 
@@ -94,7 +94,7 @@ class Collection:
         """
         wanted = None if key is None else check_key(key)
         source = provenance_of(config, provenance)
-        return self.changes(config).insert(memory, source, wanted)
+        return self.writer(config).insert(memory, source, wanted)
 
     def _update(
         self,
@@ -114,7 +114,7 @@ class Collection:
             InvalidValue: See `insert`.
         """
         source = provenance_of(config, provenance)
-        return self.changes(config).replace(check_key(key), memory, source, "updated")
+        return self.writer(config).replace(check_key(key), memory, source, "updated")
 
     def _supersede(
         self,
@@ -132,7 +132,7 @@ class Collection:
         """
         until = None if at is None else moment("at", at)
         source = provenance_of(config, provenance)
-        return self.changes(config).replace(check_key(key), memory, source, "superseded", until)
+        return self.writer(config).replace(check_key(key), memory, source, "superseded", until)
 
     def _delete(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Outcome]:
         """Close a memory: it is not found and not extracted any more; its past stays.
@@ -140,7 +140,7 @@ class Collection:
         Raises:
             UnknownMemory: There is none with that key, or none any more.
         """
-        return self.changes(config).delete(check_key(key))
+        return self.writer(config).delete(check_key(key))
 
     def _forget(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Receipt]:
         """Erase a memory, present or deleted, with all its versions and its entries in quarantine.
@@ -208,10 +208,10 @@ class Collection:
 
     # -- for tools and selectors
 
-    def changes(self, config: RunnableConfig | None, *, by_model: bool = False) -> Changes:
-        """The changes that a run may make, as effects."""
+    def writer(self, config: RunnableConfig | None, *, by_model: bool = False) -> MemoryWriter:
+        """What inserts, replaces and deletes memories in the namespace of a run, as effects."""
         place = self._place(config)
-        return Changes(*place, self.gate, self.schema, self.kind, by_model)
+        return MemoryWriter(*place, self.gate, self.schema, self.kind, by_model)
 
     def found(
         self,
@@ -266,10 +266,10 @@ def _remember(
 
     With a key, the memory that has it is superseded.
     """
-    changes = Collection(store, namespace, kind=kind).changes(config)
+    writer = Collection(store, namespace, kind=kind).writer(config)
     source = provenance_of(config, provenance)
     wanted = None if key is None else check_key(key)
-    return changes.insert(memory, source, wanted, "superseded")
+    return writer.insert(memory, source, wanted, "superseded")
 
 
 def _forget(

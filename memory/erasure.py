@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol, runtime_checkable
 
 from perdure.errors import LimitExceeded
-from perdure.memory.changes import NO_TOMBSTONE, unknown
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.options import instance, text
 from perdure.memory.records import Memory
@@ -25,6 +24,7 @@ from perdure.memory.store_adapter import (
     removal_of,
 )
 from perdure.memory.tombstones import tombstones_of
+from perdure.memory.writer import NO_TOMBSTONE, unknown
 from perdure.stores.base import Namespace, PutItem, Receipt
 
 _AT_ONCE: Final = 1_000  # tombstones in a transaction

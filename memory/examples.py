@@ -18,7 +18,6 @@ from langgraph.store.base import BaseStore
 from pydantic import BaseModel, Field, model_validator
 
 from perdure.errors import ConfigurationError, InvalidValue
-from perdure.memory.changes import provenance_of
 from perdure.memory.collection import Collection
 from perdure.memory.context import fitting
 from perdure.memory.effects import Effects, awaiting, blocking
@@ -27,6 +26,7 @@ from perdure.memory.options import instance, text, whole
 from perdure.memory.quotation import memory_line, section
 from perdure.memory.records import EPISODE, Memory, Outcome
 from perdure.memory.tokens import token_counter
+from perdure.memory.writer import provenance_of
 from perdure.stores.base import Provenance
 
 _OTHERS: Final = 2  # memories read for one example: some of the namespace may be none
@@ -144,14 +144,12 @@ class ExampleSelector(BaseExampleSelector):
         parts = {"context": context, "why": why, "score": score}
         given = {name: part for name, part in parts.items() if part is not None}
         given |= {"input": input, "outcome": outcome}
-        changes = self.memories.changes(config)
-        value = changes.value(given)
+        writer = self.memories.writer(config)
+        value = writer.value(given)
         same = "\0".join(value[name] or "" for name in ("input", "context", "outcome"))
         digest = blake2b(same.encode("utf-8", "surrogatepass"), digest_size=10)
         source = provenance_of(config, provenance)
-        return (
-            yield from changes.insert(given, source, f"episode-{digest.hexdigest()}", "updated")
-        )
+        return (yield from writer.insert(given, source, f"episode-{digest.hexdigest()}", "updated"))
 
     def _select(
         self, query: str, *, as_of: datetime | None = None, config: RunnableConfig | None = None

@@ -24,13 +24,13 @@ from perdure.errors import (
     VersionConflict,
 )
 from perdure.memory.attribution import Attribution, messages_in
-from perdure.memory.changes import TEXT, Changes, Replacement, faults_of, own_fields, unknown
 from perdure.memory.collection import Collection
 from perdure.memory.effects import Effects, arun, run
 from perdure.memory.gate import Gate
 from perdure.memory.options import choice, instance, text, whole
 from perdure.memory.quotation import past_since, quoted, section
 from perdure.memory.records import FACT, Memory, Outcome
+from perdure.memory.writer import TEXT, MemoryWriter, Replacement, faults_of, own_fields, unknown
 from perdure.stores.namespaces import check_key
 
 Act = Literal["create", "update", "supersede", "delete"]
@@ -133,8 +133,8 @@ def manage_memory(
 
     def manage(arguments: Mapping[str, Any], attribution: Attribution) -> Effects[str]:
         # what is wrong with the config is the developer's mistake
-        changes = collection.changes(attribution.config, by_model=True)
-        return _managed(changes, arguments, attribution)
+        writer = collection.writer(attribution.config, by_model=True)
+        return _managed(writer, arguments, attribution)
 
     return _tool(manage, name, (instructions, f" {does}."), _arguments(allowed, schema), channel)
 
@@ -273,7 +273,7 @@ def _id_in(given: str | None) -> str:
 
 
 def _managed(
-    changes: Changes, arguments: Mapping[str, Any], attribution: Attribution
+    writer: MemoryWriter, arguments: Mapping[str, Any], attribution: Attribution
 ) -> Effects[str]:
     action: Act = arguments["action"]
     key = _id_in(arguments.get("id"))
@@ -285,7 +285,7 @@ def _managed(
             f"'{action}' needs the id of a memory. Search for it, and call this again with its id."
         )
     try:
-        outcome = yield from _changed(changes, action, key, given, attribution)
+        outcome = yield from _changed(writer, action, key, given, attribution)
     except tuple(_ERRORS) as exc:
         answer = next(text for kind, text in _ERRORS.items() if isinstance(exc, kind))
         answer = answer.format(id=quoted(key[:80]), error=str(exc)[:_LONG])
@@ -306,25 +306,25 @@ def _managed(
 
 
 def _changed(
-    changes: Changes, action: Act, key: str, given: Any, attribution: Attribution
+    writer: MemoryWriter, action: Act, key: str, given: Any, attribution: Attribution
 ) -> Effects[Outcome]:
     if action == "delete":
-        return (yield from changes.delete(key))
-    there = (yield from changes.adapter.got(changes.namespace, key)) if key else None
+        return (yield from writer.delete(key))
+    there = (yield from writer.adapter.got(writer.namespace, key)) if key else None
     if action == "create":
         if there is not None:
             raise ToolException(
                 f"The memory {key} is there already, and 'create' keeps a new one. Call this "
                 "without an id, or with another action."
             )
-        source = attribution.of(_texts(changes.value(given)))
-        return (yield from changes.insert(given, source))
+        source = attribution.of(_texts(writer.value(given)))
+        return (yield from writer.insert(given, source))
     if there is None:
-        raise unknown(changes.namespace, key)
+        raise unknown(writer.namespace, key)
     users = there.provenance is not None and there.provenance.trust == "user"
     known = _texts(own_fields(there.value)) if users else ()
-    source = attribution.of(_texts(changes.value(given, there.value)), known)
-    return (yield from changes.replace(key, given, source, _CHANGES[action]))
+    source = attribution.of(_texts(writer.value(given, there.value)), known)
+    return (yield from writer.replace(key, given, source, _CHANGES[action]))
 
 
 def _texts(value: Any) -> Iterator[str]:

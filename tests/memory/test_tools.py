@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import pytest
 from langchain.agents import create_agent
-from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.graph import START, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.store.memory import InMemoryStore
@@ -23,6 +23,7 @@ from perdure.memory.collection import Collection
 from perdure.memory.gate import Gate
 from perdure.memory.reducers import ChatState
 from perdure.memory.tools import manage_memory, search_memory
+from perdure.memory.turns import turn_key
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.scripted import ScriptedServer, client
 from tests.openai_server import Answer, Reply
@@ -477,6 +478,29 @@ def test_in_a_tool_node(store: Any, collection: Collection, colour: str) -> None
     assert memory.provenance is not None
     assert memory.provenance.thread_id == "t1"
     assert memory.provenance.checkpoint_id
+
+
+def test_superseding_by_a_tool_marks_the_turn(store: Any, collection: Collection) -> None:
+    """The turn that the previous text rests on is past, and a search says since when."""
+    turns = [turn_key("t1", message, 0) for message in ("m1", "m2")]
+    graph = graph_of([manage_memory(store=store)])
+    call: dict[str, Any] = {"action": "create", "text": GHENT}
+    for number, (key, said) in enumerate(zip(turns, (GHENT, "Ann moved to Bruges"), strict=True)):
+        store.put(("memories", "ann"), key, {"text": f"user: {said}", "kind": "turn"})
+        human = HumanMessage(said, id=f"m{number + 1}")
+        graph.invoke({"messages": [human, *calling("manage_memory", call)["messages"]]}, ANN)
+        [fact] = collection.list(kind="fact", config=ANN)
+        call = {"action": "supersede", "id": fact.key, "text": "Ann moved to Bruges"}
+    [previous] = fact.previous
+    answer = asked("sync", search_memory(store=store, limit=9), query="Ann lives moved")
+    shown = [json.loads(line) for line in answer.text.splitlines()[2:-1]]
+
+    assert previous.message_ids == ("m1",)
+    assert {each["id"]: each.get("until") for each in shown} == {
+        fact.key: None,
+        turns[0]: previous.until.date().isoformat(),
+        turns[1]: None,
+    }
 
 
 def test_the_same_twice_in_one_message(tmp_path: Path) -> None:

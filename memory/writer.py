@@ -1,4 +1,4 @@
-"""Changes of memories: insert, update, supersede, delete, each in one transaction.
+"""The writer of memories: it inserts, updates, supersedes and deletes, each in one transaction.
 
 A change is read, judged and written as one; if another comes in between, it is judged again. So a
 fact that is told twice at once is kept once, and no correction is lost.
@@ -43,18 +43,18 @@ _FAULTS: Final = 5
 
 
 def _in_turn(
-    attempt: Callable[Concatenate[Changes, P], Effects[Outcome]],
-) -> Callable[Concatenate[Changes, P], Effects[Outcome]]:
+    attempt: Callable[Concatenate[MemoryWriter, P], Effects[Outcome]],
+) -> Callable[Concatenate[MemoryWriter, P], Effects[Outcome]]:
     @wraps(attempt)
-    def changed(self: Changes, /, *args: P.args, **kwargs: P.kwargs) -> Effects[Outcome]:
+    def changed(self: MemoryWriter, /, *args: P.args, **kwargs: P.kwargs) -> Effects[Outcome]:
         return one_by_one(self.adapter, self.namespace, lambda: attempt(self, *args, **kwargs))
 
     return changed
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """The changes of a collection in the namespace of one run, as effects; see `Collection`."""
+class MemoryWriter:
+    """Writes the memories of one namespace; its methods are effects. See `Collection`."""
 
     adapter: StoreAdapter
     namespace: Namespace
