@@ -1,7 +1,15 @@
 """Memory of agents: what to show the model, what to keep in the state, what to know next time."""
 
 from perdure.memory.background import Background
-from perdure.memory.collection import Collection
+from perdure.memory.collection import (
+    Collection,
+    aforget,
+    amemories,
+    aremember,
+    forget,
+    memories,
+    remember,
+)
 from perdure.memory.context import assemble
 from perdure.memory.due import Job, Pace
 from perdure.memory.examples import Episode, Example, ExampleSelector
@@ -65,17 +73,23 @@ __all__ = [
     "Verdict",
     "acheck_recall",
     "aexpand",
+    "aforget",
+    "amemories",
     "arecall",
+    "aremember",
     "assemble",
     "check_recall",
     "clear_tool_outputs",
     "context_window",
     "count_tokens",
     "expand",
+    "forget",
     "keepable",
     "manage_memory",
+    "memories",
     "messages",
     "recall",
+    "remember",
     "remember_turns",
     "search_memory",
     "summarize",
