@@ -38,8 +38,8 @@ def memory_agent(
     Args:
         model: A chat model that calls tools, or its name; None: a responder that works offline.
         tools: More tools.
-        memory: More parts, as of `chat_graph`, like `trim(max_tokens=8_000)`; `use_memories(…)` among
-            them replaces the agent's own.
+        memory: More parts, as of `chat_graph`, like `trim(max_tokens=8_000)`; `use_memories(…)`
+            replaces the agent's own.
         namespace: Where the memories are kept; see `Template`.
         gate: Decides what is kept.
         checkpointer: Makes the thread resumable.

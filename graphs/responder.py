@@ -20,23 +20,13 @@ from langchain_core.messages import (
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 
 from perdure.memory.thread_messages import REMEMBER
+from perdure.stores.text import STOP_WORDS
 
 NOTICE: Final = "(No model is configured; set PERDURE_MODEL for real answers.)"
 _WORD: Final = re.compile(r"\w+")
 _SECTION: Final = re.compile(r"<memories>\n(.*?)\n</memories>", re.DOTALL)
 _QUOTES = 2
 _UNREMEMBERED: Final = {REMEMBER: False}  # what is quoted is known already
-# words that say nothing of what a question is about
-# fmt: off
-_COMMON: Final = frozenset(
-    {
-    "a", "about", "am", "an", "and", "are", "as", "at", "be", "did", "do", "does", "for",
-    "from", "have", "how", "i", "in", "is", "it", "me", "my", "of", "on", "or", "say", "said",
-    "tell", "that", "the", "this", "to", "was", "we", "what", "when", "where", "which", "who",
-    "why", "will", "with", "you", "your",
-    }
-)
-# fmt: on
 
 
 class QuotingResponder(BaseChatModel):
@@ -89,7 +79,7 @@ def _answer(messages: list[BaseMessage]) -> str:
 
 
 def _from_thread(asked: HumanMessage, talk: list[BaseMessage]) -> str:
-    """What was said in the thread that shares most words with the question."""
+    """Quotes of the thread's messages that share most words with the question."""
     earlier = [m for m in talk if m is not asked and m.text.strip() and NOTICE not in m.text]
     wanted = _words(asked.text)
     scored = [(len(wanted & _words(m.text)), i, m) for i, m in enumerate(earlier)]
@@ -104,36 +94,28 @@ def _from_thread(asked: HumanMessage, talk: list[BaseMessage]) -> str:
 
 
 def _from_memory(asked: HumanMessage, told: list[SystemMessage]) -> str:
-    """The first of the recalled memories that share a word with the question, with their place."""
-    wanted = _words(asked.text)
-    recalled = [memory for message in told for memory in _recalled(message.text)]
-    fitting = [memory for memory in recalled if wanted & _words(str(memory["memory"]))]
-    if not fitting:
-        return ""
-    quotes = (
-        f"- {', '.join(filter(None, [_thread(m), m.get('on')]))}: “{_short(str(m['memory']))}”"
-        for m in fitting[:_QUOTES]
-    )
-    return "\n".join(["From earlier I remember:", *quotes])
+    """Quotes of the first recalled memories that share a word with the question."""
+    wanted, quotes = _words(asked.text), []
+    for memory in (memory for message in told for memory in _recalled(message.text)):
+        text = str(memory["memory"])
+        if wanted & _words(text):
+            thread = f"thread {memory['thread']}" if memory.get("thread") else ""
+            place = ", ".join(filter(None, [thread, memory.get("on")]))
+            quotes.append(f"- {place}: “{_short(text)}”")
+    return "\n".join(["From earlier I remember:", *quotes[:_QUOTES]]) if quotes else ""
 
 
-def _thread(memory: dict[str, Any]) -> str:
-    return f"thread {memory['thread']}" if memory.get("thread") else ""
-
-
-def _recalled(told: str) -> list[dict[str, Any]]:
-    """The memories in what a system message says, as `rendering` writes them."""
-    memories = []
-    for section in _SECTION.findall(told):
-        for line in section.splitlines():
-            with suppress(ValueError, TypeError):
-                memory = json.loads(line)
-                memories += [memory] if "memory" in memory else []
-    return memories
+def _recalled(told: str) -> Iterator[dict[str, Any]]:
+    """The memories in a system message, as `use_memories` writes them."""
+    for line in "\n".join(_SECTION.findall(told)).splitlines():
+        with suppress(ValueError):
+            memory = json.loads(line)
+            if isinstance(memory, dict) and "memory" in memory:
+                yield memory
 
 
 def _words(text: str) -> set[str]:
-    return {word for word in _WORD.findall(text.casefold()) if word not in _COMMON}
+    return {word for word in _WORD.findall(text.casefold()) if word not in STOP_WORDS}
 
 
 def _short(text: str, limit: int = 200) -> str:

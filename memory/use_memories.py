@@ -154,19 +154,14 @@ class UseMemories(MessagesNode):
         try:
             as_of, search = self._as_of(config), self._search.within(room)
             found = yield from search.found(query, self._store, config, as_of, accepts)
-        except (StorageError, EmbeddingFailed) as exc:
-            return self._failed(exc)
-        except PerdureError:
-            raise  # a mistake in the setup, which every later turn would meet too
-        except Exception as exc:  # of the driver of another store
-            return self._failed(exc)
+        except Exception as exc:  # also of the driver of another store
+            passes = isinstance(exc, StorageError | EmbeddingFailed)
+            mistake = isinstance(exc, PerdureError) and not passes  # every turn would meet it
+            if mistake or not self._skips:
+                raise
+            _LOG.warning("nothing is recalled in this turn: %s", exc, exc_info=exc)
+            return ""
         return str(found)
-
-    def _failed(self, exc: Exception) -> str:
-        if not self._skips:
-            raise exc
-        _LOG.warning("nothing is recalled in this turn: %s", exc, exc_info=exc)
-        return ""
 
 
 def _asked(part: MessagesNode, shown: Shown, *given: Any) -> Effect:

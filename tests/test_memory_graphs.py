@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from blockbuster import blockbuster_ctx
 from langchain.agents import create_agent
-from langchain_core.messages import ToolMessage
+from langchain_core.messages import HumanMessage, ToolMessage
 
 import perdure.graphs
 from perdure.checkpointers import SQLiteCheckpointer
@@ -22,6 +22,7 @@ from perdure.memory import (
     Collection,
     Extraction,
     Instructions,
+    recall,
     remember_turns,
     summarize,
     trim,
@@ -29,7 +30,7 @@ from perdure.memory import (
     use_memories,
 )
 from perdure.memory.middleware import MemoryMiddleware
-from perdure.stores import SQLiteStore
+from perdure.stores import Provenance, SQLiteStore
 from tests.memory.scripted import client
 from tests.openai_server import Answer, OpenAIServer
 
@@ -192,6 +193,32 @@ def test_what_left_the_state_is_recalled_from_its_own_thread(mode: str, file: An
 
     assert role == "system"
     assert '"memory": "user: My canoe is called Nutshell"' in told
+
+
+def test_where_one_lived_is_not_recalled_as_present(file: Any) -> None:
+    """After Ghent, Bruges and Lille: as a fact with its past, and as turns that are past."""
+    saver, store = file
+    chat = chat_graph(memory=[use_memories(), remember_turns()], checkpointer=saver, store=store)
+    facts, config = Collection(store), run_of("monday")
+    for number, place in enumerate(("Ghent", "Bruges", "Lille")):
+        message = HumanMessage(f"I live in {place}", id=f"m{number}")
+        chat.invoke({"messages": [message]}, config)
+        source = Provenance("monday", None, (f"m{number}",), "user", "user")
+        fact = f"Ann lives in {place}"
+        if number:
+            facts.supersede("home", fact, config=config, provenance=source)
+        else:
+            facts.insert(fact, config=config, key="home", provenance=source)
+    asked = {"store": store, "config": config}
+    lines = [json.loads(line) for line in recall("Where does Ann live?", **asked).lines]
+    of_turns = recall("I live in", kinds=["turn"], **asked).lines
+    present = {line["memory"] for line in map(json.loads, of_turns) if "until" not in line}
+
+    assert [line["memory"] for line in lines if "lives" in line["memory"]] == ["Ann lives in Lille"]
+    assert lines[0]["before"][0]["memory"] == "Ann lives in Bruges"
+    assert not [line for line in lines if "user: I live in" in line["memory"]]
+    assert present == {"user: I live in Lille"}
+    assert len(of_turns) == 3
 
 
 def test_a_store_that_fails_costs_no_answer(file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
