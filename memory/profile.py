@@ -164,8 +164,8 @@ class Profile(Generic[M]):
             return state.profile
         why = "does not fit the schema any more" if state.items else "is not there yet"
         raise ConfigurationError(
-            f"the profile {place.key!r} in {place.namespace!r} {why}: {state.fault}; history() shows "
-            "what is stored, and patch() or set() mends it"
+            f"the profile {place.key!r} in {place.namespace!r} {why}: {state.fault}; history() "
+            "shows what is stored, and patch() or set() mends it"
         )
 
     def _history(self, config: RunnableConfig | None = None) -> Effects[list[ProfileVersion]]:
