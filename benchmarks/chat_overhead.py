@@ -47,7 +47,7 @@ def full(model: Any, saver: Any, store: Any) -> Any:
         model,
         checkpointer=saver,
         store=store,
-        window=trim(tokens=4_000),
+        window=trim(max_tokens=4_000),
         summary=summarize(model, when={"messages": 10**6}, mode="view"),
         instructions=use_instructions(Instructions(store)),
     )

@@ -24,8 +24,8 @@ import numpy as np
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.messages.utils import count_tokens_approximately
 
-from perdure.memory.counting import token_counter
 from perdure.memory.estimated_tokens import WEIGHTS, classes, estimate
+from perdure.memory.tokens import token_counter
 
 ROOT = Path(__file__).parents[1]
 ARTICLE = {
@@ -68,7 +68,7 @@ def parts(file: Path, between: str) -> list[str]:
 
 def speed() -> None:
     words = "so we moved the appointment to Tuesday, half past three, and told the others. " * 7
-    for name in ("gpt-4o", "estimate"):
+    for name in ("gpt-4o", "approximate"):
         counter = token_counter(name)
         talk: list[BaseMessage] = [
             (HumanMessage, AIMessage)[i % 2](f"{i}: {words}", id=str(i)) for i in range(5_000)

@@ -45,7 +45,7 @@ def encoded(messages: Sequence[BaseMessage]) -> int:
 
 COUNTERS: dict[str, tuple[Any, Any]] = {
     "messages": (None, len),
-    "estimate": ("estimate", count_tokens_approximately),
+    "approximate": ("approximate", count_tokens_approximately),
     "gpt-4o": ("gpt-4o", encoded),
 }
 
@@ -63,7 +63,9 @@ def timed(work: Callable[[], Any]) -> float:
 def compared(size: int, share: float, kind: str) -> None:
     ours, theirs = COUNTERS[kind]
     budget = int(share * (size if kind == "messages" else sum(map(cost, talk(size)))))
-    node = trim(messages=budget) if kind == "messages" else trim(tokens=budget, counter=ours)
+    node = (
+        trim(max_messages=budget) if kind == "messages" else trim(max_tokens=budget, counter=ours)
+    )
 
     def peer(messages: list[BaseMessage]) -> Any:
         return trim_messages(
@@ -87,7 +89,7 @@ def compared(size: int, share: float, kind: str) -> None:
 
 
 def cost(message: BaseMessage) -> int:
-    return token_counter("estimate").message(message)
+    return token_counter("approximate").message(message)
 
 
 def main() -> None:

@@ -2,8 +2,7 @@
 
 from perdure.graphs.chat import chat_graph
 from perdure.graphs.memory_agent import memory_agent
-from perdure.graphs.reflection import reflection_graph
-from perdure.graphs.remembering import extraction_graph
+from perdure.graphs.offline import extraction_graph, reflection_graph
 from perdure.graphs.responder import QuotingResponder
 
 __all__ = [

@@ -3,44 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.tools import BaseTool
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.store.base import BaseStore
 
-from perdure.graphs.chat import chat_graph
-from perdure.memory.collection.tools import manage_memory, search_memory
+from perdure.graphs.chat import Part, chat_graph
 from perdure.memory.gate import Gate
-from perdure.memory.recollection.recalling import use_memories
-
-MEMORIES: Final = ("memories", "{user_id}")
+from perdure.memory.instructions import UseInstructions
+from perdure.memory.recall import NAMESPACE
+from perdure.memory.remember_turns import remember_turns
+from perdure.memory.tools import manage_memory, search_memory
+from perdure.memory.use_memories import UseMemories, use_memories
 
 
 def memory_agent(
-    model: BaseChatModel | None = None,
+    model: BaseChatModel | str | None = None,
     tools: Sequence[BaseTool] = (),
     *,
-    namespace: tuple[str, ...] = MEMORIES,
+    memory: Sequence[Part] = (),
+    namespace: tuple[str, ...] = NAMESPACE,
     gate: Gate | None = None,
-    **switches: Any,
+    checkpointer: BaseCheckpointSaver[Any] | None = None,
+    store: BaseStore | None = None,
 ) -> CompiledStateGraph[Any, None, Any, Any]:
-    """Compile the agent: a chat with `manage_memory` and `search_memory` that recalls by itself.
+    """Compile the agent: a chat with the tools `manage_memory` and `search_memory`.
 
-    What the user said is searched for before the model is asked, so that it knows what bears on it
-    without a call; the tools are for what it wants to keep, to correct, or to know besides. The
-    run's config says whose memories: `{"configurable": {"thread_id": …, "user_id": …}}`.
+    It recalls by itself what answers the user's message, and remembers the turns of a run at its
+    end. The run's config says whose memories: `{"configurable": {"thread_id": …, "user_id": …}}`.
 
     Args:
-        model: Answers, and calls tools; None: a responder that works offline and calls none.
-        tools: More of them.
+        model: A chat model that calls tools, or its name; None: a responder that works offline.
+        tools: More tools.
+        memory: More parts, as of `chat_graph`, like `trim(max_tokens=8_000)`; `use_memories(…)` among
+            them replaces the agent's own.
         namespace: Where the memories are kept; see `Template`.
-        gate: Decides on what is kept.
-        switches: Of `chat_graph`: `checkpointer`, `store`, `window`, `instructions`, …
+        gate: Decides what is kept.
+        checkpointer: Makes the thread resumable.
+        store: Keeps the memories.
 
     Raises:
         ConfigurationError: See `chat_graph`.
     """
-    switches.setdefault("recall", use_memories(namespaces=[namespace]))
-    own = [manage_memory(namespace, gate=gate), search_memory(namespace)]
-    return chat_graph(model, tools=[*own, *tools], **switches)
+    first = [part for part in memory if isinstance(part, UseInstructions)]  # they replace the rest
+    rest = [part for part in memory if not isinstance(part, UseInstructions)]
+    if not any(isinstance(part, UseMemories) for part in rest):
+        first.append(use_memories(namespace=namespace))
+    return chat_graph(
+        model,
+        [manage_memory(namespace, gate=gate), search_memory(namespace), *tools],
+        memory=[*first, *rest, remember_turns(namespace=namespace, gate=gate)],
+        checkpointer=checkpointer,
+        store=store,
+    )

@@ -1,49 +1,49 @@
 """Memory of agents: what to show the model, what to keep in the state, what to know next time."""
 
-from perdure.memory.assembling import Assembly, assemble, assembled
 from perdure.memory.background import Background
-from perdure.memory.clearing import clear_tool_outputs
-from perdure.memory.collection.collection import Collection
-from perdure.memory.collection.episodes import Example, as_section
-from perdure.memory.collection.examples import Examples
-from perdure.memory.collection.selector import ExampleSelector
-from perdure.memory.collection.tools import manage_memory, search_memory
-from perdure.memory.counting import context_window, count_tokens, token_counter
+from perdure.memory.collection import (
+    Collection,
+    aforget,
+    amemories,
+    aremember,
+    forget,
+    memories,
+    remember,
+)
+from perdure.memory.context import assemble
 from perdure.memory.due import Job, Pace
-from perdure.memory.expanding import aexpand, expand
+from perdure.memory.examples import Example, ExampleSelector
 from perdure.memory.extraction import Extraction, ExtractionReport
 from perdure.memory.gate import Gate
 from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
+from perdure.memory.model_call import ModelCall
 from perdure.memory.model_extractor import ModelExtractor
-from perdure.memory.packing import PartReport
 from perdure.memory.profile import Profile, ProfileVersion
 from perdure.memory.proposals import Usage
 from perdure.memory.quarantine import Quarantine
-from perdure.memory.recollection.check_reports import CheckReport
-from perdure.memory.recollection.checks import acheck, any_of, check
-from perdure.memory.recollection.recall import Recollection, arecall, recall
-from perdure.memory.recollection.recalling import use_memories
+from perdure.memory.recall import RecallResult, arecall, recall
+from perdure.memory.recall_check import RecallReport, acheck_recall, check_recall
 from perdure.memory.records import Candidate, Memory, Outcome, Previous, Verdict
 from perdure.memory.reducers import ChatState, Keep, keepable, message_reducer, messages
 from perdure.memory.remember_turns import remember_turns
 from perdure.memory.summary import Summary, SummaryState, summarize
-from perdure.memory.tokens import TokenCounter
+from perdure.memory.tokens import TokenCounter, context_window, count_tokens, token_counter
+from perdure.memory.tool_outputs import aexpand, clear_tool_outputs, expand
+from perdure.memory.tools import manage_memory, search_memory
 from perdure.memory.trim import trim
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.update_instructions import update_instructions
 from perdure.memory.update_profile import ProfileUpdate, update_profile
+from perdure.memory.use_memories import use_memories
 from perdure.memory.view import view
 
 __all__ = [
-    "Assembly",
     "Background",
     "Candidate",
     "ChatState",
-    "CheckReport",
     "Collection",
     "Example",
     "ExampleSelector",
-    "Examples",
     "Extraction",
     "ExtractionReport",
     "Gate",
@@ -52,39 +52,43 @@ __all__ = [
     "Job",
     "Keep",
     "Memory",
+    "ModelCall",
     "ModelExtractor",
     "Outcome",
     "Pace",
-    "PartReport",
     "Previous",
     "Profile",
     "ProfileUpdate",
     "ProfileVersion",
     "Quarantine",
-    "Recollection",
+    "RecallReport",
+    "RecallResult",
     "Summary",
     "SummaryState",
     "TokenCounter",
     "TurnExtractor",
     "Usage",
     "Verdict",
-    "acheck",
+    "acheck_recall",
     "aexpand",
-    "any_of",
+    "aforget",
+    "amemories",
     "arecall",
-    "as_section",
+    "aremember",
     "assemble",
-    "assembled",
-    "check",
+    "check_recall",
     "clear_tool_outputs",
     "context_window",
     "count_tokens",
     "expand",
+    "forget",
     "keepable",
     "manage_memory",
+    "memories",
     "message_reducer",
     "messages",
     "recall",
+    "remember",
     "remember_turns",
     "search_memory",
     "summarize",

@@ -1,71 +1,90 @@
-"""Taking turns: changes of one namespace that were judged at the same time are not both written.
+"""Conflicts: changes of one namespace that were judged at the same time are not both written.
 
-Two that say the same, each judged while the other was not there yet, would both be new. Those of
-one process go one after another. Between processes each change counts on a note of the namespace,
-under the condition that nobody else has counted since it was judged; who comes too late judges
-again. A store without versions cannot tell, and nothing is noted in it.
+Two texts that say the same, each judged before the other was written, would both be new. Within a
+process such changes run one after another. Between processes each change counts on a note of the
+namespace, under the condition that nobody has counted since it was judged; else it is judged again.
+A store without versions has no such note.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
 from typing import Final
 
-from perdure.errors import VersionConflict
+from perdure.errors import AlreadyLocked, StorageUnavailable, VersionConflict
 from perdure.memory.effects import Effect, Effects, T
-from perdure.memory.queueing import in_turn
 from perdure.memory.store_adapter import CHANGED, StoreAdapter, note_of, notes_of
+from perdure.storage.locks import Locks, Turn
 from perdure.stores.base import Namespace, PutItem
 
 _KEY: Final = "memories"
-_TRIES: Final = 50  # each that fails is one in which somebody else succeeded
-_SHORTEST, _LONGEST = 0.002, 0.2  # seconds until it is tried again
+_WAIT_S: Final = 10.0  # for a change that takes longer, others do not wait: its write tells
+_TRIES: Final = 50  # each that fails is one in which another change succeeded
+_SHORTEST_S, _LONGEST_S = 0.002, 0.2  # pauses between tries
 
 
-def taking_turns(adapter: StoreAdapter, namespace: Namespace) -> Effects[list[PutItem]]:
-    """What is to be written with a change that is judged after this.
+def change_note(adapter: StoreAdapter, namespace: Namespace) -> Effects[list[PutItem]]:
+    """The puts to write with a change that is judged after this call.
 
-    It makes the write a `VersionConflict` if another change came between: judge again then.
+    They make the write a `VersionConflict` if another change was written in between.
     """
     if not adapter.versioned:
         return []
     place = notes_of(CHANGED, namespace)
     note = yield from adapter.got(place, _KEY)
-    number = 0 if note is None else note.value["number"]
-    version = 0 if note is None else note.version
+    number, version = (0, 0) if note is None else (note.value["number"], note.version)
     return [note_of(place, _KEY, {"number": number + 1}, if_version=version)]
 
 
-def persevering(
+def one_by_one(
     adapter: StoreAdapter, namespace: Namespace, attempt: Callable[[], Effects[T]]
 ) -> Effects[T]:
-    """Attempt a change in its turn, until no other comes between its reading and its writing.
-
-    Args:
-        adapter: The store.
-        namespace: Of the memories that are changed.
-        attempt: Reads, judges and writes.
+    """Attempt a change, while this process attempts no other here, until it meets no conflict.
 
     Raises:
-        VersionConflict: Others came between, again and again.
+        VersionConflict: Other processes changed memories here, again and again.
     """
-    # stores of one file have one database, and what they do to it is done to one thing
-    thing = id(getattr(adapter.store, "database", adapter.store)), namespace
-    return in_turn(thing, lambda: _attempted(attempt))
+    # stores on one file share its database; a forked process has locks of its own
+    name = f"{id(getattr(adapter.store, 'database', adapter.store))} {namespace!r}"
+    locks = _locks(os.getpid())
+    turn = yield Effect(lambda: _acquired(locks, name), lambda: _aacquired(locks, name))
+    try:
+        for number in range(_TRIES):
+            try:
+                return (yield from attempt())
+            except VersionConflict:
+                pause = random.uniform(0, min(_LONGEST_S, _SHORTEST_S * 2**number))
+                yield Effect(partial(time.sleep, pause), partial(asyncio.sleep, pause))
+        return (yield from attempt())
+    finally:
+        if turn is not None:
+            locks.release(turn)
 
 
-def _attempted(attempt: Callable[[], Effects[T]]) -> Effects[T]:
-    for number in range(_TRIES):
-        try:
-            return (yield from attempt())
-        except VersionConflict:
-            # another process: at a moment drawn by lot, the two do not meet again
-            yield _pause(random.uniform(0, min(_LONGEST, _SHORTEST * 2**number)))
-    return (yield from attempt())
+@cache
+def _locks(process: int) -> Locks:
+    return Locks(None)
 
 
-def _pause(seconds: float) -> Effect:
-    return Effect(lambda: time.sleep(seconds), lambda: asyncio.sleep(seconds))
+def _acquired(locks: Locks, name: str) -> Turn | None:
+    """The lock; None: it is not free in time, or is held by the change that calls this."""
+    try:
+        asyncio.get_running_loop()
+        wait_s = 0.0  # the holder may need the event loop
+    except RuntimeError:
+        wait_s = _WAIT_S
+    with suppress(AlreadyLocked, StorageUnavailable):
+        return locks.acquire(name, wait_s)
+    return None
+
+
+async def _aacquired(locks: Locks, name: str) -> Turn | None:
+    with suppress(AlreadyLocked, StorageUnavailable):
+        return await locks.aacquire(name, _WAIT_S)
+    return None

@@ -1,9 +1,8 @@
-"""The structure of a conversation: turns, and within them what stays or goes together.
+"""The structure of a conversation: turns, and within them the units that stay or go together.
 
-A *turn* is a human message and all that follows it up to the next. Within one, an *exchange* is an
-AI message that calls tools with the result of each call. What belongs to none of these is something
-that providers refuse, and no window shows it: results without their call, calls without all of
-their results, AI messages that say nothing
+A *turn* is a human message and all that follows it up to the next. Within a turn, an *exchange* is
+an AI message that calls tools, with the result of each call. Providers refuse results without
+their call, calls without all of their results, and empty AI messages: these are never shown
 (https://platform.openai.com/docs/guides/function-calling,
 https://docs.anthropic.com/en/api/messages).
 """
@@ -35,7 +34,8 @@ _BASES: Final[Sequence[tuple[type[BaseMessage], Role]]] = (
 )
 _ROLES: dict[type, Role] = {}
 _THOUGHTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning", "reasoning_content"})
-_CALLS: Final = frozenset({"tool_use", "tool_call", "function_call"})
+CALL_BLOCKS: Final = frozenset({"tool_use", "tool_call", "function_call"})
+"""Types of the blocks of content that are calls of tools."""
 
 
 class Unit(NamedTuple):
@@ -55,11 +55,11 @@ class Turn(NamedTuple):
 
     Attributes:
         units: What a provider takes of it, in order; the human message is the first.
-        said: All of it, as it stands in the conversation.
+        messages: All of it, as it stands in the conversation.
     """
 
     units: list[Unit]
-    said: Messages
+    messages: Messages
 
 
 def role(message: BaseMessage) -> Role:
@@ -104,47 +104,42 @@ def backwards(messages: Messages, *, to_answer: bool) -> Iterator[Turn]:
 
     Args:
         messages: The conversation.
-        to_answer: Whether a model is to answer now: then nothing follows the newest human message
-            and the results of tools. Else a call may wait for its results at the end.
+        to_answer: Whether a model is to answer now. Else a call may wait for its results at the
+            end.
     """
-    newest = to_answer
     for turn in turns(messages):
-        said = messages[turn.start : turn.stop]
-        units = _units(said, last=turn.stop == len(messages))
-        if newest:
-            while units[-1].kind in ("ai", "pending"):
-                units.pop()
-            newest = False
-        yield Turn(units, said)
+        own = messages[turn.start : turn.stop]
+        yield Turn(_units(own, last=turn.stop == len(messages) and not to_answer), own)
 
 
-def _units(said: Messages, *, last: bool) -> list[Unit]:
-    found = [Unit("human", (said[0],))]
-    for index in range(1, len(said)):
-        message = said[index]
+def _units(turn: Messages, *, last: bool) -> list[Unit]:
+    """What a provider takes of a turn; of the last one also a call that waits for its results."""
+    found = [Unit("human", (turn[0],))]
+    for index in range(1, len(turn)):
+        message = turn[index]
         what = role(message)
         if what == "ai":
             assert isinstance(message, AIMessage)
             calls = call_ids(message)
             if calls:
-                exchange = _exchange(said, index, calls, last)
+                exchange = _exchange(turn, index, calls, last)
                 if exchange is not None:
                     found.append(exchange)
-            elif says_something(message) and not _calls_in_content(message):
+            elif says_something(message) and not _unlisted_calls(message):
                 found.append(Unit("ai", (message,)))
         elif what == "chat" and says_something(message):
             found.append(Unit("ai", (message,)))
     return found
 
 
-def _exchange(said: Messages, index: int, calls: Sequence[str | None], last: bool) -> Unit | None:
+def _exchange(turn: Messages, index: int, calls: Sequence[str | None], last: bool) -> Unit | None:
     wanted = set(calls)
     if None in wanted or "" in wanted or len(wanted) < len(calls):
         return None  # a result could not name its call
-    together = [said[index]]
-    nobody_spoke = True  # since the call
-    for later in range(index + 1, len(said)):
-        message = said[later]
+    together = [turn[index]]
+    directly = True  # nothing but results and system messages since the call
+    for later in range(index + 1, len(turn)):
+        message = turn[later]
         what = role(message)
         if what == "tool":
             assert isinstance(message, ToolMessage)
@@ -152,11 +147,11 @@ def _exchange(said: Messages, index: int, calls: Sequence[str | None], last: boo
                 wanted.discard(message.tool_call_id)
                 together.append(message)
         elif what != "system":
-            nobody_spoke = False
+            directly = False
             break
     if not wanted:
         return Unit("exchange", tuple(together))
-    return Unit("pending", tuple(together)) if last and nobody_spoke else None
+    return Unit("pending", tuple(together)) if last and directly else None
 
 
 def call_ids(message: AIMessage) -> list[str | None]:
@@ -166,11 +161,18 @@ def call_ids(message: AIMessage) -> list[str | None]:
     return [call["id"] for call in (*message.tool_calls, *message.invalid_tool_calls)]
 
 
-def _calls_in_content(message: AIMessage) -> bool:
+def _unlisted_calls(message: AIMessage) -> bool:
     """Whether content has calls that `tool_calls` does not know of: nothing answers them."""
     content = message.content
     return not isinstance(content, str) and any(
-        isinstance(block, dict) and block.get("type") in _CALLS for block in content
+        isinstance(block, dict) and block.get("type") in CALL_BLOCKS for block in content
+    )
+
+
+def thinks(message: BaseMessage) -> bool:
+    """Whether a message has thoughts in its content."""
+    return not isinstance(message.content, str) and any(
+        isinstance(block, dict) and block.get("type") in _THOUGHTS for block in message.content
     )
 
 
@@ -179,10 +181,10 @@ def says_something(message: BaseMessage) -> bool:
     content = message.content
     if isinstance(content, str):
         return bool(content) and not content.isspace()
-    return any(map(_is_said, content))
+    return any(map(_has_content, content))
 
 
-def _is_said(block: str | dict[str, object]) -> bool:
+def _has_content(block: str | dict[str, object]) -> bool:
     if isinstance(block, str):
         return bool(block.strip())
     if block.get("type") in _THOUGHTS:

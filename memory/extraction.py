@@ -29,7 +29,6 @@ from perdure.memory.templates import Template
 from perdure.memory.thread_messages import (
     ThreadHistory,
     ThreadMessage,
-    check_saver,
     read_history,
 )
 from perdure.memory.turns import TurnExtractor
@@ -135,7 +134,9 @@ class Extraction:
         messages_key: str = "messages",
         batch: int = 50,
     ) -> None:
-        self.saver, self.store = check_saver(saver), store
+        expected = "a BaseCheckpointSaver, like SQLiteCheckpointer.open(path)"
+        self.saver = instance("saver", saver, BaseCheckpointSaver, expected)
+        self.store = store
         self._adapter = None if store is None else StoreAdapter(store)
         given = TurnExtractor() if extractor is None else extractor
         expected = "TurnExtractor(…) or ModelExtractor(model, …)"
@@ -174,7 +175,7 @@ class Extraction:
             return read_history(self.saver, thread_id, self.messages_key, mark.ids)
 
         if anew:
-            yield from pipeline.setting_back(thread_id, reads)
+            yield from pipeline.setting_back(thread_id)
         return (yield from in_thread(pipeline.extracting(thread_id, reads)))
 
     extract = blocking(_extract)
@@ -216,12 +217,7 @@ class Pipeline:
     scope: Scope
 
     def extracting(self, thread_id: str, reads: Reads) -> Effects[ExtractionReport]:
-        """Extract memories of what is not yet read; see `Extraction.extract`.
-
-        Args:
-            thread_id: The thread.
-            reads: Reads its messages.
-        """
+        """Extract memories of what is not yet read; `reads` reads the messages of the thread."""
         report = ExtractionReport(thread_id)
         while True:  # again when another was quicker
             mark = yield from self._mark(thread_id)
@@ -248,17 +244,13 @@ class Pipeline:
             else:
                 return report
 
-    def setting_back(self, thread_id: str, reads: Reads) -> Effects[None]:
+    def setting_back(self, thread_id: str) -> Effects[None]:
         """Have the whole thread read again."""
         for tries in range(_CONFLICTS, -1, -1):
             mark = yield from self._mark(thread_id)
-            if not mark.count:
-                return
-            history = yield from reads(mark)
-            read = len(history.messages) - len(mark.beyond(history) or ())
             try:
-                back = self._put(mark.set_back(read), thread_id)
-                return (yield from self.scope.adapter.written([back]))
+                back = [self._put(mark.set_back(), thread_id)] if mark.count else []
+                return (yield from self.scope.adapter.written(back))
             except VersionConflict:  # it was extracted meanwhile
                 if not tries:
                     raise
@@ -289,14 +281,7 @@ class Pipeline:
         checkpoint_id: str | None,
         report: ExtractionReport,
     ) -> Effects[tuple[ExtractionReport, Watermark] | None]:
-        """Write what is proposed of a batch, and the watermark after it.
-
-        Returns:
-            The report and the watermark; None: another has read these messages meanwhile.
-
-        Raises:
-            LimitExceeded: There is no room; nothing is written.
-        """
+        """Write what is proposed of a batch, with the watermark; None: another was quicker."""
         adapter = self.scope.adapter
         for tries in range(_CONFLICTS, -1, -1):
             # a store without versions refuses nothing, so it is asked before

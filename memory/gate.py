@@ -167,7 +167,9 @@ class Gate:
         """A verdict that needs no store; one that keeps may redact something."""
         if candidate.by_model and not self._rates.allows(namespace, candidate.text):
             most = self._rates.per_minute
-            return _refused("flood", f"per_minute is {most:,}, and more came; wait a minute")
+            return _refused(
+                "flood", f"there are too many at once: per_minute is {most:,}; wait a minute"
+            )
         refusal = _unfit(candidate) or _too_large(candidate)
         if refusal is not None:
             return refusal
@@ -321,7 +323,7 @@ def _refuse_known(docket: _Docket, adapter: StoreAdapter, namespace: Namespace) 
             previous = yield from known.outdated(text, at)
             if previous is not None:
                 day = previous.until.date().isoformat()
-                reason = f"a memory said so until it was {previous.change} on {day}"
+                reason = f"it was {previous.change} on {day}, and said before"
                 docket.refuse(i, "duplicate", reason)
 
 

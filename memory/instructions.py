@@ -13,11 +13,10 @@ from langgraph.store.base import BaseStore
 from perdure.errors import ConfigurationError, VersionConflict
 from perdure.memory.clock import Clock, clock_of
 from perdure.memory.effects import Effect, Effects, awaiting, blocking
-from perdure.memory.nodes import MessagesNode
+from perdure.memory.nodes import MessagesNode, Shown
 from perdure.memory.options import instance
 from perdure.memory.options import text as checked_text
 from perdure.memory.run_config import Place, provenance, source, store_of_graph, versioned
-from perdure.memory.shown import Shown
 from perdure.memory.summary import with_summary, without_summary
 from perdure.memory.templates import Template
 

@@ -28,7 +28,7 @@ from perdure.memory.model_call import model_call
 from perdure.memory.options import instance, text, whole
 from perdure.memory.profile import Profile
 from perdure.memory.proposals import Batch, Proposal, Scope, Usage
-from perdure.memory.quoting import fenced, quoted
+from perdure.memory.quotation import fenced, quoted
 from perdure.memory.records import EPISODE, FACT, Memory
 from perdure.memory.shortening import middle_out
 from perdure.memory.structured import Insisting, Refused, Tally, structured

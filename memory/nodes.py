@@ -1,23 +1,25 @@
-"""What every node of short-term memory is: one object for a graph, for a chain and for plain lists.
+"""Nodes of short-term memory: one object for a graph, for a chain and for plain lists.
 
-Called with messages it returns messages; as a node of a graph it is given the state and returns an
-update. langgraph's `pre_model_hook` contract names the two keys: `messages`, which the reducer
-merges into the state, and `llm_input_messages`, which only the model is shown.
+Called with messages a node returns messages; in a graph it is given the state and returns an
+update. The update has langgraph's two keys: `messages`, which the reducer merges into the state,
+and `llm_input_messages`, which only the model is shown.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final, Literal, Self
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from perdure.errors import ConfigurationError, InvalidMessages
-from perdure.memory.conversation import Messages
-from perdure.memory.shown import Shown
+from perdure.errors import InvalidMessages
+from perdure.memory.conversation import Messages, Turn, backwards, system_index
+from perdure.memory.options import text
 
 Mode = Literal["view", "state"]
 MODES: Final = ("view", "state")
@@ -25,62 +27,97 @@ SHOWN: Final = "llm_input_messages"
 """The key of what the model is shown, when that is not what the state keeps."""
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a model is to be shown, read from the newest turn backwards, once.
+
+    A part that shows the last ten turns of a thread costs what ten turns cost, however long the
+    thread is, and so do the parts before it.
+
+    Attributes:
+        system: The system message.
+        turns: The turns, newest first.
+        before: Messages between the system message and the turns.
+    """
+
+    system: BaseMessage | None
+    turns: Iterator[Turn]
+    before: tuple[BaseMessage, ...] = ()
+
+    @classmethod
+    def of(cls, messages: Messages, *, to_answer: bool = True) -> Self:
+        """All that a provider takes of messages; `to_answer` as in `backwards`."""
+        index = system_index(messages)
+        system = None if index is None else messages[index]
+        return cls(system, backwards(messages, to_answer=to_answer))
+
+    def under(self, text: str) -> Self:
+        """The same under a system message with this text."""
+        if self.system is not None and self.system.text == text:
+            return self
+        return replace(self, system=SystemMessage(text))
+
+    def fixed(self) -> list[BaseMessage]:
+        """The messages before the turns."""
+        return [*([] if self.system is None else [self.system]), *self.before]
+
+    def messages(self) -> list[BaseMessage]:
+        """All of it, in the order in which a model takes it."""
+        turns = list(self.turns)
+        turns.reverse()
+        units = (unit.messages for turn in turns for unit in turn.units)
+        return [*self.fixed(), *chain.from_iterable(units)]
+
+
 class MessagesNode(Runnable[Any, Any]):
     """A node over the messages of a state.
 
     `add_node("name", node)` takes it as it is: `node.invoke(state)` gives an update. `node(state)`
-    gives the messages to show the model, `node(messages)` too, and so it does in a chain,
-    `node | model`.
+    and `node(messages)` give the messages to show the model, also in a chain, `node | model`.
 
     Args:
         messages_key: The channel of the messages.
     """
 
     def __init__(self, messages_key: str = "messages") -> None:
-        if not isinstance(messages_key, str) or not messages_key:
-            raise ConfigurationError(f"messages_key is {messages_key!r}; expected a channel's name")
-        self.messages_key = messages_key
+        self.messages_key = text("messages_key", messages_key, "a channel's name")
 
-    def __call__(self, said: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
-        """What the model is to be shown of a state; or what is made of messages alone.
+    def __call__(self, given: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
+        """The messages to show the model, of a state or of a list of messages.
 
         Args:
-            said: The state, as a node is given it, or a list of messages.
+            given: The state, as a node is given it, or a list of messages.
             config: Of the run; within a graph it is known without.
 
         Raises:
             InvalidMessages: They are not messages.
         """
-        if is_messages(said):
-            return self.applied(checked(said, "the messages"), config)
-        return self.shown(self.messages_in(said), said, config)
+        if is_messages(given):
+            return self.applied(checked(given, "the messages"), config)
+        return self.shown(self.messages_in(given), given, config)
 
-    async def acall(self, said: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
+    async def acall(self, given: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
         """See `__call__`."""
-        if is_messages(said):
-            return await self.aapplied(checked(said, "the messages"), config)
-        return await self.ashown(self.messages_in(said), said, config)
+        if is_messages(given):
+            return await self.aapplied(checked(given, "the messages"), config)
+        return await self.ashown(self.messages_in(given), given, config)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """The update for a state; or messages for messages."""
-        if isinstance(input, PromptValue):
-            input = input.to_messages()
-        if is_messages(input):
-            return self(input, config)
-        return self.update(input, config)
+        """The update for a state; for messages or a prompt, messages."""
+        given = input.to_messages() if isinstance(input, PromptValue) else input
+        return self(given, config) if is_messages(given) else self.update(given, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """See `invoke`."""
-        if isinstance(input, PromptValue):
-            input = input.to_messages()
-        if is_messages(input):
-            return await self.acall(input, config)
-        return await self.aupdate(input, config)
+        given = input.to_messages() if isinstance(input, PromptValue) else input
+        if is_messages(given):
+            return await self.acall(given, config)
+        return await self.aupdate(given, config)
 
     def applied(
         self, messages: Messages, config: RunnableConfig | None = None
     ) -> list[BaseMessage]:
-        """What is left of messages that have no state, or made of them."""
+        """The messages to show of messages that have no state."""
         return self.shown(messages, None, config)
 
     async def aapplied(
@@ -90,19 +127,17 @@ class MessagesNode(Runnable[Any, Any]):
         return await self.ashown(messages, None, config)
 
     def update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
-        """What changes in a state; of a view, only what the model is shown."""
+        """The update for a state."""
         return {SHOWN: self.shown(self.messages_in(state), state, config)}
 
     async def aupdate(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
         """See `update`."""
         return {SHOWN: await self.ashown(self.messages_in(state), state, config)}
 
-    # -- what the model is shown
-
     def shown(
         self, messages: Messages, state: Any = None, config: RunnableConfig | None = None
     ) -> list[BaseMessage]:
-        """What the model is to be shown of messages: always a valid sequence.
+        """The messages to show the model: always a valid sequence.
 
         Args:
             messages: Those of the state, or what other parts left of them.
@@ -122,14 +157,12 @@ class MessagesNode(Runnable[Any, Any]):
         """What this part makes of what is shown."""
 
     async def athrough(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """See `through`; a part that has to wait for something overrides it."""
+        """See `through`; a part that waits for something overrides it."""
         return self.through(shown, state, config)
 
     def with_tools(self, tools: Sequence[Any]) -> Self:
         """The same for a request with these tools, which take part of a budget if it has one."""
         return self
-
-    # -- the state
 
     def messages_in(self, state: Any) -> Messages:
         """The messages of a state.

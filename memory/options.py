@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from math import inf
 from typing import Any
 
@@ -100,4 +101,15 @@ def text(name: str, value: Any, expected: str = "text that is not blank") -> str
     """
     if not isinstance(value, str) or not value.strip():
         raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
+    return value
+
+
+def moment(name: str, value: Any) -> datetime:
+    """A datetime with a time zone.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise ConfigurationError(f"{name} is {value!r}; expected a datetime with a time zone")
     return value

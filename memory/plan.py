@@ -11,7 +11,7 @@ from langgraph.store.base import GetOp
 
 from perdure.errors import LimitExceeded
 from perdure.memory.admission import REDACTED, admit
-from perdure.memory.conflicts import taking_turns
+from perdure.memory.conflicts import change_note
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.gate import Gate
 from perdure.memory.proposals import Addition, Alteration, Planned, Proposal, Revision, Scope
@@ -88,7 +88,7 @@ def _turn(proposal: Proposal, scope: Scope) -> Effects[list[PutItem]]:
     kinds = {addition.candidate.kind for addition in proposal.additions}
     if not proposal.revisions and kinds <= {TURN, EPISODE}:
         return []
-    return (yield from taking_turns(scope.adapter, scope.namespace))
+    return (yield from change_note(scope.adapter, scope.namespace))
 
 
 def _present(scope: Scope, keys: Sequence[str]) -> Effects[dict[str, Memory]]:

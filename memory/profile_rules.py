@@ -16,7 +16,7 @@ from perdure.memory.detectors import emails, phones, spans_of
 from perdure.memory.effects import Effects
 from perdure.memory.gate import Gate
 from perdure.memory.profile_patch import Document, escaped, missing, plain
-from perdure.memory.quoting import quoted
+from perdure.memory.quotation import quoted
 from perdure.memory.records import Candidate
 from perdure.stores.base import Provenance
 

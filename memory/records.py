@@ -77,11 +77,9 @@ class Candidate:
         fields: The memory's other fields.
         provenance: Where it comes from.
         role: Whose words it rests on.
-        explicit: Whether somebody asked for it to be kept, by a tool or by hand. The gate judges
-            what is extracted unasked more strictly.
-        shown: What the speaker had been shown: the system prompt, recalled memories. A repetition
-            of that is nothing new.
-        by_model: Whether a model asked for it, by a tool. The gate limits such requests.
+        explicit: Whether somebody asked for it, by a tool or by hand.
+        shown: What the speaker had been shown: the system prompt, recalled memories.
+        by_model: Whether a model asked for it, by a tool.
     """
 
     text: str

@@ -14,7 +14,7 @@ from perdure.checkpointers.address import check_thread_id
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory.conversation import Messages, role
 from perdure.memory.effects import Effects, in_thread
-from perdure.memory.extraction import ExtractionReport, Pipeline, Reads
+from perdure.memory.extraction import ExtractionReport, Pipeline
 from perdure.memory.gate import Gate
 from perdure.memory.learner import Learner
 from perdure.memory.options import instance
@@ -30,14 +30,7 @@ _LOG = logging.getLogger("perdure")
 _BATCH: Final = 200  # messages in one transaction
 
 
-def remember_turns(
-    store: BaseStore | None = None,
-    *,
-    namespace: Sequence[str] = ("memories", "{user_id}"),
-    gate: Gate | None = None,
-    extractor: TurnExtractor | None = None,
-    messages_key: str = "messages",
-) -> RememberTurns:
+class RememberTurns(Learner):
     """A node that remembers the messages of a run, at the end of a graph or in MemoryMiddleware.
 
     Each message becomes a memory, without a model, in about a millisecond. They are written in one
@@ -55,29 +48,22 @@ def remember_turns(
     Raises:
         ConfigurationError: An argument is wrong.
     """
-    return RememberTurns(
-        None if store is None else StoreAdapter(store),
-        Template(namespace),
-        instance("gate", gate or Gate(), Gate, "a Gate"),
-        instance("extractor", extractor or TurnExtractor(), TurnExtractor, "TurnExtractor(…)"),
-        messages_key,
-    )
-
-
-class RememberTurns(Learner):
-    """See `remember_turns`, which makes it."""
 
     def __init__(
         self,
-        adapter: StoreAdapter | None,
-        namespace: Template,
-        gate: Gate,
-        extractor: TurnExtractor,
-        messages_key: str,
+        store: BaseStore | None = None,
+        *,
+        namespace: Sequence[str] = ("memories", "{user_id}"),
+        gate: Gate | None = None,
+        extractor: TurnExtractor | None = None,
+        messages_key: str = "messages",
     ) -> None:
         super().__init__(messages_key)
-        self.namespace, self.gate, self.extractor = namespace, gate, extractor
-        self._adapter = adapter
+        self._adapter = None if store is None else StoreAdapter(store)
+        self.namespace = Template(namespace)
+        self.gate: Gate = instance("gate", gate or Gate(), Gate, "a Gate")
+        given, expected = extractor or TurnExtractor(), "TurnExtractor(…)"
+        self.extractor: TurnExtractor = instance("extractor", given, TurnExtractor, expected)
 
     def learning(
         self, messages: Messages, state: object, config: RunnableConfig | None
@@ -102,8 +88,13 @@ class RememberTurns(Learner):
             self._adapter or adapter_of(None), namespace_of(self.namespace, config), config
         )
         pipeline = Pipeline(self.extractor, self.gate, _BATCH, scope)
+
+        def reads(mark: Watermark) -> Effects[ThreadHistory]:
+            yield from ()
+            return history
+
         try:
-            return (yield from in_thread(pipeline.extracting(thread_id, _reading(history))))
+            return (yield from in_thread(pipeline.extracting(thread_id, reads)))
         except (ConfigurationError, InvalidNamespace):
             raise
         except Exception as exc:
@@ -111,9 +102,5 @@ class RememberTurns(Learner):
             return None
 
 
-def _reading(history: ThreadHistory) -> Reads:
-    def reads(mark: Watermark) -> Effects[ThreadHistory]:
-        yield from ()
-        return history
-
-    return reads
+remember_turns = RememberTurns
+"""Makes the node: `remember_turns()`, `remember_turns(store, namespace=("memories",))`."""

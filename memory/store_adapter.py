@@ -18,7 +18,7 @@ from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.instructions import TEXT as INSTRUCTIONS
 from perdure.memory.options import instance
-from perdure.memory.quoting import quoted
+from perdure.memory.quotation import quoted
 from perdure.memory.records import Memory, Previous
 from perdure.memory.run_config import Versioned, store_of_graph
 from perdure.memory.templates import Template
@@ -41,6 +41,7 @@ SOURCE: Final = "provenance"
 _PREVIOUS: Final = 10  # earlier texts that a memory keeps
 _SEARCHED: Final = ["text"]  # the field that searches look at
 _PAGE: Final = 1_000  # memories read at once
+_KNOWN: Final = ("query", "filter", "limit", "offset")  # options of any store's search
 
 
 class StoreAdapter:
@@ -63,11 +64,7 @@ class StoreAdapter:
     def got(
         self, namespace: Namespace, key: str, as_of: datetime | None = None
     ) -> Effects[Memory | None]:
-        """A memory; None if there is none.
-
-        Raises:
-            ConfigurationError: `as_of` is asked of a store without versions.
-        """
+        """A memory; None if there is none."""
         options = self._past(as_of)
         item = yield from _asked(
             lambda: self.store.get(namespace, key, **options),
@@ -82,15 +79,10 @@ class StoreAdapter:
 
         Args:
             prefix: Labels.
-            as_of: At that moment.
-            asked: As langgraph's `search`: `query`, `filter`, `limit`, `offset`. Other options of
-                perdure's `search` are left out for another store.
-
-        Raises:
-            ConfigurationError: `as_of` is asked of a store without versions.
+            as_of: At that moment; a store without versions raises `ConfigurationError`.
+            asked: Options of `Store.search`; another store gets those that it knows.
         """
-        known = ("query", "filter", "limit", "offset")
-        given = {n: v for n, v in asked.items() if self.versioned or n in known}
+        given = {n: v for n, v in asked.items() if self.versioned or n in _KNOWN}
         given |= self._past(as_of)
         items = yield from _asked(
             lambda: self.store.search(prefix, **given),
@@ -101,13 +93,7 @@ class StoreAdapter:
     def every(
         self, prefix: Namespace, *, most: int | None = None, **asked: Any
     ) -> Effects[list[Memory]]:
-        """All memories under a prefix, read page by page.
-
-        Args:
-            prefix: Labels.
-            most: How many at most; None: all.
-            asked: See `found`.
-        """
+        """All memories under a prefix, or so many at most, read page by page; see `found`."""
         memories: list[Memory] = []
         while most is None or len(memories) < most:
             size = _PAGE if most is None else min(_PAGE, most - len(memories))
@@ -134,8 +120,7 @@ class StoreAdapter:
         """Write all of it or, in a store with versions, nothing.
 
         Raises:
-            VersionConflict: An item is not at the version that was expected; nothing is written.
-            PerdureError: See `Store.put`.
+            VersionConflict: An item is not at the version that was expected.
         """
         if not puts:
             return
@@ -154,21 +139,12 @@ class StoreAdapter:
 
 
 def adapter_of(store: BaseStore | None) -> StoreAdapter:
-    """The adapter of a store; None: within a graph, of the store it was compiled with.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
+    """The adapter of a store; None: within a graph, of the store it was compiled with."""
     return StoreAdapter(store_of_graph("the memories") if store is None else store)
 
 
 def namespace_of(template: Template, config: RunnableConfig | None) -> Namespace:
-    """The namespace of a run's memories.
-
-    Raises:
-        InvalidConfig: The config does not fill the template.
-        InvalidNamespace: It begins with the label of perdure's own notes.
-    """
+    """The namespace of a run's memories; it cannot be one of perdure's own notes."""
     namespace = template.filled(config)
     if namespace[0] == RESERVED:
         raise InvalidNamespace(
@@ -223,19 +199,14 @@ def succeeding(
 ) -> dict[str, Any]:
     """The value of a memory's next version, which lists the previous text if that differs.
 
-    Args:
-        previous: The memory as it is.
-        value: The next text, kind and fields.
-        change: `"superseded"` or `"updated"`; see `Previous`.
-        until: Until when the previous text was true; None: until now.
+    `change` and `until`, None: now, are those of `Previous`.
     """
     past = list(previous.value.get(PREVIOUS, ()))
     if value["text"] != previous.text:
         when = until or datetime.now(UTC)
-        entry = {"text": previous.text, "until": when.isoformat(), "change": change}
-        ids = previous.provenance.message_ids if previous.provenance else ()
-        if ids:
-            entry["message_ids"] = list(ids)
+        entry: dict[str, Any] = {"text": previous.text, "until": when.isoformat(), "change": change}
+        if previous.provenance is not None and previous.provenance.message_ids:
+            entry["message_ids"] = list(previous.provenance.message_ids)
         past = [entry, *past][:_PREVIOUS]
     return {**value, PREVIOUS: past} if past else dict(value)
 

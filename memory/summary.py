@@ -20,16 +20,14 @@ from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no J
 
 from perdure.errors import ConfigurationError, SummaryFailed
 from perdure.memory.conversation import Messages, Turn, role, turns
-from perdure.memory.counting import Countable, context_window, token_counter
 from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.model_call import NamedModel, model_call
-from perdure.memory.nodes import MODES, SHOWN, MessagesNode, Mode, channel
+from perdure.memory.nodes import MODES, SHOWN, MessagesNode, Mode, Shown, channel
 from perdure.memory.options import choice, number, text, whole
-from perdure.memory.quoting import as_record
+from perdure.memory.quotation import as_record
 from perdure.memory.reducers import ChatState
-from perdure.memory.shown import Shown
 from perdure.memory.summary_request import PROMPT, SummaryRequest
-from perdure.memory.tokens import TokenCounter
+from perdure.memory.tokens import Countable, TokenCounter, context_window, token_counter
 from perdure.memory.transcript import units_of
 
 OnFailure = Literal["keep", "raise"]
@@ -287,7 +285,7 @@ class Summarize(MessagesNode):
         messages = channel(state, self.messages_key)
         if messages is None:
             every = list(turns)
-            messages = [message for turn in reversed(every) for message in turn.said]
+            messages = [message for turn in reversed(every) for message in turn.messages]
             turns = iter(every)
         fresh = self._fresh(messages, state)
         if not fresh.start:
@@ -295,7 +293,7 @@ class Summarize(MessagesNode):
         gone = {message.id for message in messages[: fresh.start]}
         newest = islice(turns, 1)  # whatever a summary claims to stand for
         return chain(
-            newest, takewhile(lambda turn: not all(m.id in gone for m in turn.said), turns)
+            newest, takewhile(lambda turn: not all(m.id in gone for m in turn.messages), turns)
         )
 
 

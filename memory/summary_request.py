@@ -24,7 +24,7 @@ from perdure.memory.model_call import (
     text_of,
     times,
 )
-from perdure.memory.quoting import undelimited
+from perdure.memory.quotation import undelimited
 
 PROMPT: Final = """\
 You keep the memory of a conversation. Between <conversation> and </conversation> is a transcript \

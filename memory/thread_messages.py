@@ -15,14 +15,13 @@ from typing import Any, Final
 
 from langchain_core.messages import BaseMessage, ChatMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem
 from perdure.errors import UnknownThread
 from perdure.memory import conversation
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.nodes import checked
-from perdure.memory.options import instance, is_number
+from perdure.memory.options import is_number
 from perdure.memory.records import Role
 from perdure.memory.shortening import SHORTENED
 
@@ -111,21 +110,11 @@ class ThreadHistory:
         return replace(self, messages=timed)
 
 
-def check_saver(saver: Any) -> BaseCheckpointSaver[Any]:
-    """A checkpointer.
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    expected = "a BaseCheckpointSaver, like perdure.checkpointers.SQLiteCheckpointer.open(path)"
-    return instance("saver", saver, BaseCheckpointSaver, expected)  # type: ignore[no-any-return]
-
-
 def history_of_state(
     thread_id: str, checkpoint_id: str | None, messages: Sequence[BaseMessage]
 ) -> ThreadHistory:
     """The messages of a thread as a state has them."""
-    found = _latest((_message(each, id), True) for each, id in _with_ids(messages))
+    found = _latest((_message(each, id), True) for each, id in with_ids(messages))
     return ThreadHistory(thread_id, checkpoint_id, found)
 
 
@@ -173,7 +162,7 @@ def _history(
     items: list[HistoryItem] = yield Effect(
         lambda: saver.history(thread_id, **at), lambda: saver.ahistory(thread_id, **at)
     )
-    named = _with_ids(checked([item.value for item in items], f"the channel {channel!r}"))
+    named = with_ids(checked([item.value for item in items], f"the channel {channel!r}"))
     found = ((_message(*each), item.seen) for each, item in zip(named, items, strict=True))
     messages = _latest(found)
     untimed = [i for i, each in enumerate(messages) if each.at is None and each.id not in known]
@@ -221,7 +210,7 @@ def _latest(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessag
     return list(found.values())
 
 
-def _with_ids(messages: Sequence[BaseMessage]) -> Iterator[tuple[BaseMessage, str]]:
+def with_ids(messages: Sequence[BaseMessage]) -> Iterator[tuple[BaseMessage, str]]:
     """Messages with their ids; one without gets one of its text, and how often that came before."""
     times: Counter[bytes] = Counter()
     for message in messages:

@@ -1,34 +1,330 @@
-"""What tokens cost: the contract of counters, and how to name one.
+"""Tokens: counting those of texts, messages, requests and tools, and the windows of models.
 
-A counter counts message by message, so that a turn need only count what is new.
+OpenAI's encodings come from tiktoken's cache or the extra `tokens`; nothing is downloaded. For
+other models a token is four bytes, as langchain-core estimates (four characters), and more if
+providers report more of their answers (`usage_metadata`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+import hashlib
+import inspect
+import json
+import logging
+import math
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
 
-from langchain_core.messages import BaseMessage
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages.utils import count_tokens_approximately
+from langchain_core.runnables import Runnable, RunnableBinding
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from perdure.errors import ConfigurationError, UnknownModel
+from perdure.memory.conversation import CALL_BLOCKS, role, thinks
+from perdure.memory.nodes import checked
+from perdure.memory.options import instance, whole
+
+_FRAME, _NAME, _CALL, _RESULT, _REPLY = 4, 1, 3, 3, 3
+"""Tokens around a message, a name, a call, a result and a reply. Source:
+https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken"""
+_BYTES: Final = 4  # in a token
+_MEASURABLE, _MOST = 50, 4.0  # tokens of an answer that corrects the estimate; largest correction
+_TEXTS: Final = ("text", "reasoning", "thinking", "refusal")
+_JSON = json.JSONEncoder(ensure_ascii=False, default=str)  # made once: three times as fast
 
 
-@runtime_checkable
-class TokenCounter(Protocol):
-    """Counts tokens; the same input always gives the same number.
+class TokenCounter:
+    """Counts what the texts in a message take, and OpenAI's published frames around them.
+
+    The same input always gives the same number.
+
+    Args:
+        encoding: `"o200k_base"` or `"cl100k_base"`; None, or one that is not installed: estimated.
+        function: Is asked about each message instead.
+        tools: Tools that are part of every request.
+        scale: What the estimate of a text is multiplied by.
 
     Attributes:
-        request: Tokens that a request takes besides its messages and tools.
+        request: Tokens that a request takes besides its messages and further tools.
     """
 
-    request: int
+    def __init__(
+        self,
+        encoding: str | None = None,
+        function: Callable[..., int] | None = None,
+        tools: Sequence[Any] = (),
+        scale: float = 1.0,
+    ) -> None:
+        self._encoded = None if encoding is None else _loaded(encoding)
+        self.encoding = encoding if self._encoded else None
+        self._function, self._tools, self._scale = function, tools, scale
+        self.request = (0 if function else _REPLY) + self.tools(tools)
 
     def text(self, text: str) -> int:
-        """Tokens of a text by itself."""
+        """Tokens of a text by itself; what looks like a special token counts as plain text."""
+        if self._encoded is not None:
+            return self._encoded(text)
+        if self._function is not None:
+            return self.message(HumanMessage(text))
+        size = len(text) if text.isascii() else len(text.encode(errors="replace"))
+        return math.ceil(size / _BYTES * self._scale)
 
     def message(self, message: BaseMessage) -> int:
-        """Tokens of a message, with what the provider puts around it."""
+        """Tokens of a message: frame, name, content, tool calls.
+
+        Raises:
+            InvalidMessages: It is no message.
+            ConfigurationError: The function returns no number.
+        """
+        if not isinstance(message, BaseMessage):
+            checked([message], "the messages")
+        if self._function is not None:
+            return whole("what the token counter returned", self._function([message]), 0)
+        content, kind = message.content, role(message)
+        total = _FRAME + (self.text(content) if type(content) is str else self._blocks(content))
+        if message.name:
+            total += _NAME + self.text(message.name)
+        if kind == "ai":
+            return total + self._calls(message)
+        return total + _RESULT if kind == "tool" else total
 
     def tools(self, tools: Sequence[Any]) -> int:
-        """Tokens of the schemas of tools, in any form that `bind_tools` takes."""
+        """Tokens of the JSON of the schemas of tools, in any form that `bind_tools` takes.
+
+        Raises:
+            ConfigurationError: One of them is no tool.
+        """
+        return sum(self.text(_JSON.encode(_schema(tool))) for tool in tools)
 
     def fitted(self, messages: Sequence[BaseMessage]) -> TokenCounter:
-        """The counter for a conversation: itself, unless what the provider reported says more."""
+        """The counter for a conversation: an estimate at the scale that its answers call for.
+
+        It is the largest ratio, from 1 to 4, of the output tokens in `usage_metadata` to the
+        estimate: so leaving messages out never makes the rest count more.
+        """
+        if self._encoded is not None or self._function is not None:
+            return self
+        bare = self if self._scale == 1.0 else TokenCounter()
+        scale = min(_MOST, max(map(bare._ratio, messages), default=1.0))
+        return self if scale == self._scale else TokenCounter(tools=self._tools, scale=scale)
+
+    def _ratio(self, message: BaseMessage) -> float:
+        usage = getattr(message, "usage_metadata", None)
+        if not usage or thinks(message):
+            return 1.0
+        thoughts = (usage.get("output_token_details") or {}).get("reasoning") or 0
+        estimated = self.message(message) - _FRAME
+        enough = estimated >= _MEASURABLE
+        return max(1.0, (usage["output_tokens"] - thoughts) / estimated) if enough else 1.0
+
+    def _calls(self, message: Any) -> int:
+        total = 0
+        if message.tool_calls or message.invalid_tool_calls:
+            for call in (*message.tool_calls, *message.invalid_tool_calls):
+                args = call["args"] if isinstance(call["args"], str) else _JSON.encode(call["args"])
+                total += _CALL + self.text(call["name"] or "") + self.text(args)
+        return total
+
+    def _blocks(self, blocks: Sequence[Any]) -> int:
+        """Text as text; images and files as langchain-core estimates them; no calls: see above."""
+        total = 0
+        for block in blocks:
+            given = {"text": block} if isinstance(block, str) else block
+            text = next((given[key] for key in _TEXTS if isinstance(given.get(key), str)), None)
+            if text is not None:
+                total += self.text(text)
+            elif given.get("type") not in CALL_BLOCKS:
+                total += count_tokens_approximately([HumanMessage([given])]) - _FRAME
+        return total
+
+
+Countable = str | Runnable[Any, Any] | Callable[..., int] | TokenCounter
+
+
+def token_counter(of: Countable | None = None) -> TokenCounter:
+    """The counter for a model, or of one's own.
+
+    Args:
+        of: None or `"approximate"`: an estimate, good for any model. The name of an OpenAI model:
+            its encoding. A chat model: by its name, an estimate if that is none of OpenAI's; tools
+            that are bound to it are a part of every request. A callable as langchain's
+            `trim_messages` takes: asked about one message at a time. A counter: itself.
+
+    Raises:
+        UnknownModel: No encoding is known for a model of that name.
+        ConfigurationError: It is none of these.
+    """
+    model, tools = _unbound(of)
+    if model is None or model == "approximate":
+        return TokenCounter()
+    if isinstance(model, str):
+        encoding = _encoding_name(model)
+        if encoding is None:
+            raise UnknownModel(
+                f"no encoding is known for the model {model!r}; pass 'approximate', a chat model, "
+                "a callable that counts the tokens of a list of messages, or a TokenCounter"
+            )
+        return TokenCounter(encoding)
+    if isinstance(model, BaseChatModel):
+        return TokenCounter(_encoding_name(_name_of(model)), tools=tools)
+    if isinstance(model, TokenCounter):
+        return model
+    expected = "'approximate', a model, its name, a callable over messages, or a TokenCounter"
+    instance("token_counter", model, Callable, expected)  # type: ignore[arg-type]
+    return TokenCounter(function=_over_lists(model))
+
+
+def count_tokens(
+    messages: Sequence[BaseMessage], counter: Countable | None = None, tools: Sequence[Any] = ()
+) -> int:
+    """Tokens of a request: its messages, the schemas of its tools, and what goes around them.
+
+    >>> count_tokens([HumanMessage("What is the capital of France?")], "gpt-4o")
+    14
+
+    Args:
+        messages: What the model is shown.
+        counter: See `token_counter`; to count again and again pass a counter.
+        tools: In any form that `bind_tools` takes.
+
+    Raises:
+        InvalidMessages: They are not messages.
+        UnknownModel: No encoding is known for a model of that name.
+        ConfigurationError: The counter is none, or a tool is none.
+    """
+    fitted = token_counter(counter).fitted(checked(messages, "the messages"))
+    return fitted.request + sum(map(fitted.message, messages)) + fitted.tools(tools)
+
+
+def context_window(of: str | Runnable[Any, Any]) -> int:
+    """How many tokens a model takes, by its `profile`; a name is looked up in langchain-openai.
+
+    Args:
+        of: A chat model, also with tools bound, or the name of an OpenAI model.
+
+    Raises:
+        UnknownModel: The model does not say, or the name is not known.
+        ConfigurationError: It is neither.
+    """
+    expected = "a chat model or the name of an OpenAI model, whose window is known"
+    model: Any = instance("the model", _unbound(of)[0], (str, BaseChatModel), expected)
+    if isinstance(model, str) and _encoding_name(model) is not None:
+        from langchain_openai import ChatOpenAI  # takes a second: only if a name is looked up
+
+        model = ChatOpenAI(model=_PROVIDER.sub("", model), api_key=lambda: "none")
+    tokens = (getattr(model, "profile", None) or {}).get("max_input_tokens")
+    if not isinstance(tokens, int) or tokens < 1:
+        raise UnknownModel(
+            f"how many tokens the model {_name_of(model)!r} takes is not known; pass tokens, or a "
+            "chat model with a profile: profile={'max_input_tokens': ...}"
+        )
+    return tokens
+
+
+def _over_lists(function: Callable[..., int]) -> Callable[..., int]:
+    """A function over lists; one whose parameter is annotated as a message takes them singly."""
+    try:
+        first = next(iter(inspect.signature(function).parameters.values()), None)
+    except (TypeError, ValueError):  # some builtins have no signature
+        first = None
+    single = first is not None and first.annotation in (BaseMessage, "BaseMessage")
+    return (lambda messages: function(messages[0])) if single else function
+
+
+def _schema(tool: Any) -> Any:
+    try:
+        return convert_to_openai_tool(tool)
+    except Exception as exc:
+        if isinstance(tool, Mapping):  # one that the provider runs, in its own form
+            return tool
+        raise ConfigurationError(
+            f"{tool!r:.80} is no tool ({exc}); expected what a model's bind_tools takes"
+        ) from exc
+
+
+# -- models and encodings
+
+_PROVIDER: Final = re.compile(r"^(openai|azure_openai|azure)[:/]")
+_FILES: Final = {
+    "o200k_base": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+    "cl100k_base": "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+}
+"""SHA-256 of the encodings' files, as in tiktoken_ext/openai_public.py."""
+_URL: Final = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
+_AT_ONCE: Final = 50_000  # characters: bpe-openai refuses a text of a million
+_REMEMBERED: Final = 1 << 16
+
+
+def _unbound(of: Any) -> tuple[Any, Sequence[Any]]:
+    """A model without what was bound to it, and the tools that were."""
+    tools: Sequence[Any] = ()
+    while isinstance(of, RunnableBinding):
+        of, tools = of.bound, tools or of.kwargs.get("tools") or ()
+    return of, tools
+
+
+def _name_of(model: Any) -> str:
+    """The name under which a chat model asks its provider, if it has one; a name itself."""
+    names = (getattr(model, attribute, model) for attribute in ("model_name", "model"))
+    return next((name for name in names if isinstance(name, str)), type(model).__name__)
+
+
+def _encoding_name(model: str) -> str | None:
+    from tiktoken import encoding_name_for_model  # here: only if a model is named
+
+    try:
+        name = encoding_name_for_model(_PROVIDER.sub("", model)).replace("harmony", "base")
+    except KeyError:
+        return None
+    return name if name in _FILES else None
+
+
+@cache
+def _loaded(encoding: str) -> Callable[[str], int] | None:
+    """Counts texts in an encoding, and remembers the counts; None if it is not installed."""
+    package = "tiktoken" if _has_file(encoding) else "bpe_openai"
+    with warnings.catch_warnings():  # bpe-openai reads its files in a deprecated way
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            module: Any = import_module(package)
+        except ImportError:
+            logging.getLogger("perdure").warning(
+                "tokens are estimated, not counted: the encoding %s is not installed. Expected "
+                "`pip install perdure[tokens]`, or token_counter('approximate')",
+                encoding,
+            )
+            return None
+        encode = module.get_encoding(encoding).encode_ordinary
+    counts: dict[int, int] = {}  # by the hash of a text: fresh copies of it count as known
+
+    def count(text: str) -> int:
+        key = hash(text)
+        found = counts.get(key)
+        if found is None:
+            starts = range(0, len(text), _AT_ONCE)
+            found = sum(len(encode(text[start : start + _AT_ONCE])) for start in starts)
+            if len(counts) >= _REMEMBERED:
+                counts.clear()
+            counts[key] = found
+        return found
+
+    return count
+
+
+def _has_file(encoding: str) -> bool:
+    """Whether tiktoken's cache has the file of an encoding, undamaged; else it would fetch it."""
+    folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
+    folder = os.path.join(tempfile.gettempdir(), "data-gym-cache") if folder is None else folder
+    file = Path(folder, hashlib.sha1(_URL.format(encoding).encode()).hexdigest())
+    if not folder or not file.is_file():
+        return False
+    return hashlib.sha256(file.read_bytes()).hexdigest() == _FILES[encoding]

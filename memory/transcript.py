@@ -15,7 +15,7 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from perdure.memory.quoting import undelimited
+from perdure.memory.quotation import undelimited
 from perdure.memory.shortening import middle_out
 
 TOOL_CHARS: Final = 2_000

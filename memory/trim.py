@@ -6,63 +6,56 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from itertools import islice
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, RemoveMessage
 from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import BudgetExceeded, ConfigurationError, InvalidMessages
 from perdure.memory.conversation import Messages, Turn, role
-from perdure.memory.counting import Countable, context_window, token_counter
-from perdure.memory.nodes import MODES, MessagesNode, Mode
-from perdure.memory.options import choice as check_choice
+from perdure.memory.nodes import MODES, MessagesNode, Mode, Shown
+from perdure.memory.options import choice, whole
 from perdure.memory.shortening import shortened
-from perdure.memory.shown import Shown
+from perdure.memory.tokens import Countable, TokenCounter, context_window
+from perdure.memory.tokens import token_counter as counter_of
 from perdure.memory.window import Measure, Strategy, Window, choose, one
 
-_STRATEGIES: Final = ("last", "first")
+End = Literal["human", "ai", "tool"]
+_ENDS: Final = ("human", "ai", "tool")
 
 
 def trim(
     *,
-    tokens: int | None = None,
-    messages: int | None = None,
-    turns: int | None = None,
-    fraction: float | None = None,
-    model: BaseChatModel | str | int | None = None,
-    counter: Countable | None = None,
-    tools: Sequence[Any] = (),
+    max_tokens: float | None = None,
+    max_messages: int | None = None,
+    token_counter: Countable | None = None,
     strategy: Strategy = "last",
+    end_on: End | Sequence[End] | None = None,
+    allow_partial: bool = False,
     mode: Mode = "view",
-    truncate: bool = False,
     messages_key: str = "messages",
 ) -> Trim:
-    """A node that keeps what fits: `trim(tokens=4_000)`.
+    """A node that keeps what fits: `trim(max_tokens=4_000)`, `trim(max_messages=20)`.
 
-    What it gives is always a valid sequence: the system message first (the newest, if there are
-    several), then a human message; a tool call with all its results or neither; never without the
-    newest human message. In the form of a view, what comes last is that human message or the
-    results of tools.
+    The words are those of langchain's `trim_messages`. The result is always a valid sequence: the
+    system message first (the newest, if there are several), then a human message (`include_system`
+    and `start_on="human"` there); a tool call with all its results or neither. A turn stays whole,
+    but for the newest, which may lose exchanges from its middle. The newest human message stays,
+    and so does the last of what follows it.
 
     Args:
-        tokens: What the request may take, its tools included.
-        messages: How many messages may stay, the system message included.
-        turns: How many turns stay, however long.
-        fraction: What the request may take of the model's window, above 0 and up to 1.
-        model: Whose window and tokens those are: a chat model, a model's name, or for a fraction
-            the window's size in tokens.
-        counter: What counts tokens, if not what fits the model; see `token_counter`.
-        tools: The tools that are bound to the model; their schemas take tokens too.
+        max_tokens: Tokens of the request; from above 0 to 1.0, a share of the model's window.
+        max_messages: Messages that may stay, the system message included.
+        token_counter: A chat model, also with tools bound, the name of an OpenAI model, or a
+            function over messages; None: an estimate. See `perdure.memory.token_counter`.
         strategy: `"last"` keeps the newest turns; `"first"` the oldest, and the newest human
-            message.
+            message with what follows it.
+        end_on: Leave out what follows the last message of this type, or of one of these.
+        allow_partial: Shorten in the middle what is too long and may not be left out; else that
+            raises `BudgetExceeded`.
         mode: `"view"`: the state keeps all, the model is shown the window (`llm_input_messages`).
             `"state"`: what does not fit is removed from the state; a perdure checkpointer's
-            history still has it. The order of the state stays: a system message that is not first
-            comes first only when it is shown.
-        truncate: Shorten the newest human message, or the newest results of tools, if these alone
-            are too long; else that is an error.
+            history still has it.
         messages_key: The channel of the messages.
 
     Raises:
@@ -71,46 +64,26 @@ def trim(
         BudgetExceeded: The tools alone take all the tokens; or, when it runs, what may not be left
             out takes more than is allowed.
     """
-    given = {"tokens": tokens, "messages": messages, "turns": turns, "fraction": fraction}
-    [(name, size)] = _only(given)
-    if name == "fraction":
-        if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size <= 1:
-            raise ConfigurationError(f"fraction is {size!r}; expected above 0 and up to 1")
-        if model is None:
-            raise ConfigurationError(
-                f"fraction is {size!r} of nothing: pass model=, a chat model or a window's size"
-            )
-        size = int(size * context_window(model))
-    elif isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigurationError(f"{name} is {size!r}; expected a whole number from 1 on")
-    if truncate and name in ("messages", "turns"):
-        raise ConfigurationError(f"truncate=True shortens to tokens; it cannot serve {name}=")
-    if strategy == "first" and name == "turns":
-        raise ConfigurationError("strategy='first' cannot serve turns=; use messages= or tokens=")
-    check_choice("strategy", strategy, _STRATEGIES)
-    check_choice("mode", mode, MODES)
-    if counter is None and not isinstance(model, int):
-        counter = model
-    return Trim(
-        name if name in ("messages", "turns") else "tokens",
-        size,
-        counter=counter,
-        tools=tools,
-        strategy=strategy,
-        mode=mode,
-        truncate=truncate,
-        messages_key=messages_key,
-    )
-
-
-def _only(given: dict[str, Any]) -> list[tuple[str, Any]]:
-    chosen = [(name, size) for name, size in given.items() if size is not None]
-    if len(chosen) != 1:
-        named = ", ".join(f"{name}={size!r}" for name, size in chosen) or "none"
+    if (max_tokens is None) == (max_messages is None):
         raise ConfigurationError(
-            f"one of tokens, messages, turns or fraction says how much stays; given: {named}"
+            f"max_tokens is {max_tokens!r}, max_messages is {max_messages!r}; expected one of them"
         )
-    return chosen
+    ends = (end_on,) if isinstance(end_on, str) else tuple(end_on or ())
+    for end in ends:
+        choice("end_on", end, _ENDS)
+    if ends and mode == "state":
+        raise ConfigurationError(
+            f"end_on is {end_on!r} in the mode 'state', where it would remove the newest answer; "
+            "expected None, or the mode 'view'"
+        )
+    choice("strategy", strategy, ("last", "first"))
+    choice("mode", mode, MODES)
+    size: Any = max_messages if max_tokens is None else max_tokens
+    if isinstance(size, float) and 0 < size <= 1:
+        size = int(size * context_window(token_counter))  # type: ignore[arg-type]
+    whole("max_messages" if max_tokens is None else "max_tokens", size, 1)
+    counter = None if max_tokens is None else counter_of(token_counter)
+    return Trim(size, counter, strategy, ends, allow_partial, mode, messages_key)
 
 
 class Trim(MessagesNode):
@@ -118,66 +91,60 @@ class Trim(MessagesNode):
 
     def __init__(
         self,
-        unit: str,
         size: int,
-        *,
-        counter: Countable | None,
-        tools: Sequence[Any],
+        counter: TokenCounter | None,
         strategy: Strategy,
+        ends: tuple[End, ...],
+        allow_partial: bool,
         mode: Mode,
-        truncate: bool,
         messages_key: str,
     ) -> None:
         super().__init__(messages_key)
-        self._unit, self._size = unit, size
-        self._counter = token_counter(counter)
-        self._strategy, self.mode, self._truncate = strategy, mode, truncate
-        self._fixed = self._fixed_with(tools)
+        self._size, self._counter, self._strategy, self._ends = size, counter, strategy, ends
+        self._partial, self.mode = allow_partial, mode
+        self._fixed = self._fixed_with(())
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether what is limited are tokens, and not messages or turns."""
-        return self._unit == "tokens"
+        """Whether tokens are limited, and not messages."""
+        return self._counter is not None
 
     def with_tools(self, tools: Sequence[Any]) -> Self:
-        """The same for a request with these tools, whatever tools it was told of before.
+        """The same for a request with these tools.
 
         Raises:
             BudgetExceeded: They alone take all the tokens.
         """
-        if self._unit != "tokens":
-            return self
         made = copy(self)
         made._fixed = self._fixed_with(tools)
         return made
 
     def _fixed_with(self, tools: Sequence[Any]) -> int:
-        fixed = self._counter.request + (self._counter.tools(tools) if tools else 0)
-        if self._unit == "tokens" and fixed >= self._size:
+        if self._counter is None:
+            return 0
+        fixed = self._counter.request + self._counter.tools(tools)
+        if fixed >= self._size:
             raise BudgetExceeded(
-                f"the request itself takes {fixed} tokens ({len(tools)} tools), {self._size} are "
+                f"the request itself takes {fixed} tokens, its tools included, {self._size} are "
                 "allowed: allow more, or bind fewer tools"
             )
         return fixed
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """What fits."""
-        if self._unit == "turns":
-            return replace(shown, turns=islice(shown.turns, self._size))
-        if self._unit == "messages":
-            return self._within(shown, self._size, one)
-        limit = self._size - self._fixed
-        fits = self._within(shown, limit, self._counter.message)
+        if self._ends:
+            shown = replace(shown, turns=_ending(shown.turns, self._ends))
+        if self._counter is None:
+            return self._within(shown, one)
+        fits = self._within(shown, self._counter.message)
         turns = list(fits.turns)
         fits = replace(fits, turns=iter(turns))
-        counter = self._counter.fitted([*fits.fixed(), *_said(turns)])
-        if counter is self._counter:
-            return fits
+        counter = self._counter.fitted([*fits.fixed(), *_messages(turns)])
         # by what its own answers took; never less, so it is a part of what fitted at first
-        return self._within(fits, limit, counter.message)
+        return fits if counter is self._counter else self._within(fits, counter.message)
 
     async def athrough(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """See `through`; in a thread, for what was never counted may be long."""
+        """See `through`; in a thread, since counting long messages takes long."""
         return await asyncio.to_thread(self.through, shown, state, config)
 
     async def aupdate(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
@@ -194,46 +161,75 @@ class Trim(MessagesNode):
             return {}  # nobody has asked anything yet
         return removals(messages, kept, self.messages_key)
 
-    def _within(self, shown: Shown, limit: int, measure: Measure) -> Shown:
-        window = choose(shown, limit, measure, self._strategy)
+    def _within(self, shown: Shown, measure: Measure) -> Shown:
+        window = choose(shown, self._size - self._fixed, measure, self._strategy)
         if window.over <= 0:
             return replace(shown, turns=iter(window.turns))
-        if not self._truncate:
-            raise self._too_long(shown, window, measure)
-        return self._shortened(shown, window, measure)
-
-    def _shortened(self, shown: Shown, window: Window, measure: Measure) -> Shown:
-        """What is needed, its longest messages cut to one length, so that all of it fits."""
         needed = [message for unit in window.needed for message in unit.messages]
         left = sum(map(measure, needed)) - window.over
-        made = _level(needed, left, measure)
-        if made is None:
-            raise self._too_long(shown, window, measure)
-        cut = {id(message): new for message, new in zip(needed, made, strict=True)}
+        cut = _level(needed, left, measure) if self._partial and self.counts_tokens else None
+        if cut is None:
+            raise self._too_long([*shown.fixed(), *needed], window, measure)
+        cuts = iter(cut)
         units = [
-            unit._replace(messages=tuple(cut[id(message)] for message in unit.messages))
+            unit._replace(messages=tuple(next(cuts) for _ in unit.messages))
             for unit in window.needed
         ]
         return replace(shown, turns=iter([window.turns[0]._replace(units=units)]))
 
-    def _too_long(self, shown: Shown, window: Window, measure: Measure) -> BudgetExceeded:
-        parts = [*shown.fixed(), *(m for unit in window.needed for m in unit.messages)]
-        listed = ", ".join(f"{message.type} message {measure(message)}" for message in parts)
-        if self._unit == "tokens":
+    def _too_long(
+        self, messages: list[BaseMessage], window: Window, measure: Measure
+    ) -> BudgetExceeded:
+        unit, advice = "messages", "allow more messages"
+        listed = ", ".join(f"{message.type} message {measure(message)}" for message in messages)
+        if self.counts_tokens:
+            unit, advice = (
+                "tokens",
+                "allow more, clear old tool outputs, or pass allow_partial=True",
+            )
             listed += f", the request itself {self._fixed}"
-        advice = (
-            "allow more messages"
-            if self._unit == "messages"
-            else "allow more, clear old tool outputs, or pass truncate=True"
-        )
         return BudgetExceeded(
-            f"what may not be left out takes {self._size + window.over} {self._unit}, "
-            f"{self._size} are allowed ({listed}): {advice}"
+            f"what may not be left out takes {self._size + window.over} {unit}, {self._size} are "
+            f"allowed ({listed}): {advice}"
         )
 
 
-def _said(turns: list[Turn]) -> Iterator[BaseMessage]:
+def removals(messages: Messages, kept: list[BaseMessage], key: str) -> dict[str, Any]:
+    """The update that leaves in the state what is kept of its messages, or stands for one of them.
+
+    Removals are by id, so what other nodes add at the same time stays. The order is the state's.
+
+    Raises:
+        InvalidMessages: Messages have no ids, or share one.
+    """
+    places = {id(message): place for place, message in enumerate(messages)}
+    by_id = {message.id: place for place, message in enumerate(messages)}
+    stays = {places.get(id(message), by_id.get(message.id, -1)) for message in kept}
+    changed = [message for message in kept if id(message) not in places]
+    gone = [message for place, message in enumerate(messages) if place not in stays]
+    if not gone and not changed:
+        return {}
+    if None in by_id or len(by_id) < len(messages):
+        raise InvalidMessages(
+            f"the channel {key!r} has messages without ids of their own; give it a reducer that "
+            "assigns them: perdure.memory.messages, or add_messages"
+        )
+    return {key: [*(RemoveMessage(id=str(message.id)) for message in gone), *changed]}
+
+
+def _messages(turns: list[Turn]) -> Iterator[BaseMessage]:
     return (message for turn in turns for unit in turn.units for message in unit.messages)
+
+
+def _ending(turns: Iterator[Turn], ends: tuple[End, ...]) -> Iterator[Turn]:
+    """The turns, newest first, without what follows the last message of one of these types."""
+    for turn in turns:
+        units = list(turn.units)
+        while units and role(units[-1].messages[-1]) not in ends:
+            units.pop()
+        if units:
+            yield turn._replace(units=units)
+            yield from turns
 
 
 def _level(messages: list[BaseMessage], left: int, measure: Measure) -> list[BaseMessage] | None:
@@ -267,26 +263,3 @@ def _height(costs: list[int], over: int) -> int:
         if count == len(costs) or height >= costs[count]:
             return max(height, 0)
     return 0
-
-
-def removals(messages: Messages, kept: list[BaseMessage], key: str) -> dict[str, Any]:
-    """The update that leaves in the state what is kept of its messages, or stands for one of them.
-
-    By id, so that what other nodes add at the same time stays. The order is that of the state.
-
-    Raises:
-        InvalidMessages: Messages have no ids, or share one.
-    """
-    places = {id(message): place for place, message in enumerate(messages)}
-    by_id = {message.id: place for place, message in enumerate(messages)}
-    stays = {places.get(id(message), by_id.get(message.id, -1)) for message in kept}
-    changed = [message for message in kept if id(message) not in places]
-    gone = [message for place, message in enumerate(messages) if place not in stays]
-    if not gone and not changed:
-        return {}
-    if None in by_id or len(by_id) < len(messages):
-        raise InvalidMessages(
-            f"the channel {key!r} has messages without ids of their own; give it a reducer that "
-            "assigns them: perdure.memory.messages, or add_messages"
-        )
-    return {key: [*(RemoveMessage(id=str(message.id)) for message in gone), *changed]}

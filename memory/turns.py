@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
@@ -19,14 +18,10 @@ from perdure.memory.store_adapter import StoreAdapter, memory_of, put_of
 from perdure.memory.thread_messages import ThreadMessage
 from perdure.memory.watermarks import TURNS
 from perdure.stores.base import Namespace, PutItem
+from perdure.stores.chunking import chunks
 
 UNTIL: Final = "until"
 """The field of a turn's value that says since when it does not hold any more (ISO 8601, UTC)."""
-_BREAKS: Final = (
-    re.compile(r"\n\s*\n"),
-    re.compile(r"\n|[.!?\u2026][\"'\u201d\u2019)\]]*\s|[\u3002\uff01\uff1f][\u300d\u300f\u201d]*"),
-    re.compile(r"\s"),
-)
 
 
 class TurnExtractor:
@@ -36,7 +31,7 @@ class TurnExtractor:
     Search reads each such memory together with its neighbours in the thread.
 
     Args:
-        max_chars: A longer message is cut into chunks of at most so many characters.
+        max_words: A longer message is cut into chunks of at most so many words.
         max_chunks: How many chunks of a message are kept; the rest is reported as refused.
         tools: Whether results of tools are remembered too.
 
@@ -46,10 +41,8 @@ class TurnExtractor:
 
     name = TURNS
 
-    def __init__(
-        self, *, max_chars: int = 1_500, max_chunks: int = 40, tools: bool = False
-    ) -> None:
-        self.max_chars = whole("max_chars", max_chars, 1)
+    def __init__(self, *, max_words: int = 250, max_chunks: int = 40, tools: bool = False) -> None:
+        self.max_words = whole("max_words", max_words, 1)
         self.max_chunks = whole("max_chunks", max_chunks, 1)
         self._roles = ("user", "assistant", "tool") if tools else ("user", "assistant")
 
@@ -63,15 +56,14 @@ class TurnExtractor:
         revisions: list[Revision] = []
         outcomes: list[Outcome] = []
         for message in batch.messages:
-            texts, left_out = chunks(message.text, self.max_chars, self.max_chunks)
-            if not self._is_kept(message):
-                texts, left_out = [], 0
+            texts = chunks(message.text, self.max_words, 0) if self._is_kept(message) else []
+            left_out, texts = len(texts[self.max_chunks :]), texts[: self.max_chunks]
             for number, text in enumerate(texts):
                 key = turn_key(batch.thread_id, message.id, number)
                 candidate = batch.candidate([message], f"{message.actor}: {text}", TURN)
                 additions[key] = Addition(key, candidate)
             if left_out:
-                reason = f"the message is long: {left_out:,} characters of its end are left out"
+                reason = f"the message is long: {left_out:,} chunks of its end are left out"
                 key = turn_key(batch.thread_id, message.id, self.max_chunks)
                 outcomes.append(Outcome("refused", key, reason, "length"))
             if message.id in batch.edited:
@@ -138,39 +130,3 @@ def _turns(
         turns += map(memory_of, there.values())
         message_ids, number = list(there), number + 1
     return turns
-
-
-def chunks(text: str, limit: int, most: int) -> tuple[list[str], int]:
-    """A text in chunks that end where a paragraph, a sentence or a word does.
-
-    Args:
-        text: The text.
-        limit: Characters of a chunk.
-        most: How many chunks.
-
-    Returns:
-        The chunks, and how many characters of the text's end are in none of them.
-
-    >>> chunks("One thing. Another thing.", 12, 9)
-    (['One thing.', 'Another', 'thing.'], 0)
-    >>> chunks("One thing. Another thing.", 12, 1)
-    (['One thing.'], 14)
-    """
-    found: list[str] = []
-    rest = text.strip()
-    while rest and len(found) < most:
-        cut = _cut(rest[: limit + 1], limit)
-        found.append(rest[:cut].rstrip())
-        rest = rest[cut:].lstrip()
-    return found, len(rest)
-
-
-def _cut(window: str, limit: int) -> int:
-    if len(window) <= limit:
-        return len(window)
-    for each in _BREAKS:
-        ends = [match.end() for match in each.finditer(window)]
-        fitting = [end for end in ends if len(window[:end].rstrip()) <= limit]
-        if fitting and fitting[-1] >= limit / 2:  # an earlier end makes chunks of a few words
-            return fitting[-1]
-    return limit

@@ -26,7 +26,7 @@ from perdure.memory.learner import Learner
 from perdure.memory.model_call import ModelCall, fault_of, model_call, text_of
 from perdure.memory.nodes import channel, checked
 from perdure.memory.options import choice, text, whole
-from perdure.memory.quoting import fenced
+from perdure.memory.quotation import fenced
 from perdure.memory.structured import Insisting, Refused, Tally
 from perdure.memory.summary import ON_FAILURE, OnFailure
 from perdure.memory.transcript import newest, units_of

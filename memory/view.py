@@ -1,65 +1,90 @@
-"""What the model is shown: the parts of short-term memory, one upon the other."""
+"""What the model is shown: the parts of short-term memory, each applied to what the last left."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import ConfigurationError
-from perdure.memory.nodes import MessagesNode
-from perdure.memory.shown import Shown
-from perdure.memory.update_instructions import UpdateInstructions
+from perdure.memory.learner import Learner
+from perdure.memory.nodes import MessagesNode, Shown
+from perdure.memory.options import instance
+
+_EXPECTED = "parts like trim(max_tokens=4_000)"
+
+
+@runtime_checkable
+class LooksAhead(Protocol):
+    """A part that has to know what the parts after it leave, like `use_memories`."""
+
+    def followed_by(self, parts: Sequence[MessagesNode]) -> MessagesNode:
+        """The same before these parts of a view."""
 
 
 def view(*parts: MessagesNode) -> View:
-    """A node that shows the model what is left after each part in turn.
+    """A node that shows the model what each part in turn leaves.
 
-    `view(summary, clear_tool_outputs(), trim(tokens=4_000))` shows the summary and what it does not
-    cover, without bulky old results, cut to 4,000 tokens. The part that cuts comes last: what
-    follows it could pass its budget. The state stays as it is, whatever the modes of the parts.
+    `view(summary, use_memories(), trim(max_tokens=4_000))` shows the summary, the messages that it does
+    not cover and the memories that answer them, cut to 4,000 tokens. The part that cuts comes last.
+    The state stays as it is, whatever the modes of the parts.
 
     Raises:
-        ConfigurationError: There is no part, one is no node of perdure's, or they read different
+        ConfigurationError: There is no part, one is not a part of a view, or they read different
             channels.
     """
-    if not parts:
-        raise ConfigurationError("a view has no parts; expected nodes like trim(tokens=4_000)")
-    for part in parts:
-        if isinstance(part, UpdateInstructions):
+    for part in parts or (None,):
+        if isinstance(part, Learner):
             raise ConfigurationError(
-                "update_instructions() shows the model nothing, so it is no part of a view; "
-                "expected use_instructions() there, and that as a node of its own after the answer"
+                f"{type(part).__name__} shows the model nothing, so it is no part of a view; add "
+                "it to the graph as a node after the answer"
             )
-        if not isinstance(part, MessagesNode):
-            raise ConfigurationError(
-                f"a part of the view is {part!r:.80}; expected nodes like trim(tokens=4_000)"
-            )
-    keys = {part.messages_key for part in parts}
+        instance("a part of the view", part, MessagesNode, _EXPECTED)
+    keys = sorted({part.messages_key for part in parts})
     if len(keys) > 1:
-        raise ConfigurationError(
-            f"the parts of the view read the channels {sorted(keys)}; expected one"
-        )
-    return View(parts, keys.pop())
+        raise ConfigurationError(f"the parts of the view read the channels {keys}; expected one")
+    return View(parts, keys[0])
+
+
+def parts_of(nodes: Sequence[MessagesNode]) -> list[MessagesNode]:
+    """The parts of nodes in order: of a view those of it, of another node the node itself."""
+    return [
+        part
+        for node in nodes
+        for part in (parts_of(node.parts) if isinstance(node, View) else [node])
+    ]
+
+
+def changes_state(part: MessagesNode) -> bool:
+    """Whether a part does more than to show: it removes from the state, or summarises it."""
+    return getattr(part, "mode", "view") == "state" or hasattr(part, "is_due")
 
 
 class View(MessagesNode):
     """See `view`, which makes it."""
 
-    def __init__(self, parts: tuple[MessagesNode, ...], messages_key: str) -> None:
+    def __init__(self, parts: Sequence[MessagesNode], messages_key: str) -> None:
         super().__init__(messages_key)
-        self.parts = parts
+        self.parts = tuple(
+            part.followed_by(parts[number:]) if isinstance(part, LooksAhead) else part
+            for number, part in enumerate(parts, 1)
+        )
+
+    def followed_by(self, parts: Sequence[MessagesNode]) -> View:
+        """The same as a part of another view, before these."""
+        made = copy(self)
+        ahead = View([*self.parts, *parts], self.messages_key).parts
+        made.parts = ahead[: len(self.parts)]
+        return made
 
     def with_tools(self, tools: Sequence[Any]) -> Self:
         """See `MessagesNode.with_tools`."""
-        made = copy(self)
-        made.parts = tuple(part.with_tools(tools) for part in self.parts)
-        return made
+        return type(self)([part.with_tools(tools) for part in self.parts], self.messages_key)
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """What the parts make of what is shown, one upon the other."""
+        """What the parts leave, one after the other."""
         for part in self.parts:
             shown = part.through(shown, state, config)
         return shown

@@ -140,9 +140,9 @@ class Watermark:
         attempts = self.attempts + 1
         return replace(self, attempts=attempts, failed_at=at, failed_head=head, error=error)
 
-    def set_back(self, read: int) -> Watermark:
-        """The watermark of a thread to be read again; so many of its read messages are left."""
-        return replace(self, known=(), count=0, next=max(0, self.next - read), checkpoint_id=None)
+    def set_back(self) -> Watermark:
+        """The watermark of a thread that is to be read again; positions go on growing."""
+        return replace(self, known=(), count=0, checkpoint_id=None)
 
     def same_as(self, other: Watermark) -> bool:
         """Whether the same messages were read, whatever the version of the note."""

@@ -13,7 +13,7 @@ from typing import Literal
 from langchain_core.messages import BaseMessage
 
 from perdure.memory.conversation import Turn, Unit
-from perdure.memory.shown import Shown
+from perdure.memory.nodes import Shown
 
 Strategy = Literal["last", "first"]
 Measure = Callable[[BaseMessage], int]
@@ -58,7 +58,7 @@ def choose(shown: Shown, limit: int, measure: Measure, strategy: Strategy = "las
     needed = units[:1] if len(units) == 1 else [units[0], units[-1]]
     left -= _cost(needed, measure)
     if left < 0:
-        return Window([Turn(needed, newest.said)], needed, -left)
+        return Window([Turn(needed, newest.messages)], needed, -left)
     if strategy == "first":
         return Window(_first(newest, list(shown.turns), needed, left, measure), needed, -left)
     return Window(_last(newest, shown.turns, needed, left, measure), needed, -left)
@@ -71,7 +71,7 @@ def _last(
     for unit in reversed(newest.units[1:-1]):
         left -= _cost([unit], measure)
         if left < 0:
-            return [Turn([needed[0], *reversed(kept), *needed[1:]], newest.said)]
+            return [Turn([needed[0], *reversed(kept), *needed[1:]], newest.messages)]
         kept.append(unit)
     taken = [newest]
     for turn in older:
@@ -89,7 +89,7 @@ def _first(
     for turn in reversed(older):
         left -= _cost(turn.units, measure)
         if left < 0:
-            return [Turn(needed, newest.said), *reversed(taken)]
+            return [Turn(needed, newest.messages), *reversed(taken)]
         taken.append(turn)
     units = [needed[0]]
     for unit in newest.units[1:-1]:
@@ -97,7 +97,7 @@ def _first(
         if left < 0:
             break
         units.append(unit)
-    return [Turn([*units, *needed[1:]], newest.said), *reversed(taken)]
+    return [Turn([*units, *needed[1:]], newest.messages), *reversed(taken)]
 
 
 def _cost(units: list[Unit], measure: Measure) -> int:

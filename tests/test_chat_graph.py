@@ -28,6 +28,7 @@ from perdure.graphs.configured import TOKENS
 from perdure.graphs.responder import NOTICE
 from perdure.memory import (
     Instructions,
+    remember_turns,
     summarize,
     token_counter,
     trim,
@@ -37,7 +38,7 @@ from perdure.memory import (
 from perdure.stores import SQLiteStore
 from tests.openai_server import Failure, OpenAIServer
 
-THREAD: Any = {"configurable": {"thread_id": "t"}}
+THREAD: Any = {"configurable": {"thread_id": "t", "user_id": "ann"}}
 
 
 def client(server: OpenAIServer) -> ChatOpenAI:
@@ -119,7 +120,9 @@ def test_a_window_bounds_what_the_model_is_shown(size: int, file_saver: SQLiteCh
     """The model is shown whole turns within the window; the state and history keep everything."""
     turns = 6
     with OpenAIServer([f"a{n}" for n in range(turns)]) as server:
-        graph = chat_graph(client(server), checkpointer=file_saver, window=trim(messages=size))
+        graph = chat_graph(
+            client(server), checkpointer=file_saver, memory=[trim(max_messages=size)]
+        )
         for n in range(turns):
             out = graph.invoke(says(f"q{n}"), THREAD)
     shown = [[text for _, text in server.shown(n)] for n in range(turns)]
@@ -133,8 +136,8 @@ def test_a_window_bounds_what_the_model_is_shown(size: int, file_saver: SQLiteCh
 def test_a_window_of_the_state_leaves_the_rest_to_history(file_saver: SQLiteCheckpointer) -> None:
     """What is cut is no longer in the state; history has it, and says that it is not seen."""
     with OpenAIServer([f"a{n}" for n in range(4)]) as server:
-        window = trim(messages=3, mode="state")
-        graph = chat_graph(client(server), checkpointer=file_saver, window=window)
+        window = trim(max_messages=3, mode="state")
+        graph = chat_graph(client(server), checkpointer=file_saver, memory=[window])
         for n in range(4):
             out = graph.invoke(says(f"q{n}"), THREAD)
 
@@ -147,7 +150,7 @@ def test_a_window_of_the_state_leaves_the_rest_to_history(file_saver: SQLiteChec
 def test_a_system_message_is_shown_first(file_saver: SQLiteCheckpointer) -> None:
     """It stays, however short the window."""
     with OpenAIServer(["fine", "well"]) as server:
-        graph = chat_graph(client(server), checkpointer=file_saver, window=trim(messages=2))
+        graph = chat_graph(client(server), checkpointer=file_saver, memory=[trim(max_messages=2)])
         graph.invoke({"messages": [SystemMessage("be brief"), HumanMessage("hi")]}, THREAD)
         graph.invoke(says("again"), THREAD)
 
@@ -164,7 +167,7 @@ def test_a_window_leaves_tool_calls_with_their_results(file_saver: SQLiteCheckpo
         ToolMessage("found", tool_call_id="c1"),
     ]
     with OpenAIServer(["it is so", "yes"]) as server:
-        graph = chat_graph(client(server), checkpointer=file_saver, window=trim(messages=3))
+        graph = chat_graph(client(server), checkpointer=file_saver, memory=[trim(max_messages=3)])
         graph.invoke({"messages": told}, THREAD)
         graph.invoke(says("sure?"), THREAD)
 
@@ -203,10 +206,12 @@ def test_a_chat_with_summary_instructions_and_a_window(tmp_path: Path, colour: s
                 model,
                 checkpointer=saver,
                 store=store,
-                window=trim(messages=6),
-                summary=summarize(model, when={"messages": 6}, keep_turns=1),
-                instructions=use_instructions(learned),
-                reflection=update_instructions(model, learned),
+                memory=[
+                    use_instructions(learned),
+                    summarize(model, trigger=("messages", 6), keep=("messages", 1)),
+                    trim(max_messages=6),
+                    update_instructions(model, learned),
+                ],
             )
             config: Any = {"configurable": {"thread_id": "t", "user_id": "ann"}}
             for text in said:
@@ -236,8 +241,8 @@ def test_a_summary_is_made_only_when_it_is_due(file_saver: SQLiteCheckpointer) -
     """A turn without one is a superstep of input and one of the answer."""
     with OpenAIServer(replies) as server:
         model = client(server)
-        summary = summarize(model, when={"messages": 6}, keep_turns=1)
-        graph = chat_graph(model, checkpointer=file_saver, summary=summary)
+        summary = summarize(model, trigger=("messages", 6), keep=("messages", 1))
+        graph = chat_graph(model, checkpointer=file_saver, memory=[summary])
         steps = []
         for n in range(3):
             graph.invoke(says(f"q{n}"), THREAD)
@@ -267,7 +272,7 @@ def test_the_asynchronous_graph_answers_and_streams(tmp_path: Path) -> None:
     async def talk(server: OpenAIServer) -> list[str]:
         async with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
             graph = chat_graph(
-                client(server), checkpointer=saver, window=trim(messages=3, mode="state")
+                client(server), checkpointer=saver, memory=[trim(max_messages=3, mode="state")]
             )
             await graph.ainvoke(says("one"), THREAD)
             stream: Any = graph.astream(says("two"), THREAD, stream_mode="messages")
@@ -285,7 +290,7 @@ def test_after_an_error_of_the_model_the_turn_can_be_finished(tmp_path: Path) ->
     with OpenAIServer(["fine", Failure(400, "out of order"), "back again"]) as server:
         with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
             graph = chat_graph(
-                client(server), checkpointer=saver, window=trim(messages=5, mode="state")
+                client(server), checkpointer=saver, memory=[trim(max_messages=5, mode="state")]
             )
             graph.invoke(says("one"), THREAD)
             with pytest.raises(openai.APIStatusError, match="out of order"):
@@ -293,7 +298,7 @@ def test_after_an_error_of_the_model_the_turn_can_be_finished(tmp_path: Path) ->
             before = history(saver)
         with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
             graph = chat_graph(
-                client(server), checkpointer=saver, window=trim(messages=5, mode="state")
+                client(server), checkpointer=saver, memory=[trim(max_messages=5, mode="state")]
             )
             waiting = graph.get_state(THREAD).next
             out = graph.invoke(None, THREAD)
@@ -317,15 +322,18 @@ def test_a_stream_of_messages_has_the_answers_and_nothing_else(
         model = client(server)
         learned = Instructions(store, default="SECRET RULES")
         mode: Any = "state" if options == "summary" else "view"
-        summary = summarize(model, when={"messages": 4}, keep_turns=1, mode=mode)
+        summary = summarize(model, trigger=("messages", 4), keep=("messages", 1), mode=mode)
+        window = trim(max_messages=4, mode="state" if options == "window" else "view")
         graph = chat_graph(
             model,
             checkpointer=file_saver,
             store=store,
-            window=trim(messages=4, mode="state" if options == "window" else "view"),
-            summary=None if options == "window" else summary,
-            instructions=use_instructions(learned),
-            reflection=update_instructions(model, learned),
+            memory=[
+                use_instructions(learned),
+                *([] if options == "window" else [summary]),
+                window,
+                update_instructions(model, learned),
+            ],
         )
         chunks: list[Any] = []
         for n in range(5):
@@ -344,18 +352,17 @@ def test_a_stream_of_messages_has_the_answers_and_nothing_else(
 
 def everything(model: Any, saver: Any, store: SQLiteStore, *, window: bool) -> Any:
     learned = Instructions(store)
-    return chat_graph(
-        model,
-        checkpointer=saver,
-        window=trim(messages=3, mode="state") if window else trim(messages=9),
-        summary=None if window else summarize(model, when={"messages": 4}, keep_turns=1),
-        instructions=use_instructions(learned),
-        reflection=update_instructions(model, learned),
-    )
+    shortens: list[Any] = [trim(max_messages=3, mode="state")]
+    if not window:
+        summary = summarize(model, trigger=("messages", 4), keep=("messages", 1))
+        shortens = [summary, trim(max_messages=9)]
+    learns = [remember_turns(), update_instructions(model, learned)]
+    memory = [use_instructions(learned), *shortens, *learns]
+    return chat_graph(model, memory=memory, checkpointer=saver, store=store)
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
-@pytest.mark.parametrize("name", ["respond", "reflect", "summarize", "trim"])
+@pytest.mark.parametrize("name", ["respond", "remember", "reflect", "summarize", "trim"])
 def test_a_chat_stopped_before_a_node_goes_on(tmp_path: Path, name: str, colour: str) -> None:
     """In a reopened file, to the state of a chat that was not stopped."""
 
@@ -397,17 +404,19 @@ class Asking(QuotingResponder):
         return ChatResult(generations=[ChatGeneration(message=AIMessage(f"You said {said}."))])
 
 
-@pytest.mark.parametrize("window", [trim(messages=3, mode="state"), trim(messages=3), None])
+@pytest.mark.parametrize(
+    "window", [[trim(max_messages=3, mode="state")], [trim(max_messages=3)], []]
+)
 def test_a_model_that_asks_a_human_is_resumed_with_the_answer(window: Any, tmp_path: Path) -> None:
     """The question of the turn is stored once, and the turn ends as any other."""
     for n in range(3):
         with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
-            out: Any = chat_graph(Asking(), checkpointer=saver, window=window).invoke(
+            out: Any = chat_graph(Asking(), checkpointer=saver, memory=window).invoke(
                 says(f"q{n}"), THREAD
             )
             assert [asked.value for asked in out["__interrupt__"]] == ["May I answer?"]
         with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
-            graph = chat_graph(Asking(), checkpointer=saver, window=window)
+            graph = chat_graph(Asking(), checkpointer=saver, memory=window)
             assert graph.get_state(THREAD).next == ("respond",)
             out = graph.invoke(Command(resume=f"yes {n}"), THREAD)
             said = history(saver)
@@ -422,18 +431,17 @@ def test_a_model_that_asks_a_human_is_resumed_with_the_answer(window: Any, tmp_p
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"summary": trim(turns=1)}, r"summary is .*Trim.* expected summarize\(…\)"),
-        ({"window": 20}, r"window is 20; expected trim\(…\)"),
-        ({"window": "state"}, "window is 'state'"),
-        ({"instructions": "Be kind."}, "instructions is 'Be kind.'; expected use_instructions"),
-        ({"reflection": trim(turns=1)}, "reflection is .* expected update_instructions"),
-        ({"model": "gpt-4o"}, "model is 'gpt-4o'; expected a langchain chat model"),
+        ({"memory": trim(max_messages=1)}, "memory is .*Trim.* expected a list of parts"),
+        ({"memory": ["Be kind."]}, "a part of the memory is 'Be kind.'; expected parts like"),
+        ({"model": 20}, "model is 20; expected a langchain chat model, or a name"),
         (
             {
-                "window": trim(turns=2, mode="state"),
-                "summary": summarize(QuotingResponder(), when={"messages": 9}),
+                "memory": [
+                    trim(max_messages=2, mode="state"),
+                    summarize(QuotingResponder(), trigger=("messages", 9)),
+                ]
             },
-            "window .* summary has not read yet; expected the window in the mode 'view'",
+            "Trim .* not summarised yet; expected the mode 'view'",
         ),
     ],
 )
@@ -470,11 +478,13 @@ def unconfigured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_loaders_find_the_graphs() -> None:
     """One is a compiled graph, one is made for the settings; without a model both say so."""
     found = loaded()
-    chats = [found["chat"], found["memory_chat"]({}), module_graph]
-    for graph in (*chats, found["memory_agent"]({})):
-        assert isinstance(graph, CompiledStateGraph)
-    for graph in chats:
-        assert NOTICE in texts(graph.invoke(says("hi")))[-1]
+    chats = [found["chat"], found["memory_chat"]({}), found["memory_agent"]({}), module_graph]
+    with SQLiteStore.open(":memory:", index=None) as store:
+        for graph in chats:
+            assert isinstance(graph, CompiledStateGraph)
+            graph.store = store
+            assert NOTICE in texts(graph.invoke(says("hi"), THREAD))[-1]
+            graph.store = None
 
 
 @pytest.mark.usefixtures("unconfigured")
@@ -483,11 +493,11 @@ def test_the_configured_graph_keeps_its_window_and_summarises(
 ) -> None:
     """The model is that of the settings; history keeps what the summary stands for."""
     count = token_counter(None)
-    with OpenAIServer(replies) as server:
+    with OpenAIServer(replies) as server, SQLiteStore.open(":memory:", index=None) as store:
         monkeypatch.setenv("PERDURE_MODEL", "scripted")
         monkeypatch.setenv("PERDURE_BASE_URL", server.base_url)
         graph = loaded()["memory_chat"]({})
-        graph.checkpointer = file_saver
+        graph.checkpointer, graph.store = file_saver, store
         for n in range(5):
             out = graph.invoke(says(f"q{n} " + "train " * 1_800), THREAD)
 

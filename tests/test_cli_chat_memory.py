@@ -15,7 +15,7 @@ import pytest
 
 from perdure.errors import ModelFailed
 from tests.exports import CONVERSATIONS, EXPORT
-from tests.memory_commands import attempt, read, recalled, run, texts
+from tests.memory_commands import attempt, read, run, texts
 from tests.openai_server import PATIENCE, Failure, Held, OpenAIServer
 from tests.test_cli_chat import COMMAND, environment, use
 
@@ -44,7 +44,7 @@ def tells(body: dict[str, Any]) -> str:
     if found is None:
         return "I remember nothing."
     first = json.loads(found[0])
-    return f"In {first['thread']}, on {first['on']}: {first['memory']}"
+    return f"In {first.get('thread')}, on {first['on']}: {first['memory']}"
 
 
 def chat(thread: str, text: str, *options: str) -> str:
@@ -108,7 +108,7 @@ def test_each_user_is_shown_their_own(server: OpenAIServer) -> None:
     assert "user: My cat is called Pixel" in texts("--user", "ann")
 
 
-# -- what is formed, and when
+# -- what is remembered, and when
 
 
 def test_without_memory_nothing_is_kept_or_shown(server: OpenAIServer) -> None:
@@ -117,18 +117,11 @@ def test_without_memory_nothing_is_kept_or_shown(server: OpenAIServer) -> None:
     chat("one", "What is my cat called?", "--no-memory")
 
     assert shown(server) == ""
-    assert texts() == ["My cat is called Pixel"]
-    assert read("jobs") == []
+    chat("two", "hello")
 
-
-def test_what_is_left_for_a_worker_is_recalled(server: OpenAIServer) -> None:
-    """--later forms nothing: the thread waits, and what was said on it is shown all the same."""
-    chat("one", "My cat is called Pixel", "--later")
-    chat("two", "What is my cat called?", "--later")
-
-    assert texts() == []
-    assert "My cat is called Pixel" in shown(server)
-    assert sorted(job["thread_id"] for job in read("jobs")) == ["one", "two"]
+    assert "My cat is called Pixel" in texts()
+    assert "user: What is my cat called?" not in texts()
+    assert "one" not in [job["thread_id"] for job in read("jobs")]
 
 
 def test_a_question_without_an_answer_is_remembered(
@@ -144,7 +137,7 @@ def test_a_question_without_an_answer_is_remembered(
 
 
 def test_a_chat_that_was_killed_is_remembered(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGKILL while the model thinks: what was said is recalled, and formed by the next chat."""
+    """SIGKILL while the model thinks: the next chat, on any thread, extracts what was said."""
     let_go = threading.Event()
     with OpenAIServer(["noted", Held("too late", let_go), "hello"]) as server:
         use(monkeypatch, server)
@@ -164,25 +157,13 @@ def test_a_chat_that_was_killed_is_remembered(db: Path, monkeypatch: pytest.Monk
         killed.kill()
         killed.wait()
         let_go.set()
-        waiting = recalled("What are my cat and my dog called?"), texts()
+        before = texts()
         chat("two", "What is my dog called?")
 
-    assert "user: And my dog Comma" in waiting[0]
-    assert waiting[1] == []
+    assert before == ["user: My cat is called Pixel"]
     assert "And my dog Comma" in shown(server)
     assert sorted(texts())[-3:] == [
         "user: And my dog Comma",
         "user: My cat is called Pixel",
         "user: What is my dog called?",
     ]
-
-
-def test_a_thread_that_was_deleted_waits_no_more() -> None:
-    """The next chat takes back the note on it and goes on."""
-    chat("one", "My cat is called Pixel", "--later")
-    run("delete", "one", "--yes")
-    left = [job["thread_id"] for job in read("jobs")]
-    chat("two", "hello")
-
-    assert left == ["one"]
-    assert read("jobs") == []

@@ -12,7 +12,6 @@ from tests.memory_commands import attempt, line_of, read, rows, run
 
 RIGHT = line_of(question="Where does Ann live?", expected="lives in Ghent")
 KEYED = line_of(question="What does Ann like?", expected={"key": "likes"})
-EITHER = line_of(question="What does Ann teach?", expected={"any": ["chemistry", "physics"]})
 WRONG = line_of(question="Who is Bob?", expected=["a brother", {"key": "bob"}])
 
 
@@ -36,8 +35,8 @@ def asked(tmp_path: Path, *lines: str) -> str:
 
 
 def test_what_is_recalled_passes(tmp_path: Path, facts: None) -> None:
-    """A text, a key and one of several are looked for; the table has their ranks."""
-    file = asked(tmp_path, RIGHT, KEYED, EITHER)
+    """A text and a key are looked for; the table has their ranks."""
+    file = asked(tmp_path, RIGHT, KEYED)
     result = attempt("check", file, "--limit", "3")
     *table, total = result.stdout.splitlines()
 
@@ -46,9 +45,8 @@ def test_what_is_recalled_passes(tmp_path: Path, facts: None) -> None:
         ["rank", "question"],
         ["1", "Where does Ann live?"],
         ["1", "What does Ann like?"],
-        ["-, 1", "What does Ann teach?"],
     ]
-    assert total == "recall@3 1.000, MRR 1.000: 3 of 3 questions recall what they should"
+    assert total == "recall@3 1.000, MRR 1.000: 2 of 2 questions recall what they should"
 
 
 def test_less_than_the_minimum_fails(tmp_path: Path, facts: None) -> None:
@@ -78,7 +76,7 @@ def test_questions_may_be_piped_in(facts: None) -> None:
         (line_of(question="q"), "line 2 expects null"),
         (line_of(question="q", expected=[]), "line 2 expects []"),
         (line_of(question="q", expected=["x", 7]), 'line 2 expects ["x", 7]'),
-        (line_of(question="q", expected={"any": {}}), "line 2 expects {}"),
+        (line_of(question="q", expected={"any": ["x"]}), 'line 2 expects {"any"'),
     ],
 )
 def test_a_malformed_file_is_named(line: str, said: str, tmp_path: Path) -> None:

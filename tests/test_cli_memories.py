@@ -106,30 +106,14 @@ def test_recall_says_who_said_it_where_and_when(tmp_path: Path) -> None:
     assert first[4] == keys()["user: I am allergic to nuts"]
 
 
-def test_recall_knows_what_waits(tmp_path: Path) -> None:
-    """What is not yet formed is recalled like the rest, and told apart with --explain."""
-    run("remember", "Ann likes figs")
-    run("import", "--later", talks(tmp_path, trip=["I am allergic to nuts"]))
-    (told,) = [
-        standing
-        for standing in read("recall", "allergic to nuts", "--explain")
-        if standing["memory"]["text"] == "user: I am allergic to nuts"
-    ]
-
-    assert texts() == ["Ann likes figs"]
-    assert "user: I am allergic to nuts" in recalled("allergic to nuts")
-    assert told["waiting"]
-    assert "not yet formed" in run("recall", "allergic to nuts", "--explain")
-
-
 def test_recall_within_limits() -> None:
-    """--limit counts memories, --budget tokens; what does not fit is counted on stderr."""
+    """--limit counts memories, --max-tokens tokens; what does not fit is counted on stderr."""
     run("remember", *(f"Ann has {n} red bicycles and a garage for them" for n in range(2, 8)))
-    tight = attempt("recall", "bicycles", "--budget", "90")
+    tight = attempt("recall", "bicycles", "--max-tokens", "90")
 
     assert len(recalled("bicycles", "--limit", "4")) == 4
     assert 1 <= len(tight.stdout.splitlines()) - 1 < 6
-    assert "do not fit into the budget" in tight.stderr
+    assert "do not fit" in tight.stderr
 
 
 def test_recall_of_the_past() -> None:
@@ -215,7 +199,7 @@ def test_nothing_to_list_is_said(options: tuple[str, ...], said: str) -> None:
         ("memories --history a --kind fact", "--kind"),
         ("memories --as-of yesterday", "'yesterday'"),
         ("recall figs --limit 0", "limit is 0"),
-        ("recall figs --budget 0", "budget is 0"),
+        ("recall figs --max-tokens 0", "max_tokens is 0"),
     ],
 )
 def test_a_wrong_use_is_named(command: str, named: str) -> None:

@@ -11,22 +11,24 @@ from typing import Any
 
 import pytest
 from blockbuster import blockbuster_ctx
+from langchain.agents import create_agent
 from langchain_core.messages import ToolMessage
 
 import perdure.graphs
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.errors import ConfigurationError, InvalidConfig
+from perdure.errors import ConfigurationError, InvalidConfig, StorageError
 from perdure.graphs import chat_graph, extraction_graph, memory_agent, reflection_graph
-from perdure.graphs.remembering import Notes
 from perdure.memory import (
     Collection,
     Extraction,
     Instructions,
-    Tails,
+    remember_turns,
+    summarize,
     trim,
     update_instructions,
     use_memories,
 )
+from perdure.memory.middleware import MemoryMiddleware
 from perdure.stores import SQLiteStore
 from tests.memory.scripted import client
 from tests.openai_server import Answer, OpenAIServer
@@ -72,7 +74,7 @@ def test_what_is_kept_by_a_tool_is_recalled_in_another_thread(file: Any) -> None
         out = agent.invoke(says("What is my canoe called?"), run_of("friday"))
         told = server.shown(2)[0]
 
-    [kept] = Collection(store).list(config=run_of("x"))
+    [kept] = Collection(store).list(config=run_of("x"), kind="fact")
     assert out["messages"][-1].text == "Nutshell!"
     assert told[0] == "system"
     assert '"Ann\'s canoe is called Nutshell."' in told[1]
@@ -114,8 +116,8 @@ def test_a_window_counts_the_tools_and_the_memories(file: Any) -> None:
     for number in range(8):
         facts.insert(f"Ann's canoe number {number} is called Nutshell {number}", config=run_of("x"))
     with OpenAIServer(lambda body: "yes " * 40) as server:
-        window = trim(tokens=1_600)
-        agent = memory_agent(client(server), checkpointer=saver, store=store, window=window)
+        memory = [use_memories(kinds=["fact"]), trim(max_tokens=1_600)]
+        agent = memory_agent(client(server), checkpointer=saver, store=store, memory=memory)
         for number in range(30):
             agent.invoke(says(f"And canoe number {number % 8}? {'please ' * 20}"), run_of("t"))
         bodies = server.requests
@@ -126,33 +128,102 @@ def test_a_window_counts_the_tools_and_the_memories(file: Any) -> None:
     assert len(bodies[-1]["messages"]) < 30
 
 
-def test_a_chat_and_its_background(file: Any) -> None:
-    """The chat notes its thread, recalls what waits at once, and the other graph forms it once."""
+@pytest.mark.parametrize("graph", ["chat", "agent", "middleware"])
+def test_a_run_is_remembered_at_its_end(graph: str, file: Any) -> None:
+    """Any thread finds it at once, its own only once it is cut off; another user's never."""
     saver, store = file
-    extraction = Extraction(saver, store)
-    chat = chat_graph(
-        checkpointer=saver,
-        store=store,
-        recall=use_memories(tails=Tails(extraction)),
-        background=Notes(extraction),
-    )
-    forms = extraction_graph(extraction)
+    window = trim(max_tokens=4_000)
+    with OpenAIServer(lambda body: "Noted.") as server:
+        model = client(server)
+        opened: Any = {"checkpointer": saver, "store": store}
+        parts = [use_memories(), window, remember_turns()]
+        middleware = [MemoryMiddleware(*parts)]
+        agent: Any = {
+            "chat": lambda: chat_graph(model, memory=parts, **opened),
+            "agent": lambda: memory_agent(model, memory=[window], **opened),
+            "middleware": lambda: create_agent(model, middleware=middleware, **opened),
+        }[graph]()
+        agent.invoke(says("My canoe is called Nutshell"), run_of("monday"))
+        agent.invoke(says("What is my canoe called?"), run_of("tuesday"))
+        agent.invoke(says("What is my canoe called?"), run_of("monday"))
+        agent.invoke(says("What is my canoe called?"), run_of("x", "bo"))
+        elsewhere, same, anothers = (str(server.shown(n)[0]) for n in (1, 2, 3))
+        for number in range(40):
+            agent.invoke(says(f"And train number {number}? {'please ' * 150}"), run_of("monday"))
+        agent.invoke(says("What is my canoe called?"), run_of("monday"))
+        cut, *left = server.shown()
+
+    assert '"memory": "user: My canoe is called Nutshell"' in elsewhere
+    assert '"thread": "monday"' in elsewhere
+    assert "Nutshell" not in same
+    assert "Nutshell" not in anothers
+    assert "Nutshell" in cut[1]
+    assert "Nutshell" not in str(left)
+    remembered = Collection(store).list(limit=200, config=run_of("x"))
+    assert sum(memory.text.startswith("user: ") for memory in remembered) == 44
+
+
+@pytest.mark.parametrize("mode", ["state", "summary"])
+def test_what_left_the_state_is_recalled_from_its_own_thread(mode: str, file: Any) -> None:
+    """It is remembered before it is removed, or summarised."""
+    saver, store = file
+
+    def replies(body: dict[str, Any]) -> str:
+        summarises = "keep the memory of a conversation" in str(body["messages"][0]["content"])
+        return "They spoke of boats." if summarises else "Noted."
+
+    with OpenAIServer(replies) as server:
+        model = client(server)
+        shortens: Any = trim(max_messages=3, mode="state")
+        if mode == "summary":
+            shortens = summarize(model, trigger=("messages", 4), keep=("messages", 2))
+        chat = chat_graph(
+            model,
+            memory=[use_memories(), shortens, remember_turns()],
+            checkpointer=saver,
+            store=store,
+        )
+        for text in ("My canoe is called Nutshell", "It rains", "What is my canoe called?"):
+            chat.invoke(says(text), run_of("monday"))
+        requests = [server.shown(n) for n in range(len(server.requests))]
+        asked = next(shown for shown in requests if "What is my canoe" in str(shown[-1]))
+    role, told = asked[0]
+
+    assert role == "system"
+    assert '"memory": "user: My canoe is called Nutshell"' in told
+
+
+def test_a_store_that_fails_costs_no_answer(file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither when it is asked, nor when the run is remembered."""
+    saver, store = file
+
+    def fails(*args: Any, **named: Any) -> Any:
+        raise StorageError("no disk")
+
+    for name in ("search", "get", "batch"):
+        monkeypatch.setattr(store, name, fails)
+    chat = chat_graph(memory=[use_memories(), remember_turns()], checkpointer=saver, store=store)
+    out = chat.invoke(says("My canoe is called Nutshell"), run_of("monday"))
+
+    assert "No model is configured" in out["messages"][-1].text
+
+
+def test_a_thread_is_extracted_by_its_graph(file: Any) -> None:
+    """A chat that remembers nothing itself; the second time nothing is added."""
+    saver, store = file
+    chat = chat_graph(memory=[use_memories()], checkpointer=saver, store=store)
+    extracts = extraction_graph(Extraction(saver, store))
     chat.invoke(says("My canoe is called Nutshell"), run_of("monday"))
-    assert [waiting.thread_id for waiting in extraction.pending()] == ["monday"]
-    waiting = chat.invoke(says("What is my canoe called?"), run_of("tuesday"))["messages"][-1].text
-
     reports = [
-        forms.invoke({"thread_id": "monday"}, run_of("any"))["report"],
-        asyncio.run(forms.ainvoke({"thread_id": "monday"}, run_of("any")))["report"],
+        extracts.invoke({"thread_id": "monday"}, run_of("any"))["report"],
+        asyncio.run(extracts.ainvoke({"thread_id": "monday"}, run_of("any")))["report"],
     ]
-    formed = chat.invoke(says("What is my canoe called?"), run_of("friday"))["messages"][-1].text
+    answer = chat.invoke(says("What is my canoe called?"), run_of("friday"))["messages"][-1].text
 
-    assert "monday" not in [waiting.thread_id for waiting in extraction.pending()]
     assert "added" in reports[0]
     assert "added" not in reports[1]
-    for answer in (waiting, formed):
-        assert "thread monday" in answer
-        assert "Nutshell" in answer
+    assert "thread monday" in answer
+    assert "Nutshell" in answer
 
 
 def test_instructions_are_learned_from_a_conversation_that_is_over(file: Any) -> None:
@@ -196,12 +267,12 @@ def loaded(where: str) -> Any:
     return getattr(importlib.import_module(module), variable)
 
 
-def test_a_server_chats_and_forms(served: dict[str, Any]) -> None:
-    """With the checkpointer and the store it is told of, a chat is formed and recalled."""
+def test_a_server_chats_and_remembers(served: dict[str, Any]) -> None:
+    """With the checkpointer and the store that the file names, each graph recalls the others."""
 
     async def talk() -> tuple[Any, Any]:
         async with served["checkpointer"]() as saver, served["store"]() as store:
-            chat = served["remembering_chat"]({})
+            chat = served["memory_chat"]({})
             chat.checkpointer, chat.store = saver, store
             await chat.ainvoke(says("My canoe is called Nutshell"), run_of("monday"))
             out = await served["extraction"]({}).ainvoke({"thread_id": "monday"}, run_of("any"))
@@ -211,7 +282,7 @@ def test_a_server_chats_and_forms(served: dict[str, Any]) -> None:
 
     out, said = asyncio.run(talk())
 
-    assert "added" in out["report"]
+    assert "added" not in out["report"]
     assert "thread monday" in said["messages"][-1].text
     with pytest.raises(ConfigurationError, match="PERDURE_MODEL"):
         served["reflection"]({})
@@ -233,8 +304,8 @@ def test_each_served_graph_answers_in_an_event_loop(
         return "<instructions>\nSign as Ann.\n</instructions>" if learns else "Nutshell!"
 
     inputs: dict[str, Any] = {
-        **dict.fromkeys(("chat", "memory_chat", "memory_agent", "remembering_chat"), says("hi")),
-        "extraction": {"thread_id": "remembering_chat"},
+        **dict.fromkeys(("chat", "memory_chat", "memory_agent"), says("The train leaves at ten")),
+        "extraction": {"thread_id": "chat"},
         "reflection": says("Invite Eva") | {"feedback": "Sign as Ann"},
     }
 

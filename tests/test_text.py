@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.memory.recollection.time_words import cues_of
 from perdure.stores.cues import NamedTime, named_actors, named_time, names_of, said_at
 from perdure.stores.kinship import kin_of
 from perdure.stores.spelling import Trigrams, slips
@@ -287,7 +286,7 @@ def test_a_query_as_long_as_a_document_names_no_more_times(unit: str) -> None:
     assert named_time("x" * 2_000 + " 3 May 2023") is None
 
 
-@pytest.mark.parametrize("function", [tokens, query_tokens, asks, cues_of])
+@pytest.mark.parametrize("function", [tokens, query_tokens, asks])
 @pytest.mark.parametrize("unit", ["yesterday ", "don't 1,000 ", "caf\u00e9s? ", "\u804a\u5929"])
 def test_what_a_text_costs_is_linear(function: Callable[[str], object], unit: str) -> None:
     """Eight times the text makes at most eight times the calls, and a few."""

@@ -31,8 +31,8 @@ from perdure.errors import ConfigurationError, InvalidConfig, InvalidMessages
 from perdure.memory.adapters.spring import ChatMemory
 from perdure.memory.adapters.thread import checked_new
 from perdure.memory.conversation import role, says_something
-from perdure.memory.quoting import quoted
-from perdure.memory.shown import sequence
+from perdure.memory.nodes import Shown
+from perdure.memory.quotation import quoted
 
 PROMPT_TEMPLATE: Final = """{instructions}
 
@@ -69,7 +69,7 @@ class ChatMemoryAdvisor(Runnable[Any, BaseMessage]):
         if len(systems) > 1:
             first = [SystemMessage("\n\n".join(message.text for message in systems))]
         whole = [*first, *_others(messages)]
-        return whole if isinstance(self.model, ChatMemoryAdvisor) else sequence(whole)
+        return whole if isinstance(self.model, ChatMemoryAdvisor) else Shown.of(whole).messages()
 
     @abstractmethod
     def shown(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:

@@ -50,7 +50,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         Left out are calls and results that are alone, and messages that say nothing. A system
         message stands where it was added, as with langchain's own histories. Where a prompt has one
         too, a node between prompt and model, `lambda asked: window(asked.to_messages())` with
-        `window = trim(tokens=4_000)`, shows the model one, first: the newer.
+        `window = trim(max_tokens=4_000)`, shows the model one, first: the newer.
         """
         return showable(self.thread.read())
 

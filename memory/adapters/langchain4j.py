@@ -19,9 +19,9 @@ from perdure.errors import ConfigurationError
 from perdure.memory.adapters.evicting import admit, evict, showable
 from perdure.memory.adapters.stores import ChatMemoryStore, InMemoryChatMemoryStore
 from perdure.memory.adapters.thread import checked_new
-from perdure.memory.counting import Countable
-from perdure.memory.counting import token_counter as counter_of
 from perdure.memory.options import whole
+from perdure.memory.tokens import Countable
+from perdure.memory.tokens import token_counter as counter_of
 from perdure.memory.window import one
 
 
@@ -140,7 +140,7 @@ class TokenWindowChatMemory(WindowChatMemory):
     Args:
         max_tokens: At most so many, the system message included.
         token_counter: What counts them: a model, its name, a function from a list of messages to a
-            number, a `TokenCounter`; None: an estimate. See `perdure.memory.counting`.
+            number, a `TokenCounter`; None: an estimate. See `perdure.memory.tokens`.
         id: Which memory of the store.
         store: Where it is kept; None: in memory.
         always_keep_system_message_first: Whether a new system message is put first, not last.

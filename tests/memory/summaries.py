@@ -13,9 +13,8 @@ from langchain_core.messages import (
 from langchain_core.runnables import RunnableLambda
 from langgraph.graph import END, START, StateGraph
 
-from perdure.memory.counting import token_counter
 from perdure.memory.model_call import ModelCall
-from perdure.memory.shown import Shown
+from perdure.memory.nodes import Shown
 from perdure.memory.summary import (
     Summarize,
     Summary,
@@ -24,6 +23,7 @@ from perdure.memory.summary import (
     with_summary,
     without_summary,
 )
+from perdure.memory.tokens import token_counter
 from tests.memory.scripted import (
     ScriptedServer,
     client,

@@ -70,7 +70,7 @@ def test_the_context_is_valid_and_within_its_budget(
     except BudgetExceeded:
         system = [SystemMessage(instructions)] if instructions else []
         with pytest.raises(BudgetExceeded):
-            trim(tokens=budget, counter=count)([*talk, *system])
+            trim(max_tokens=budget, counter=count)([*talk, *system])
         return
     assert refusals(found.messages) == []
     assert count(found.messages) == found.tokens <= budget
@@ -185,7 +185,7 @@ def test_a_node_keeps_its_budget_and_settles(talk: Talk, budget: int) -> None:
         shown = node({"messages": talk})
     except BudgetExceeded:
         with pytest.raises(BudgetExceeded):
-            trim(tokens=budget, counter=count)(talk)
+            trim(max_tokens=budget, counter=count)(talk)
         return
     assert refusals(shown) == []
     assert count(shown) <= budget

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.store.memory import InMemoryStore
 from pydantic import BaseModel, Field
 
+from perdure import memory as memory_package
 from perdure.errors import (
     ConfigurationError,
     InvalidConfig,
@@ -21,12 +23,13 @@ from perdure.errors import (
     InvalidValue,
     UnknownMemory,
 )
-from perdure.memory.collection.collection import Collection
+from perdure.memory.collection import Collection
 from perdure.memory.effects import run
 from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate, Verdict
 from perdure.memory.reducers import ChatState
 from perdure.memory.store_adapter import StoreAdapter
+from perdure.memory.turns import turn_key
 from perdure.stores import Provenance, SQLiteStore
 from tests.stores.erasing import raw
 
@@ -101,16 +104,17 @@ def test_what_is_added_is_there(store: Any, colour: str) -> None:
 
 
 def test_provenance_that_is_given_is_kept(store: Any) -> None:
-    """It is the caller's, only without a class of trust it gets that of the role."""
+    """It is the caller's; without a class of trust, the words are the user's."""
     collection = Collection(store)
     source = Provenance(thread_id="old", message_ids=("m1",), position=4)
-    key = collection.insert(TEA, config=ANN, provenance=source, role="tool").key or ""
-    memory = collection.get(key, config=ANN)
+    key = collection.insert(TEA, config=ANN, provenance=source).key or ""
+    collection.insert(GHENT, config=ANN, provenance=replace(source, trust="web"), key="home")
+    found = [collection.get(each, config=ANN) for each in (key, "home")]
 
-    assert memory is not None
-    assert memory.provenance == Provenance(
-        thread_id="old", message_ids=("m1",), trust="tool", position=4
-    )
+    assert [memory and memory.provenance for memory in found] == [
+        replace(source, trust="user"),
+        replace(source, trust="web"),
+    ]
 
 
 @pytest.mark.parametrize("again", [TEA, "  ann drinks TEA. "])
@@ -365,6 +369,54 @@ def test_changes_at_once(tmp_path: Path) -> None:
     }
 
 
+def test_what_superseded_texts_rest_on_is_past(store: Any, colour: str) -> None:
+    """After Ghent, Bruges and Lille, only the turn of Lille holds; each text knows its messages."""
+    space = ("memories", "ann")
+    for message, town in (("m1", "Ghent"), ("m2", "Bruges"), ("m3", "Lille"), ("m4", "tea")):
+        value = {"text": f"user: It is {town}", "kind": "turn"}
+        store.put(space, turn_key("t1", message, 0), value)
+    collection = Collection(store)
+
+    def source(*messages: str) -> Provenance:
+        return Provenance("t1", message_ids=messages, trust="user")
+
+    insert = {"provenance": source("m1"), "config": ANN}
+    key = done(colour, collection, "insert", GHENT, **insert).key
+    for text, messages in (("Ann lives in Bruges", ("m2",)), ("Ann lives in Lille", ("m2", "m3"))):
+        done(colour, collection, "supersede", key, text, provenance=source(*messages), config=ANN)
+    memory = collection.get(key, config=ANN)
+    until = {
+        message: store.get(space, turn_key("t1", message, 0)).value.get("until")
+        for message in ("m1", "m2", "m3", "m4")
+    }
+
+    assert memory is not None
+    assert [each.message_ids for each in memory.previous] == [("m2",), ("m1",)]
+    assert until == {
+        "m1": memory.previous[1].until.isoformat(),
+        "m2": None,  # the present text rests on it as well
+        "m3": None,
+        "m4": None,
+    }
+
+
+def test_previous_texts_of_the_first_version(store: Any) -> None:
+    """They are read as they are, and stay when the memory changes."""
+    former = {"text": GHENT, "until": "2026-03-01T00:00:00+00:00", "change": "superseded"}
+    value = {"text": "Ann lives in Bruges", "kind": "fact", "formerly": [former]}
+    store.put(("memories", "ann"), "home", value)
+    collection = Collection(store)
+    collection.update("home", "Ann lives in Brugge", config=ANN)
+    memory = collection.get("home", config=ANN)
+
+    assert memory is not None
+    assert [(each.text, each.message_ids) for each in memory.previous] == [
+        ("Ann lives in Bruges", ()),
+        (GHENT, ()),
+    ]
+    assert memory.value["formerly"][1] == former
+
+
 # -- deleting and forgetting
 
 
@@ -514,9 +566,9 @@ def test_what_is_blotted_out(store: Any, method: str) -> None:
 
     assert blotted is not None
     assert plain is not None
-    assert "blotted out" in outcome.reason
+    assert "redacted" in outcome.reason
     assert again.change == "unchanged"
-    assert "blotted out" in changed.reason
+    assert "redacted" in changed.reason
     assert KEY not in repr([memory.value for memory in collection.history(key, config=ANN)])
     assert "redacted" in blotted.value
     assert plain.value.keys() == {"text", "note", "kind", "formerly"}
@@ -671,6 +723,43 @@ def test_within_a_graph(store: Any, colour: str) -> None:
     assert texts(Collection(store)) == [TEA]
     with pytest.raises(ConfigurationError, match="no store"):
         collection.list(config=ANN)
+
+
+# -- the verbs
+
+
+def called(colour: str, name: str, *args: Any, **named: Any) -> Any:
+    """What a function of `perdure.memory` gives, in either colour."""
+    if colour == "sync":
+        return getattr(memory_package, name)(*args, **named)
+    return asyncio.run(getattr(memory_package, f"a{name}")(*args, **named))
+
+
+def test_remember_memories_forget(store: Any, colour: str) -> None:
+    """Without a collection; a key that is taken is superseded, and everything can be forgotten."""
+    place: dict[str, Any] = {"store": store, "config": ANN}
+    outcomes = [
+        called(colour, "remember", GHENT, key="home", **place),
+        called(colour, "remember", "Ann lives in Bruges", key="home", **place),
+        called(colour, "remember", {"text": TEA, "cups": 3}, kind="taste", **place),
+        called(colour, "remember", TEA.upper(), **place),
+    ]
+    listed = called(colour, "memories", limit=5, **place)
+    tastes = called(colour, "memories", kind="taste", **place)
+    with pytest.raises(ConfigurationError, match="everything=True"):
+        called(colour, "forget", **place)
+    with pytest.raises(ConfigurationError, match="everything=True"):
+        called(colour, "forget", "home", everything=True, **place)
+    forgotten = called(colour, "forget", "home", **place)
+    rest = called(colour, "forget", everything=True, **place)
+
+    assert [outcome.change for outcome in outcomes] == [
+        "added", "superseded", "added", "unchanged",
+    ]  # fmt: skip
+    assert sorted(memory.text for memory in listed) == [TEA, "Ann lives in Bruges"]
+    assert [(memory.kind, memory.value["cups"]) for memory in tastes] == [("taste", 3)]
+    assert (forgotten.keys[0], rest.items >= 1) == ((("memories", "ann"), "home"), True)
+    assert called(colour, "memories", **place) == []
 
 
 def test_nothing_that_a_deleted_memory_ever_said_comes_back() -> None:

@@ -16,12 +16,12 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import UnknownMemory
 from perdure.memory.admission import admit
-from perdure.memory.collection.collection import Collection
-from perdure.memory.collection.tools import manage_memory
+from perdure.memory.collection import Collection
 from perdure.memory.effects import run
 from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate
 from perdure.memory.store_adapter import StoreAdapter
+from perdure.memory.tools import manage_memory
 from perdure.stores import SQLiteStore
 
 Space = tuple[str, ...]

@@ -32,16 +32,16 @@ from langchain_openai import ChatOpenAI
 
 from perdure.errors import ConfigurationError, InvalidMessages, UnknownModel
 from perdure.memory import openai_tokens
-from perdure.memory.counting import (
+from perdure.memory.estimated_tokens import EstimatedCounter, estimate
+from perdure.memory.message_tokens import Memo
+from perdure.memory.openai_tokens import OpenAICounter
+from perdure.memory.tokens import (
     CallableCounter,
+    TokenCounter,
     context_window,
     count_tokens,
     token_counter,
 )
-from perdure.memory.estimated_tokens import EstimatedCounter, estimate
-from perdure.memory.message_tokens import Memo
-from perdure.memory.openai_tokens import OpenAICounter
-from perdure.memory.tokens import TokenCounter
 
 with warnings.catch_warnings():  # its way to read its files is deprecated in Python 3.11
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -49,7 +49,7 @@ with warnings.catch_warnings():  # its way to read its files is deprecated in Py
 O200K = bpe_openai.get_encoding("o200k_base")
 CL100K = bpe_openai.get_encoding("cl100k_base")
 GPT = token_counter("gpt-4o")
-ESTIMATE = token_counter("estimate")
+ESTIMATE = token_counter("approximate")
 
 texts = st.text(max_size=300)
 ids = st.none() | st.sampled_from(["a", "b", "c"])

@@ -121,7 +121,7 @@ def test_of_a_message_that_trim_shortened_the_original(
         graph = talk_on(server, file_saver, 0)
         asked = {"messages": [HumanMessage(long, id="q1")]}
         graph.update_state(THREAD, asked, as_node="respond")
-        cuts = trim(tokens=200, truncate=True, mode="state")
+        cuts = trim(max_tokens=200, truncate=True, mode="state")
         graph.update_state(THREAD, cuts.invoke(graph.get_state(THREAD).values), as_node="respond")
         cut = graph.get_state(THREAD).values["messages"][0].text
         more = [AIMessage("a1", id="a1"), HumanMessage("q2", id="q2")]

@@ -20,11 +20,10 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidMessages, InvalidNamespace
-from perdure.memory.instructions import Instructions, InstructionsVersion
-from perdure.memory.presenting import HEADING, Summary, present
+from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
 from perdure.memory.reducers import ChatState
+from perdure.memory.summary import HEADING, Summary, present
 from perdure.memory.trim import trim
-from perdure.memory.instructions import use_instructions
 from perdure.memory.view import view
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations, newest_human
@@ -392,7 +391,7 @@ def test_the_summary_in_a_view_stays(store: SQLiteStore, form: Any) -> None:
 
 def test_in_a_view_the_budget_counts_the_instructions(store: SQLiteStore) -> None:
     """With the part that cuts behind them; both colours, as a node of a graph."""
-    node = view(use_instructions(Instructions(store, default="Be brief.")), trim(messages=3))
+    node = view(use_instructions(Instructions(store, default="Be brief.")), trim(max_messages=3))
     said = [HumanMessage(text, id=text) for text in ("one", "two", "three")]
     graph = graph_of(("show", node))
 

@@ -23,6 +23,7 @@ from perdure import SQLiteCheckpointer, SQLiteStore
 from perdure.errors import BudgetExceeded, ConfigurationError
 from perdure.memory import (
     Instructions,
+    TokenCounter,
     clear_tool_outputs,
     summarize,
     token_counter,
@@ -31,8 +32,7 @@ from perdure.memory import (
     view,
 )
 from perdure.memory.middleware import MemoryMiddleware, MemoryState
-from perdure.memory.nodes import MessagesNode
-from perdure.memory.shown import Shown
+from perdure.memory.nodes import MessagesNode, Shown
 from tests.memory.conversations import Talk, conversations, keys, newest_human
 from tests.memory.providers import refusals
 from tests.openai_server import OpenAIServer
@@ -64,7 +64,7 @@ def test_a_view_cuts_what_the_model_is_shown_and_leaves_the_state(tmp_path: Path
             client(server),
             [look],
             system_prompt="Be kind.",
-            middleware=[MemoryMiddleware(trim(messages=4))],
+            middleware=[MemoryMiddleware(trim(max_messages=4))],
             checkpointer=saver,
         )
         for n in range(3):
@@ -86,8 +86,8 @@ def test_a_summary_shortens_the_state_and_is_shown(tmp_path: Path, colour: str, 
     with OpenAIServer(replies) as server, SQLiteCheckpointer.open(tmp_path / "a") as saver:
         model = client(server)
         nodes: list[MessagesNode] = [
-            summarize(model, when={"messages": 5}, keep_turns=1),
-            trim(turns=9),
+            summarize(model, trigger=("messages", 5), keep=("messages", 1)),
+            trim(max_messages=9),
         ]
         if form != "nodes":
             nodes = [view(*nodes)] if form == "view" else [view(view(nodes[0]), nodes[1])]
@@ -118,8 +118,8 @@ def test_several_nodes_that_change_the_state_are_applied_one_upon_the_other() ->
             middleware=[
                 MemoryMiddleware(
                     clear_tool_outputs(mode="state"),
-                    trim(turns=2, mode="state"),
-                    trim(turns=1, mode="state"),
+                    trim(max_messages=3, mode="state"),
+                    trim(max_messages=1, mode="state"),
                 )
             ],
         )
@@ -146,13 +146,13 @@ class Reversed(MessagesNode):
 
 
 CHANGING: dict[str, MessagesNode] = {
-    "clears": clear_tool_outputs(keep=0, at_least=40, mode="state"),
-    "two turns": trim(turns=2, mode="state"),
-    "one turn": trim(turns=1, mode="state"),
-    "five messages": trim(messages=5, mode="state", strategy="first"),
-    "tokens": trim(tokens=250, truncate=True, mode="state"),
+    "clears": clear_tool_outputs(keep=0, min_tokens=40, mode="state"),
+    "two turns": trim(max_messages=3, mode="state"),
+    "one turn": trim(max_messages=1, mode="state"),
+    "five messages": trim(max_messages=5, mode="state", strategy="first"),
+    "tokens": trim(max_tokens=250, allow_partial=True, mode="state"),
     "reverses": Reversed(),
-    "sums up": summarize(RunnableLambda(sums_up), when={"messages": 4}, keep_turns=1),
+    "sums up": summarize(RunnableLambda(sums_up), trigger=("messages", 4), keep=("messages", 1)),
 }
 
 
@@ -203,7 +203,7 @@ def test_a_list_written_anew_and_removals_become_one_update() -> None:
     """What the second node removes is gone, whatever the first did with the list."""
     talk: Any = [("human", "q0"), ("ai", "a0"), ("human", "q1")]
     with OpenAIServer(["a1"]) as server:
-        memory = MemoryMiddleware(Reversed(), trim(turns=1, mode="state"))
+        memory = MemoryMiddleware(Reversed(), trim(max_messages=2, mode="state"))
         agent: Any = create_agent(client(server), [look], middleware=[memory])
         out = agent.invoke({"messages": talk})
 
@@ -230,7 +230,7 @@ def test_the_budget_holds_with_the_agents_tools(colour: str) -> None:
 
     def sent(tools: list[Any], budget: int) -> tuple[int, int]:
         with OpenAIServer(["done"]) as server:
-            memory = MemoryMiddleware(trim(tokens=budget, counter=counter))
+            memory = MemoryMiddleware(trim(max_tokens=budget, token_counter=counter))
             agent: Any = create_agent(client(server), tools, middleware=[memory])
             given: Any = {"messages": talk}
             if colour == "sync":
@@ -247,14 +247,14 @@ def test_the_budget_holds_with_the_agents_tools(colour: str) -> None:
         count, tokens = sent(some, 1_800)
         assert 1_700 < tokens <= 1_800
         assert count < len(talk)
-    with pytest.raises(BudgetExceeded, match=r"\(4 tools\), 500 are allowed"):
+    with pytest.raises(BudgetExceeded, match="its tools included, 500 are allowed"):
         sent(tools, 500)
 
 
 def test_tools_are_counted_once_for_all_calls_with_the_same() -> None:
     """A turn must not cost the schemas of all tools again; other tools are counted anew."""
     counter = Counting()
-    memory = MemoryMiddleware(trim(tokens=4_000, counter=counter))
+    memory = MemoryMiddleware(trim(max_tokens=4_000, token_counter=counter))
     one, other = fat("one"), fat("other")
     with OpenAIServer(["a0", "a1", "a2"]) as server:
         agent: Any = create_agent(client(server), [one, other], middleware=[memory])
@@ -264,18 +264,17 @@ def test_tools_are_counted_once_for_all_calls_with_the_same() -> None:
     assert counter.counted == [["one", "other"], ["other"]]
 
 
-class Counting:
+class Counting(TokenCounter):
     """A counter that notes for which tools it was asked."""
 
     def __init__(self) -> None:
-        self._counter = token_counter(None)
-        self.request = self._counter.request
-        self.text, self.message = self._counter.text, self._counter.message
+        super().__init__()
         self.counted: list[list[str]] = []
 
     def tools(self, tools: Any) -> int:
-        self.counted.append([each.name for each in tools])
-        return self._counter.tools(tools)
+        if tools:
+            self.counted.append([each.name for each in tools])
+        return super().tools(tools)
 
     def fitted(self, messages: Any) -> Any:
         return self
@@ -315,5 +314,5 @@ def test_reflection_runs_when_the_agent_is_done(colour: str) -> None:
 def test_what_is_no_node_is_refused() -> None:
     """Before there is an agent."""
     for nodes in ((), (print,)):
-        with pytest.raises(ConfigurationError, match="expected nodes like"):
+        with pytest.raises(ConfigurationError, match="expected parts like"):
             MemoryMiddleware(*nodes)

@@ -16,7 +16,7 @@ from langgraph.store.memory import InMemoryStore
 from pydantic import BaseModel
 
 from perdure.errors import ConfigurationError, LimitExceeded, ModelFailed
-from perdure.memory.collection.collection import Collection
+from perdure.memory.collection import Collection
 from perdure.memory.extraction import Extraction
 from perdure.memory.gate import Gate
 from perdure.memory.instructions import Instructions
@@ -264,11 +264,13 @@ def test_what_only_a_tool_says_does_not_change_what_a_user_said(
     at = scripted(facts(gone, told))
     at.say(said("What do shops say about nuts?"))
     at.say(ToolMessage("Ann has no allergies. The shop opens at nine.", id="b", tool_call_id="1"))
-    report = at.extraction().extract("t", user())
+    extraction = at.extraction()
+    extraction.gate = Gate(tools="keep")
+    report = extraction.extract("t", user())
     trust = {item.value["text"]: item.provenance.trust for item in kept(store)}
 
-    assert (report.refused, report.quarantined) == ({"role": 1}, 1)
-    assert trust == {"Ann is allergic to nuts.": "user"}
+    assert report.refused == {"role": 1}
+    assert trust == {"Ann is allergic to nuts.": "user", "The shop opens at nine.": "tool"}
 
 
 def test_a_transcript_cannot_pose_as_anything_else(store: SQLiteStore, scripted: Scripted) -> None:

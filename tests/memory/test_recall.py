@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
-from perdure.memory import Instructions, token_counter
-from perdure.memory.collection.collection import Collection
-from perdure.memory.recollection.merging import Hit, merged
-from perdure.memory.recollection.recall import Recollection, arecall, recall
+from perdure.memory import token_counter
+from perdure.memory.collection import Collection
+from perdure.memory.recall import RecallResult, arecall, placed, recall
 from perdure.memory.records import Memory
 from perdure.memory.store_adapter import put_of
-from perdure.stores import Provenance, SQLiteStore
-from tests.memory.remembered import ANN, AS_ANN, Ends, fact, filled, keys, turns
+from perdure.stores import Provenance, PutItem, SQLiteStore
+from tests.memory.remembered import ANN, AS_ANN, fact, filled, keys, turns
 
 NOW = datetime(2024, 5, 15, 10, tzinfo=UTC)  # a Wednesday
 LAST_WEEK, IN_MARCH = datetime(2024, 5, 8, tzinfo=UTC), datetime(2024, 3, 8, tzinfo=UTC)
@@ -43,8 +42,8 @@ def store() -> Iterator[SQLiteStore]:
 def recalls(request: pytest.FixtureRequest) -> Any:
     """`recall` in both colours, for Ann."""
 
-    def asks(query: str, store: Any, **options: Any) -> Recollection:
-        given = {"store": store, "config": AS_ANN, "now": NOW, **options}
+    def asks(query: str, store: Any, **options: Any) -> RecallResult:
+        given = {"store": store, "config": AS_ANN, **options}
         if request.param == "sync":
             return recall(query, **given)
         return asyncio.run(arecall(query, **given))
@@ -58,23 +57,11 @@ def test_the_order_in_one_namespace_is_that_of_the_store(
 ) -> None:
     """Whatever is merged elsewhere, with nothing to merge the store's search decides."""
     for limit in (1, 3, 20):
-        found = recalls(query, store, budget=None, limit=limit)
+        found = recalls(query, store, max_tokens=None, limit=limit)
 
         assert keys(found.memories) == [
             item.key for item in store.search(ANN, query=query, limit=limit)
         ]
-
-
-def test_what_does_not_answer_is_kept_out(store: SQLiteStore, recalls: Any) -> None:
-    """A least score as the store's search knows it; a store without comparable scores refuses."""
-    asked = "quantum chromodynamics"
-    assert recalls(asked, store).memories
-    assert not recalls(asked, store, min_score=0.3).memories
-    assert recalls("Where are my keys?", store, min_score=0.3).memories
-    with pytest.raises(ConfigurationError, match=r"min_score is 0\.3, but InMemoryStore"):
-        recalls(asked, InMemoryStore(), min_score=0.3)
-    with pytest.raises(ConfigurationError, match="min_score is 'much'"):
-        recalls(asked, store, min_score="much")
 
 
 def test_what_is_recalled_says_where_it_comes_from(store: SQLiteStore, recalls: Any) -> None:
@@ -85,33 +72,6 @@ def test_what_is_recalled_says_where_it_comes_from(store: SQLiteStore, recalls: 
     assert found.provenance == Provenance("b", None, ("b-1",), "user", "user", 1, LAST_WEEK)
     assert (found.version, found.namespace) == (1, ANN)
     assert found.score > 0
-
-
-# -- time cues
-
-
-def test_a_time_that_the_query_names_lifts_what_was_said_then(recalls: Any) -> None:
-    """By the clock of whoever asks; what was said at other times is found all the same."""
-    said = [fact(name, "They spoke of trains", at=at) for name, at in (
-        ("march", IN_MARCH), ("week", LAST_WEEK), ("now", NOW))]  # fmt: skip
-    with filled(*(put_of(ANN, put.key, {"text": f"Trains, said {put.key}", "kind": "fact"},
-                         provenance=put.provenance) for put in said)) as store:  # fmt: skip
-        asked = {
-            "What did I say of trains last week?": "week",
-            "What did I say of trains since May?": "now",
-            "What did I say of trains 2 months ago?": "march",
-        }
-        best = {query: keys(recalls(query, store).memories) for query in asked}
-        later = recalls("What of trains yesterday?", store, now=LAST_WEEK + timedelta(days=1))
-        in_past = recall("What of trains last week?", store=store, config=AS_ANN,
-                         as_of=datetime.now(UTC) + timedelta(days=1))  # fmt: skip
-
-    assert {query: found[0] for query, found in best.items()} == asked
-    assert all(len(found) == 3 for found in best.values())
-    assert keys(later.memories)[0] == "week"
-    assert later.span == (LAST_WEEK, LAST_WEEK + timedelta(days=1))
-    assert in_past.span is not None  # by the clock of the moment that is asked about
-    assert in_past.span[1] <= datetime.now(UTC) + timedelta(days=1)
 
 
 # -- what is left out
@@ -126,11 +86,11 @@ def test_what_says_the_same_comes_once(recalls: Any) -> None:
         fact("4", "Ann has 2 cats"),
         fact("5", "Ann has 3 cats"),
     ) as store:
-        tea = recalls("green tea", store, explain=True)
+        tea = recalls("green tea", store)
         cats = recalls("cats", store)
 
     assert keys(tea.memories) == ["2", "3"]  # of equal ones the newest
-    assert tea.standings[0].stands_for == ("1",)
+    assert tea.placements[0].stands_for == ("1",)
     assert set(keys(cats.memories)) == {"4", "5"}
 
 
@@ -143,41 +103,40 @@ def test_a_turn_gives_way_to_the_fact_that_was_made_of_it(recalls: Any) -> None:
         fact("cats", "Ann has two cats", **source),
         fact("batch", "Ann and Bo live in Ghent", thread_id="a", message_ids=("a-0", "a-1")),
     ) as store:
-        home = recalls("Ann lives in Ghent?", store, explain=True)
+        home = recalls("Ann lives in Ghent?", store)
         both = recalls("Since last month with Bo and two cats, by the way", store)
 
     assert "a-0" not in keys(home.memories)
-    assert [each.memory.key for each in home.standings if "a-0" in each.stands_for] == ["home"]
+    assert [each.memory.key for each in home.placements if "a-0" in each.stands_for] == ["home"]
     assert keys(both.memories)[0] == "a-0"
     assert set(keys(both.memories)) == {"a-0", "home", "cats", "batch"}
 
 
 def test_only_the_kinds_that_are_wanted(recalls: Any) -> None:
-    """Also where those of other kinds answer better; instructions are a kind too."""
+    """Also where those of other kinds answer better."""
     many = [fact(f"turn{n}", f"the train number {n}", "turn") for n in range(200)]
     with filled(*many, fact("episode", "a long walk after the train", "episode")) as store:
-        Instructions(store, ANN, key="rules").set("Say when the train leaves.")
         found = {
             kind: keys(recalls("the train", store, kinds=[kind], limit=3).memories)
-            for kind in ("episode", "instructions", "profile")
+            for kind in ("episode", "profile")
         }
-        two = recalls("the train", store, kinds=["turn", "episode"], limit=300, budget=None)
+        two = recalls("the train", store, kinds=["turn", "episode"], limit=300, max_tokens=None)
 
-    assert found == {"episode": ["episode"], "instructions": ["rules"], "profile": []}
+    assert found == {"episode": ["episode"], "profile": []}
     assert len(two.memories) == 201
 
 
 def test_the_budget_holds(store: SQLiteStore, recalls: Any) -> None:
     """By the tokens of what the model is shown; one that is too long makes room for others."""
-    counter = token_counter("estimate")
-    every = recalls("the blue train, the museum, my keys", store, budget=None)
+    counter = token_counter("approximate")
+    every = recalls("the blue train, the museum, my keys", store, max_tokens=None)
     for budget in (1, 30, 60, 100, 200, 1_000):
-        found = recalls("the blue train, the museum, my keys", store, budget=budget)
+        found = recalls("the blue train, the museum, my keys", store, max_tokens=budget)
 
         assert found.tokens == counter.text(str(found)) <= budget
         assert len(found.memories) + found.left_out == len(every.memories)
     with filled(fact("long", "tea " * 500), fact("short", "tea with milk and more")) as tea:
-        found = recalls("tea", tea, budget=200)
+        found = recalls("tea", tea, max_tokens=200)
     assert (keys(found.memories), found.left_out) == (["short"], 1)
 
 
@@ -216,6 +175,70 @@ def test_memories_are_shown_as_quoted_data(recalls: Any) -> None:
     ]
 
 
+# -- what was superseded
+
+
+def turn(number: int, text: str, **value: Any) -> PutItem:
+    source = Provenance("a", None, (f"m{number}",), "user", "user", number, IN_MARCH)
+    value = {"text": f"user: {text}", "kind": "turn", **value}
+    return put_of(ANN, f"t{number}", value, provenance=source)
+
+
+def shown(result: RecallResult) -> dict[str, Any]:
+    """What the model is shown, by the memory."""
+    return {(line := json.loads(text))["memory"]: line for text in result.lines}
+
+
+def test_a_fact_that_was_superseded_is_shown_as_past(recalls: Any) -> None:
+    """After Ghent, Bruges and Lille only Lille is present; Bruges has the date until which."""
+    with filled() as store:
+        facts = Collection(store)
+        home = str(facts.insert("Ann lives in Ghent", config=AS_ANN).key)
+        for place in ("Bruges", "Lille"):
+            facts.supersede(home, f"Ann lives in {place}", config=AS_ANN)
+        found = {query: recalls(query, store) for query in ("Where does Ann live?", "Ghent")}
+    today = datetime.now(UTC).date().isoformat()
+
+    lines = shown(found["Where does Ann live?"])
+    assert list(lines) == ["Ann lives in Lille"]
+    assert lines["Ann lives in Lille"]["before"] == [
+        {"memory": "Ann lives in Bruges", "until": today}
+    ]
+    assert not found["Ghent"].memories
+
+
+def test_a_turn_that_was_superseded_is_shown_as_past_or_not_at_all(recalls: Any) -> None:
+    """Not beside the memory that superseded it; else with the date until which it held."""
+    may, june = "2024-05-01T10:00:00+00:00", "2024-06-01T10:00:00+00:00"
+    turns_of_ann = [
+        turn(1, "I live in Ghent", until=may),
+        turn(2, "I live in Bruges now", until=june),
+        turn(3, "I live in Lille now"),
+    ]
+    entries = [
+        {"text": "Ann lives in Bruges", "until": june, "change": "superseded",
+         "message_ids": ["m2"]},
+        {"text": "Ann lives in Ghent", "until": may, "change": "superseded",
+         "message_ids": ["m1"]},
+    ]  # fmt: skip
+    value = {"text": "Ann lives in Lille", "kind": "fact", "formerly": entries}
+    with filled(*turns_of_ann, put_of(ANN, "home", value)) as store:
+        home = recalls("Where do I live now, Ann?", store)
+        of_turns = recalls("Where do I live now?", store, kinds=["turn"])
+
+    assert "user: I live in Lille now" in shown(home)
+    assert not {"user: I live in Ghent", "user: I live in Bruges now"} & shown(home).keys()
+    replaced = next(each for each in home.placements if each.memory.key == "home")
+    assert set(replaced.stands_for) == {"t1", "t2"}
+    untils = {text: line.get("until") for text, line in shown(of_turns).items()}
+    assert untils == {
+        "user: I live in Ghent": "2024-05-01",
+        "user: I live in Bruges now": "2024-06-01",
+        "user: I live in Lille now": None,
+    }
+    assert all(line["on"] == "2024-03-08" for line in shown(of_turns).values())
+
+
 # -- the past
 
 
@@ -248,26 +271,26 @@ def test_several_namespaces_are_merged_by_rank(recalls: Any) -> None:
         put_of(("others",), "others", {"text": "the train of others"}),
     ) as store:
         namespaces = [("memories", "{user_id}"), shared]
-        found = recalls("the train", store, namespaces=namespaces, explain=True)
+        found = recalls("the train", store, namespace=namespaces)
         alone = recalls("the train", store)
 
     assert keys(alone.memories) == ["own1", "own2", "own3", "own both"]
     assert keys(found.memories)[0] in ("own both", "shared both")
     assert {*keys(found.memories)[1:3]} == {"own1", "shared1"}
-    assert found.standings[0].ranks == (4, 4)
-    assert "rank 4 and 4" in str(found.standings[0])
+    assert found.placements[0].ranks == (4, 4)
+    assert "rank 4 and 4" in str(found.placements[0])
     assert "others" not in keys(found.memories)
 
 
 def test_a_namespace_under_another_counts_once(store: SQLiteStore, recalls: Any) -> None:
     """So does one that is given twice, and one that a config makes the same."""
     wide = [("memories", "ann"), ("memories",), ("memories", "{user_id}"), ("memories",)]
-    found = recalls("the blue train", store, namespaces=wide, explain=True)
+    found = recalls("the blue train", store, namespace=wide)
 
     assert keys(found.memories) == keys(
-        recalls("the blue train", store, namespaces=[("memories",)]).memories
+        recalls("the blue train", store, namespace=[("memories",)]).memories
     )
-    assert all(len(each.ranks) == 1 for each in found.standings)
+    assert all(len(each.ranks) == 1 for each in found.placements)
 
 
 @given(st.lists(st.lists(st.integers(0, 12), unique=True, max_size=8), min_size=1, max_size=3))
@@ -278,10 +301,10 @@ def test_merging_loses_nothing_and_says_nothing_twice(rankings: list[list[int]])
         return Memory((str(place),), f"{place}-{number}", f"fact number {number}", "fact", {})
 
     given_ranks = [
-        [Hit(rank, memory(number, place)) for rank, number in enumerate(ranking, 1)]
+        [(rank, memory(number, place)) for rank, number in enumerate(ranking, 1)]
         for place, ranking in enumerate(rankings)
     ]
-    numbers = [int(each.memory.text.split()[-1]) for each in merged(given_ranks, 100)]
+    numbers = [int(each.memory.text.split()[-1]) for each in placed(given_ranks, 100)]
 
     assert sorted(numbers) == sorted({number for ranking in rankings for number in ranking})
     if len(rankings) == 1:
@@ -293,37 +316,6 @@ def test_merging_loses_nothing_and_says_nothing_twice(rankings: list[list[int]])
                 and (second not in ranking or ranking.index(first) < ranking.index(second))
                 for ranking in rankings
             )
-
-
-# -- what is not yet formed
-
-
-def test_what_is_not_yet_formed_is_recalled_too(recalls: Any) -> None:
-    """At the rank its words give it among what is formed; of equal ones the newest first."""
-    ends = Ends(*turns("d", NOW, "The fern needs water", "on Sundays", "and the train is cheap"))
-    with filled(*SAID) as store:
-        fern = recalls("Does the fern need water?", store, tails=ends, explain=True)
-        keys_asked = recalls("Where are my keys?", store, tails=ends)
-        train = keys(recalls("the blue train for my nephew", store, tails=ends.waiting).memories)
-
-    assert keys(fern.memories)[:2] == ["d-0", "d-1"]  # the second by what it follows
-    assert fern.standings[0].waiting
-    assert "not yet formed" in str(fern.standings[0])
-    assert keys(keys_asked.memories)[0] in ("b-0", "b-1")
-    assert train.index("c-0") < train.index("d-2")
-    assert ends.asked[0] == ([ANN], AS_ANN)
-
-
-def test_what_was_formed_meanwhile_or_said_later_does_not_wait(recalls: Any) -> None:
-    """It comes once, from the store; and a past moment knows nothing of what was said since."""
-    later = turns("later", datetime.now(UTC) + timedelta(days=1), "A train")
-    ends = Ends(SAID[0], *later, fact("other", "A train, of another kind"))
-    with filled(*SAID) as store:
-        kinds = recalls("train", store, tails=ends, kinds=["turn"], explain=True)
-        past = recalls("train", store, tails=ends, as_of=datetime.now(UTC), explain=True)
-
-    assert [each.memory.key for each in kinds.standings if each.waiting] == ["later-0"]
-    assert [each.memory.key for each in past.standings if each.waiting] == []
 
 
 # -- other stores, and what is wrong
@@ -345,16 +337,14 @@ def test_any_store_will_do(recalls: Any) -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"query": 7}, "query is 7"),
-    ({"namespaces": ("memories", "{user_id}")}, "expected a list of namespaces"),
-    ({"namespaces": []}, "expected a list of namespaces"),
-    ({"namespaces": [()]}, "expected labels"),
-    ({"budget": 0}, "budget is 0"),
+    ({"namespace": []}, "expected labels"),
+    ({"namespace": [()]}, "expected labels"),
+    ({"namespace": "memories"}, "expected labels"),
+    ({"namespace": ["memories", ("shared",)]}, "the label"),
+    ({"max_tokens": 0}, "max_tokens is 0"),
     ({"limit": 0}, "limit is 0"),
     ({"kinds": "fact"}, "kinds is 'fact'"),
-    ({"kinds": []}, "kinds is"),
-    ({"as_of": datetime(2024, 5, 1)}, "as_of is"),
-    ({"now": datetime(2024, 5, 1)}, "now is"),
-    ({"tails": "soon"}, "tails is 'soon'"),
+    ({"as_of": datetime(2024, 5, 1)}, "expected a datetime with a time zone"),
     ({"store": {}}, "expected a BaseStore"),
     ({"store": None}, "have no store"),
 ]
@@ -376,5 +366,5 @@ def test_nobody_recalls_what_is_anothers(store: SQLiteStore, recalls: Any) -> No
     with pytest.raises(InvalidConfig, match="not blank"):
         recalls("the train", store, config={"configurable": {"user_id": 7}})
     with pytest.raises(InvalidNamespace, match="own notes"):
-        recalls("the train", store, namespaces=[("perdure", "quarantine")])
+        recalls("the train", store, namespace=[("perdure", "quarantine")])
     assert recalls("the train", store, config={"configurable": {"user_id": "an"}}).memories == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -155,6 +156,23 @@ def test_whoever_remembers_each_turn_is_one_memory_in_its_place(
         assert [item.version for item in kept(store)] == [1] * 2 * len(names)
         assert in_order(store) == exchange(*names)
         assert extraction.extract("t", T).messages == 0
+
+
+def test_runs_and_the_background_at_once_make_each_turn_once(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """Whoever comes second is refused, reads again, and finds it done."""
+    names = [f"m{number}" for number in range(6)]
+    say(graph_of(file_saver, InMemoryStore()), *names)
+    messages = graph_of(file_saver, store).get_state(T).values["messages"]
+    node, extraction = remember_turns(store), Extraction(file_saver, store, batch=3)
+    calls = [lambda: node(messages, T)] * 3 + [lambda: extraction.extract("t", T)] * 3
+    with ThreadPoolExecutor(len(calls)) as pool:
+        for done in [pool.submit(call) for call in calls]:
+            done.result()
+
+    assert in_order(store) == exchange(*names)
+    assert [item.version for item in kept(store)] == [1] * 12
 
 
 def test_what_was_missed_between_lies_between(

@@ -245,7 +245,7 @@ def test_summarizing_chat_service(repository: Any) -> None:
 def test_token_aware_chat_service(repository: Any) -> None:
     """`trim` shows as many tokens as the service allows, in a chain or over what `get` gave."""
     memory = MessageChatMemory(repository, 100)
-    window = trim(tokens=6, counter=lambda shown: sum(len(m.text.split()) for m in shown))
+    window = trim(max_tokens=6, counter=lambda shown: sum(len(m.text.split()) for m in shown))
     with OpenAIServer(["a b", "c d", "e f"]) as server:
         advisor = MessageChatMemoryAdvisor(window | client(server), memory)
         for said in ("one two", "three four", "five six"):

@@ -15,6 +15,7 @@ from langchain_core.messages import (
 )
 from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import GraphInterrupt
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidMessages, SummaryFailed
@@ -41,7 +42,7 @@ from tests.openai_server import Failure, Held
         ([BLANK] * 3, "the answer was empty", 3),
         ([CALLS] * 3, "the model called tools and said nothing", 3),
         ([CUT_OFF] * 3, "cut off at the model's limit", 3),
-        (["They spoke of trains. " * 1_000] * 3, "tokens, and 400 words were asked for", 3),
+        (["They spoke of trains. " * 1_000] * 3, "tokens, and 100 words were asked for", 3),
         ([Failure(500, "no luck")] * 3, "Error code: 500 - no luck", 3),
         ([Failure(400, "no such thing")], "no such thing", 1),
         ([Failure(401, "who are you?")], "who are you?", 1),
@@ -54,7 +55,7 @@ def test_a_summary_that_fails_removes_nothing(
     """It is asked for again where that can help; then the error says what happened, or a log."""
     for run in (invoked, awaited):
         with ScriptedServer([*script]) as scribe, pytest.raises(SummaryFailed) as caught:
-            run(node(scribe), {"messages": turns(4)})
+            run(node(scribe, on_failure="raise"), {"messages": turns(4)})
 
         assert named in str(caught.value)
         assert "nothing was removed" in str(caught.value)
@@ -64,7 +65,7 @@ def test_a_summary_that_fails_removes_nothing(
 
         caplog.clear()
         with ScriptedServer([*script]) as scribe, caplog.at_level(logging.WARNING, "perdure"):
-            kept = run(node(scribe, on_failure="keep"), {"messages": turns(4)})
+            kept = run(node(scribe), {"messages": turns(4)})
 
         assert kept == {}
         assert [named in record.message for record in caplog.records] == [True]
@@ -84,10 +85,10 @@ def test_a_summary_is_asked_for_again(fault: Any, run: Any) -> None:
 def test_a_summary_that_is_cut_off_is_asked_for_in_fewer_words() -> None:
     """The same request would be cut off again."""
     with ScriptedServer([CUT_OFF, "short"]) as scribe:
-        update = node(scribe, max_words=100).invoke({"messages": turns(4)})
+        update = node(scribe).invoke({"messages": turns(4)})
 
     assert update["summary"]["text"] == "short"
-    assert "in 50 words at most" in scribe.asked_for()
+    assert "in 200 words at most" in scribe.asked_for()
 
 
 @pytest.mark.parametrize("run", [invoked, awaited])
@@ -97,7 +98,10 @@ def test_a_summariser_that_hangs_is_left_behind(run: Any) -> None:
     with ScriptedServer([Held("late", let_go), "in time"]) as scribe:
         try:
             with pytest.raises(SummaryFailed, match=r"no answer within 0\.2 s") as caught:
-                run(node(scribe, timeout_s=0.2, retries=0), {"messages": turns(4)})
+                run(
+                    node(scribe, timeout_s=0.2, retries=0, on_failure="raise"),
+                    {"messages": turns(4)},
+                )
             update = run(node(scribe, timeout_s=None), {"messages": turns(4)})
         finally:
             let_go.set()
@@ -109,7 +113,7 @@ def test_a_summariser_that_hangs_is_left_behind(run: Any) -> None:
 def test_a_failure_in_a_graph_leaves_the_state(file_saver: SQLiteCheckpointer) -> None:
     """The thread is what it was before, and goes on when the summariser does."""
     with ScriptedServer([EMPTY, "the summary"]) as scribe, ScriptedServer(["answer"]) as server:
-        graph = chat(server, node(scribe, retries=0), checkpointer=file_saver)
+        graph = chat(server, node(scribe, retries=0, on_failure="raise"), checkpointer=file_saver)
         with pytest.raises(SummaryFailed):
             graph.invoke({"messages": turns(4)}, THREAD)
         before = graph.get_state(THREAD).values
@@ -124,7 +128,7 @@ def test_a_failure_in_a_graph_leaves_the_state(file_saver: SQLiteCheckpointer) -
 def test_keep_shows_the_whole_conversation_over_a_list() -> None:
     """Nothing takes the place of what could not be summarised."""
     with ScriptedServer([EMPTY] * 3) as scribe:
-        shown = node(scribe, on_failure="keep")(turns(4))
+        shown = node(scribe)(turns(4))
 
     assert keys(shown) == keys(turns(4))
 
@@ -135,24 +139,19 @@ def test_keep_shows_the_whole_conversation_over_a_list() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"when": {}}, "when is {}"),
-        ({"keep_turns": 0}, "keep_turns is 0"),
-        ({"keep_turns": True}, "keep_turns is True"),
-        ({"prompt": " "}, "prompt is ' '"),
-        ({"prompt": 7}, "prompt is 7"),
-        ({"max_words": 0}, "max_words is 0"),
-        ({"form": "footnote"}, "form is 'footnote'"),
+        ({"trigger": {}}, "trigger is {}"),
+        ({"keep": ("messages", 0)}, "keep messages is 0"),
+        ({"keep": ("messages", True)}, "keep messages is True"),
+        ({"keep": ("turns", 3)}, "keep is {'turns': 3}"),
+        ({"keep": [("messages", 3)]}, "keep is [('messages', 3)]"),
+        ({"keep": ("fraction", 0.5)}, "expected a number of tokens, a chat model"),
+        ({"token_counter": 7}, "token_counter of 7"),
+        ({"summary_prompt": " "}, "summary_prompt is ' '"),
+        ({"summary_prompt": 7}, "summary_prompt is 7"),
+        ({"summary_prompt": "word " * 20_000}, "of the 16000 tokens that a request may take"),
         ({"mode": "both"}, "mode is 'both'"),
         ({"on_failure": "ignore"}, "on_failure is 'ignore'"),
-        ({"max_input_tokens": 0}, "max_input_tokens is 0"),
-        ({"max_input_tokens": 50}, "max_input_tokens is 50; the prompt takes"),
-        ({"timeout_s": 0}, "timeout_s is 0"),
-        ({"timeout_s": "soon"}, "timeout_s is 'soon'"),
-        ({"retries": -1}, "retries is -1"),
-        ({"backoff_s": -1}, "backoff_s is -1"),
         ({"messages_key": ""}, "messages_key is ''"),
-        ({"summary_key": None}, "summary_key is None"),
-        ({"summary_key": "messages"}, "a channel each"),
     ],
 )
 def test_bad_options_are_refused_at_once(options: Any, named: str) -> None:
@@ -163,10 +162,37 @@ def test_bad_options_are_refused_at_once(options: Any, named: str) -> None:
     assert named in str(caught.value)
 
 
-def test_what_is_no_model_is_refused() -> None:
-    """A name is none."""
-    with pytest.raises(ConfigurationError, match="model is 'gpt-4o'"):
-        summarize("gpt-4o")  # type: ignore[arg-type]
+@pytest.mark.parametrize("mode", ["state", "view"])
+def test_a_failure_is_tried_again_in_the_next_turn(
+    file_saver: SQLiteCheckpointer, mode: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By default the turn goes on, everything is kept, and the next turn summarises it."""
+    with (
+        ScriptedServer([EMPTY, "the summary"]) as scribe,
+        ScriptedServer(["one", "two"]) as server,
+    ):
+        graph = chat(server, node(scribe, retries=0, mode=mode), checkpointer=file_saver)
+        failed = graph.invoke({"messages": turns(4)}, THREAD)
+        out = graph.invoke({"messages": [HumanMessage("q5", id="q5")]}, THREAD)
+
+    assert "it is tried again the next time" in caplog.text
+    assert texts(failed["messages"]) == [*texts(turns(4)), "one"]
+    assert failed.get("summary") is None
+    assert out["summary"] == {"text": "the summary", "last": failed["messages"][-1].id, "count": 8}
+    for text in ("q1", "a3", "q4", "one"):
+        assert text in scribe.asked_for()
+
+
+@pytest.mark.parametrize("run", [invoked, awaited])
+def test_an_interrupt_is_no_failure(run: Any) -> None:
+    """langgraph's own signals pass through a call of a model."""
+
+    def asks_first(request: Any) -> Any:
+        raise GraphInterrupt(())
+
+    summary = summarize(RunnableLambda(asks_first), trigger=("messages", 1), keep=("messages", 1))
+    with pytest.raises(GraphInterrupt):
+        run(summary, {"messages": turns(4)})
 
 
 def test_messages_that_cannot_be_removed_are_refused_before_anything_is_asked() -> None:

@@ -19,18 +19,20 @@ from langchain_core.runnables import RunnableLambda
 from langgraph.graph import add_messages
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
+from perdure.memory.model_call import ModelCall
 from perdure.memory.shown import sequence
-from perdure.memory.summary import summarize
-from perdure.memory.summary import Summarize
+from perdure.memory.summary import Summarize, summarize
 from tests.memory.conversations import conversations, keys, newest_human
 from tests.memory.providers import refusals
 from tests.memory.summaries import awaited
 
+_KEEPS = st.sampled_from([("messages", 1), ("messages", 4), ("tokens", 40), {"messages": 6}])
 
-@given(talk=conversations(), keep=st.integers(1, 3), mode=st.sampled_from(["state", "view"]))
-def test_invariants_over_random_conversations(talk: Any, keep: int, mode: Any) -> None:
+
+@given(talk=conversations(), keep=_KEEPS, mode=st.sampled_from(["state", "view"]))
+def test_invariants_over_random_conversations(talk: Any, keep: Any, mode: Any) -> None:
     """Valid, nothing lost, newest human message present, idempotent, the same awaited."""
-    summary = _quick(keep_turns=keep, mode=mode)
+    summary = _quick(keep=keep, mode=mode)
     state: dict[str, Any] = {"messages": talk}
     update = summary.invoke(state)
     after = _applied(state, update)
@@ -50,10 +52,10 @@ def test_invariants_over_random_conversations(talk: Any, keep: int, mode: Any) -
     assert keys(summary.shown(after["messages"], after)) == keys(shown)
 
 
-@given(talk=conversations(ids=False), form=st.sampled_from(["system", "human"]))
-def test_invariants_over_lists(talk: Any, form: Any) -> None:
+@given(talk=conversations(ids=False), keep=_KEEPS)
+def test_invariants_over_lists(talk: Any, keep: Any) -> None:
     """A list without ids gives a valid sequence, the same awaited, and the same again."""
-    summary = _quick(keep_turns=1, form=form)
+    summary = _quick(keep=keep)
     shown = summary(talk)
     newest = newest_human(talk)
 
@@ -68,19 +70,19 @@ def test_a_failure_changes_nothing_over_random_conversations(talk: Any) -> None:
     """Whatever was said, no summary means no removal."""
     before = [m.model_copy(deep=True) for m in talk]
     failing: Any = RunnableLambda(lambda messages: "")
-    summary = summarize(failing, when={"messages": 1}, keep_turns=1, retries=0, on_failure="keep")
+    summary = _quick(ModelCall(failing, retries=0))
 
     assert summary.invoke({"messages": talk}) == {}
     assert talk == before
 
 
-@given(data=st.data(), mode=st.sampled_from(["state", "view"]), keep=st.integers(1, 2))
+@given(data=st.data(), mode=st.sampled_from(["state", "view"]), keep=_KEEPS)
 def test_what_is_neither_shown_nor_told_is_not_there(
-    data: st.DataObject, mode: Any, keep: int
+    data: st.DataObject, mode: Any, keep: Any
 ) -> None:
     """Whatever becomes of a thread: summarised ids said anew, messages removed, put in order."""
     thread = _Thread(data)
-    options: dict[str, Any] = {"when": {"messages": 3}, "keep_turns": keep, "mode": mode}
+    options: dict[str, Any] = {"trigger": {"messages": 3}, "keep": keep, "mode": mode}
     summary = summarize(RunnableLambda(thread.told), **options)
     for _ in range(data.draw(st.integers(2, 6))):
         thread.go_on()
@@ -175,8 +177,9 @@ class _Thread:
 _HAPPENS = [_Thread.say_anew, _Thread.say_anew, _Thread.lose, _Thread.shuffle]
 
 
-def _quick(**options: Any) -> Summarize:
-    return summarize(RunnableLambda(lambda messages: "text"), when={"messages": 2}, **options)
+def _quick(model: Any = None, **options: Any) -> Summarize:
+    given = {"trigger": ("messages", 2), "keep": ("messages", 1), **options}
+    return summarize(model or RunnableLambda(lambda messages: "text"), **given)
 
 
 def _applied(state: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:

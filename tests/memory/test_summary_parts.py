@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from typing import Any
 
 import pytest
-from langchain_core.messages import (
-    AnyMessage,
-    HumanMessage,
-)
-from langchain_core.runnables import RunnableLambda
+from langchain_core.messages import AnyMessage, HumanMessage
 
 from perdure.errors import SummaryFailed
-from perdure.memory.summary import summarize
-from tests.memory.scripted import (
-    TOO_LONG,
-    ScriptedServer,
-)
+from tests.memory.scripted import TOO_LONG, ScriptedServer, numbered
 from tests.memory.summaries import COUNTER, awaited, invoked, node, turns
 
 
@@ -30,55 +20,50 @@ def long_talk(count: int, size: int = 300) -> list[AnyMessage]:
 
 @pytest.mark.parametrize("run", [invoked, awaited])
 def test_a_long_conversation_is_summarised_in_parts(run: Any) -> None:
-    """Every part is told once, no request passes the limit, and the former summary is extended."""
-    with ScriptedServer(lambda body: _part_or_all(body)) as scribe:
-        summary = node(scribe, max_input_tokens=1_500, counter=COUNTER)
-        update = run(summary, {"messages": long_talk(12), "summary": "the former"})
+    """Every part is read once, with the summary so far; no request passes the limit."""
+    with ScriptedServer(numbered()) as scribe:
+        summary = node(scribe, window=2_000, token_counter=COUNTER)
+        update = run(summary, {"messages": long_talk(12), "summary": "the previous"})
     asked = [scribe.asked_for(n) for n in range(len(scribe.requests))]
-    parts = [text for text in asked if "<conversation>" in text]
-    sizes = [COUNTER.text(m[1]) for n in range(len(asked)) for m in [scribe.shown(n)[1]]]
+    sizes = [COUNTER.text(m[1]) for n in range(len(asked)) for m in scribe.shown(n)]
 
-    assert update["summary"]["text"] == "of all"
+    assert len(asked) > 4
+    assert update["summary"]["text"] == f"summary {len(asked)}"
     assert update["summary"]["count"] == 22
-    assert len(parts) > 4
     for n in range(1, 12):
-        assert sum(f"q{n}. " in text for text in parts) == 1
-    assert "<summary>\nthe former\n</summary>" in asked[-1]
-    assert max(sizes) <= 1_500
-    assert all("the former" not in text for text in asked[:-1])
+        assert sum(f"q{n}. " in text for text in asked) == 1
+    for text, known in zip(asked, ["the previous", *map("summary {}".format, range(1, 99))]):
+        assert f"<summary>\n{known}\n</summary>" in text
+    assert max(map(sum, zip(sizes[::2], sizes[1::2], strict=True))) <= 1_500
 
 
-def _part_or_all(body: Any) -> str:
-    asked = body["messages"][-1]["content"]
-    return "of all" if "the former" in asked else "of a part " + "and so on " * 20
-
-
-def test_parts_of_parts() -> None:
-    """Where the summaries of parts are too many for one request they are put together in groups."""
-    with ScriptedServer(lambda body: "words " * 60) as scribe:
-        summary = node(scribe, max_input_tokens=800, counter=COUNTER)
-        summary.invoke({"messages": long_talk(40, size=100)})
-    asked = [scribe.asked_for(n) for n in range(len(scribe.requests))]
-
-    assert sum("<part" in text for text in asked) > 1
-    assert asked[-1].count("<part number=") > 1
-
-
-def test_one_huge_message_is_told_in_slices() -> None:
-    """All of it is told, in order."""
+def test_one_huge_message_is_read_in_slices() -> None:
+    """All of it is read, in order."""
     numbers = " ".join(f"n{n:05}" for n in range(3_000))
     talk: list[AnyMessage] = [HumanMessage(numbers, id="1"), *turns(2)]
     with ScriptedServer(lambda body: "short") as scribe:
-        node(scribe, max_input_tokens=2_000, counter=COUNTER, when={"messages": 3}).invoke(
-            {"messages": talk}
-        )
-    told = "".join(
-        scribe.asked_for(n).removeprefix("<conversation>\n").split("\n</conversation>")[0]
-        for n in range(len(scribe.requests) - 1)
+        summary = node(scribe, window=2_000, token_counter=COUNTER, trigger=("messages", 3))
+        summary.invoke({"messages": talk})
+    read = "".join(
+        scribe.asked_for(n).partition("<conversation>\n")[2].split("\n</conversation>")[0]
+        for n in range(len(scribe.requests))
     )
 
     assert len(scribe.requests) > 5
-    assert numbers in told
+    assert numbers in read
+
+
+def test_a_previous_summary_that_takes_too_much_is_summarised_itself() -> None:
+    """A window may be smaller than the one that it was written for."""
+    previous = " ".join(f"n{n:05}" for n in range(500))
+    with ScriptedServer(numbered()) as scribe:
+        summary = node(scribe, window=1_000, token_counter=COUNTER)
+        update = summary.invoke({"messages": turns(4), "summary": previous})
+    asked = [scribe.asked_for(n) for n in range(len(scribe.requests))]
+
+    assert update["summary"]["text"] == f"summary {len(asked)}"
+    assert "<summary>" not in asked[0]
+    assert all(sum(word in text for text in asked) == 1 for word in ("n00000", "n00250", "q3"))
 
 
 @pytest.mark.parametrize("run", [invoked, awaited])
@@ -96,36 +81,9 @@ def test_a_window_smaller_than_was_said_is_found_out(run: Any) -> None:
 
 
 def test_a_summariser_that_repeats_everything_does_not_go_on_for_ever() -> None:
-    """Summaries of parts that are as long as the parts are an error."""
+    """Summaries that leave no room for the next part are an error."""
     with ScriptedServer(lambda body: "words " * 700) as scribe:
-        summary = node(scribe, max_input_tokens=1_000, counter=COUNTER)
-        with pytest.raises(SummaryFailed, match="too long to be put together"):
+        summary = node(scribe, window=1_333, token_counter=COUNTER, on_failure="raise")
+        with pytest.raises(SummaryFailed, match="the answer has"):
             summary.invoke({"messages": long_talk(12)})
-
-
-def test_awaited_parts_are_asked_for_together_but_not_too_many_at_once() -> None:
-    """Four at most."""
-    now, most, lock = 0, 0, threading.Lock()
-
-    def answer(messages: Any) -> Any:
-        raise NotImplementedError
-
-    async def aanswer(messages: Any) -> Any:
-        nonlocal now, most
-        with lock:
-            now += 1
-            most = max(most, now)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        with lock:
-            now -= 1
-        return "short"
-
-    model = RunnableLambda(answer, aanswer)
-    summary = summarize(
-        model, when={"messages": 5}, keep_turns=1, max_input_tokens=1_500, counter=COUNTER
-    )
-    update = awaited(summary, {"messages": long_talk(30)})
-
-    assert update["summary"]["text"] == "short"
-    assert most == 4
+    assert len(scribe.requests) == 3

@@ -19,10 +19,10 @@ from pydantic import BaseModel, Field
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
-from perdure.memory.collection.collection import Collection
-from perdure.memory.collection.tools import manage_memory, search_memory
+from perdure.memory.collection import Collection
 from perdure.memory.gate import Gate
 from perdure.memory.reducers import ChatState
+from perdure.memory.tools import manage_memory, search_memory
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.scripted import ScriptedServer, client
 from tests.openai_server import Answer, Reply
@@ -298,7 +298,7 @@ def test_what_is_blotted_out_is_told(store: Any, collection: Collection) -> None
     )
 
     assert answer.status == "success"
-    assert "blotted out" in answer.text
+    assert "redacted" in answer.text
 
 
 def test_instructions_are_found_as_they_are(store: Any) -> None:
@@ -533,7 +533,7 @@ def test_an_agent_remembers_in_another_thread(tmp_path: Path, async_: bool) -> N
 def test_a_memory_that_came_from_elsewhere(store: Any, collection: Collection) -> None:
     """Its day and trust are those of its source."""
     source = Provenance(thread_id="web", trust="tool")
-    collection.insert(TEA, config=ANN, provenance=source, role="tool")
+    collection.insert(TEA, config=ANN, provenance=source)
     answer = asked("sync", search_memory(store=store), query="tea")
 
     assert json.loads(answer.text.splitlines()[2])["trust"] == "tool"

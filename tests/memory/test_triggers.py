@@ -1,4 +1,4 @@
-"""When to summarise: conditions as JSON, all of a dict, any of a list."""
+"""When to summarise and what stays: sizes as JSON, all of a dict, any of a list."""
 
 from __future__ import annotations
 
@@ -6,84 +6,105 @@ import json
 from typing import Any
 
 import pytest
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.language_models.fake_chat_models import FakeListChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 
 from perdure.errors import ConfigurationError, UnknownModel
-from perdure.memory.counting import token_counter
-from perdure.memory.triggers import trigger
+from perdure.memory.model_call import ModelCall
+from perdure.memory.summary import Summarize, summarize
+from perdure.memory.tokens import token_counter
+from tests.memory.summaries import turns
 
 COUNTER = token_counter("estimate")
-
-
-def window() -> int:
-    return 1_000
-
-
-def no_window() -> int:
-    raise UnknownModel("nobody named the window")
-
-
-def said(count: int, text: str = "hello") -> list[BaseMessage]:
-    return [HumanMessage(text) for _ in range(count)]
-
-
 EACH = COUNTER.message(HumanMessage("hello"))
 
 
+def node(**options: Any) -> Summarize:
+    model = FakeListChatModel(responses=["text"], profile={"max_input_tokens": 4_000})
+    return summarize(model, token_counter=COUNTER, **{"keep": ("messages", 1), **options})
+
+
+def hellos(count: int) -> list[BaseMessage]:
+    return [HumanMessage("hello", id=f"{number}") for number in range(count)]
+
+
 @pytest.mark.parametrize(
-    ("when", "fires_at"),
+    ("trigger", "fires_at"),
     [
+        (("messages", 4), 4),
         ({"messages": 4}, 4),
-        ({"tokens": 4 * EACH}, 4),
-        ({"fraction": 4 * EACH / 1_000}, 4),
+        (("tokens", 4 * EACH), 4),
+        (("fraction", 12 * EACH / 4_000), 12),
         ({"messages": 2, "tokens": 6 * EACH}, 6),
         ({"messages": 6, "tokens": 2 * EACH}, 6),
-        ({"tokens": 2 * EACH, "fraction": 6 * EACH / 1_000}, 6),
-        ([{"messages": 6}, {"tokens": 2 * EACH}], 2),
+        ({"tokens": 2 * EACH, "fraction": 12 * EACH / 4_000}, 12),
+        ([{"messages": 6}, ("tokens", 3 * EACH)], 3),
         ([{"messages": 6}, {"messages": 3, "tokens": 5 * EACH}], 5),
-        ([{"messages": 3}], 3),
+        ([("messages", 3)], 3),
     ],
 )
-def test_a_trigger_fires_when_it_is_reached(when: Any, fires_at: int) -> None:
+def test_a_trigger_fires_when_it_is_reached(trigger: Any, fires_at: int) -> None:
     """A dict asks for all that is in it, a list for any; a JSON round trip changes nothing."""
-    read = trigger(json.loads(json.dumps(when)), window)
-
-    assert [read.fires(said(n), COUNTER) for n in range(fires_at + 2)] == [
-        n >= fires_at for n in range(fires_at + 2)
-    ]
+    for given in (trigger, json.loads(json.dumps(trigger))):
+        read = node(trigger=given)
+        due = [read.is_due({"messages": hellos(n)}) for n in range(fires_at + 2)]
+        assert due == [n >= fires_at for n in range(fires_at + 2)]
 
 
 @pytest.mark.parametrize(
-    ("when", "named"),
+    ("keep", "kept"),
     [
-        ({}, "when is {}"),
-        ([], "when is []"),
-        ([{}], "with {} in it"),
-        (40, "when is 40"),
-        ("messages", "when is 'messages'"),
-        (["messages"], "'messages' in it"),
-        ({"turns": 3}, "'turns'"),
-        ({"messages": 0}, "messages: 0"),
-        ({"messages": True}, "messages: True"),
-        ({"messages": 2.5}, "messages: 2.5"),
-        ({"tokens": -1}, "tokens: -1"),
-        ({"tokens": "many"}, "tokens: 'many'"),
-        ({"fraction": 0}, "fraction: 0"),
-        ({"fraction": 1.1}, "fraction: 1.1"),
-        ({"fraction": float("nan")}, "fraction: nan"),
-        ([{"messages": 3}, {"tokens": 0}], "tokens: 0"),
+        (("messages", 1), 1),
+        (("messages", 2), 1),
+        (("messages", 3), 3),
+        (("messages", 4), 3),
+        (("messages", 99), 7),
+        (("tokens", 1), 1),
+        (("tokens", COUNTER.message(HumanMessage("q4")) + 2 * COUNTER.message(AIMessage("a3"))), 3),
+        (("fraction", 1.0), 7),
+        ({"messages": 5, "tokens": 1}, 1),
+        ({"messages": 3, "tokens": 4_000}, 3),
     ],
 )
-def test_what_no_trigger_can_mean_is_refused(when: Any, named: str) -> None:
+def test_whole_turns_stay_up_to_what_is_kept(keep: Any, kept: int) -> None:
+    """Of four turns; the newest stays whatever its size."""
+    update = node(trigger=("messages", 1), keep=keep).invoke({"messages": turns(4)})
+
+    assert 7 - len(update.get("summarized", ())) == kept
+
+
+@pytest.mark.parametrize(
+    ("trigger", "named"),
+    [
+        ({}, "trigger is {}"),
+        ([], "trigger is []"),
+        ([{}], "trigger is {}"),
+        (40, "trigger is 40"),
+        ("messages", "trigger is 'messages'"),
+        (["messages"], "trigger is ['messages']"),
+        ({"turns": 3}, "trigger is {'turns': 3}"),
+        ({"messages": 0}, "trigger messages is 0"),
+        ({"messages": True}, "trigger messages is True"),
+        ({"messages": 2.5}, "trigger messages is 2.5"),
+        (("tokens", -1), "trigger tokens is -1"),
+        (("tokens", "many"), "trigger tokens is 'many'"),
+        (("fraction", 0), "trigger fraction is 0"),
+        (("fraction", 1.1), "trigger fraction is 1.1"),
+        (("fraction", float("nan")), "trigger fraction is nan"),
+        ([{"messages": 3}, {"tokens": 0}], "trigger tokens is 0"),
+    ],
+)
+def test_what_no_trigger_can_mean_is_refused(trigger: Any, named: str) -> None:
     """The error names what is wrong."""
     with pytest.raises(ConfigurationError) as caught:
-        trigger(when, window)
+        node(trigger=trigger)
 
     assert named in str(caught.value)
 
 
 def test_a_window_is_asked_for_only_by_a_fraction() -> None:
     """Without a fraction the model's window need not be known."""
-    assert trigger({"tokens": 5}, no_window).limits == ((0, 5),)
+    unknown = ModelCall(FakeListChatModel(responses=["text"]))
+    summarize(unknown, trigger=("tokens", 5))
     with pytest.raises(UnknownModel):
-        trigger([{"tokens": 5}, {"fraction": 0.5}], no_window)
+        summarize(unknown, trigger=[("tokens", 5), ("fraction", 0.5)])

@@ -191,13 +191,13 @@ def test_a_later_system_message_replaces_the_former_and_comes_first() -> None:
     """LangChain4j's rules; one in the middle of an exchange does not part it."""
     talk = talk_of(*"shacrq")
     talk.insert(4, SystemMessage("new", id="new"))
-    assert ids(trim(messages=10)(talk)) == "new h1 a2 c3 r4 q5"
+    assert ids(trim(max_messages=10)(talk)) == "new h1 a2 c3 r4 q5"
 
 
 def test_a_state_keeps_its_order_and_what_is_added_at_the_same_time(tmp_path: Path) -> None:
     """A system message in the middle stays there; a parallel node's answer is not lost."""
     builder = StateGraph(ChatState)
-    builder.add_node("trim", trim(messages=20, mode="state"))
+    builder.add_node("trim", trim(max_messages=20, mode="state"))
     builder.add_node("answer", lambda state: {"messages": [AIMessage("yes", id="new")]})
     builder.add_edge(START, "trim").add_edge(START, "answer")
     with SQLiteCheckpointer.open(tmp_path / "a.db") as saver:
@@ -239,15 +239,17 @@ def test_truncate_shortens_a_question_that_is_too_long(blocks: bool) -> None:
         HumanMessage(content if blocks else text, id="h"),
     ]
     with pytest.raises(BudgetExceeded, match=r"human message 1\d\d\d.*truncate=True"):
-        trim(tokens=300, counter=count)(talk)
-    shown = trim(tokens=300, counter=count, truncate=True)(talk)
+        trim(max_tokens=300, counter=count)(talk)
+    shown = trim(max_tokens=300, counter=count, truncate=True)(talk)
     assert count(shown) <= 300
     assert shown[1].id == "h"
     assert shown[1].text.startswith("What is this?")
     assert shown[1].text.endswith("Please explain.")
     assert "characters left out" in shown[1].text
     assert talk[1].text == text
-    update = trim(tokens=300, counter=count, truncate=True, mode="state").invoke({"messages": talk})
+    update = trim(max_tokens=300, counter=count, truncate=True, mode="state").invoke(
+        {"messages": talk}
+    )
     assert [m.text for m in update["messages"]] == [shown[1].text]
 
 
@@ -255,7 +257,7 @@ def test_truncate_shortens_the_results_the_model_goes_on_from() -> None:
     """The question is short, what the tool found is not."""
     talk = talk_of(*"hcrq")
     talk[2].content = "found " * 1_000
-    shown = trim(tokens=200, counter=count, truncate=True)(talk)
+    shown = trim(max_tokens=200, counter=count, truncate=True)(talk)
     assert ids(shown) == "h0 c1 r2 q3"
     assert count(shown) <= 200
 
@@ -267,7 +269,7 @@ def test_truncate_shortens_parallel_results_alike() -> None:
     results = [ToolMessage("word " * 1_000, tool_call_id=uid, id=uid) for uid in uids[1:]]
     short = ToolMessage("short", tool_call_id="c0", id="c0")
     talk: Talk = [HumanMessage("Compare"), AIMessage("", tool_calls=calls), short, *results]
-    shown = trim(tokens=2_000, counter=count, truncate=True)(talk)
+    shown = trim(max_tokens=2_000, counter=count, truncate=True)(talk)
     lengths = [len(message.text) for message in shown[3:]]
     assert 1_800 <= count(shown) <= 2_000
     assert shown[:3] == talk[:3]
@@ -278,20 +280,20 @@ def test_truncate_cannot_shorten_what_is_no_text() -> None:
     """A picture is whole or not there."""
     question: Any = [{"type": "image_url", "image_url": {"url": "data:" + "x" * 900}}]
     with pytest.raises(BudgetExceeded, match="may not be left out"):
-        trim(tokens=100, counter=count, truncate=True)([HumanMessage(question)])
+        trim(max_tokens=100, counter=count, truncate=True)([HumanMessage(question)])
 
 
 def test_a_list_without_a_question() -> None:
     """Nothing to answer: only the system message is shown, and the state is left as it is."""
     talk = talk_of(*"sa")
-    assert ids(trim(tokens=100)(talk)) == "s0"
-    assert trim(tokens=100, mode="state").invoke({"messages": talk}) == {}
-    assert trim(tokens=100)([]) == []
+    assert ids(trim(max_tokens=100)(talk)) == "s0"
+    assert trim(max_tokens=100, mode="state").invoke({"messages": talk}) == {}
+    assert trim(max_tokens=100)([]) == []
 
 
 def test_the_same_in_both_colours_in_a_chain_and_as_a_node() -> None:
     """One object for all."""
-    node = trim(messages=5)
+    node = trim(max_messages=5)
     shown = node(LONG)
     assert node.invoke(LONG) == shown
     assert asyncio.run(node.ainvoke(LONG)) == shown
@@ -336,7 +338,7 @@ def test_options_that_contradict_are_refused(options: dict[str, Any], said: str)
 def test_what_are_no_messages_is_refused(state: Any, said: str) -> None:
     """By name and place."""
     with pytest.raises(InvalidMessages) as caught:
-        trim(tokens=50).invoke(state)
+        trim(max_tokens=50).invoke(state)
     assert said in str(caught.value)
 
 
@@ -344,4 +346,4 @@ def test_tools_that_leave_no_room_are_refused() -> None:
     """Their schemas are part of the request."""
     tool = {"name": "look", "description": "x " * 500, "parameters": {"type": "object"}}
     with pytest.raises(BudgetExceeded, match="1 tools"):
-        trim(tokens=100, tools=[tool])
+        trim(max_tokens=100, tools=[tool])

@@ -35,12 +35,12 @@ from perdure.memory.store_adapter import StoreAdapter
 from perdure.memory.thread_messages import (
     ThreadHistory,
     ThreadMessage,
-    check_saver,
     read_history,
     time_of,
 )
-from perdure.memory.turns import TurnExtractor, chunks, turn_key
+from perdure.memory.turns import TurnExtractor, turn_key
 from perdure.memory.watermarks import Watermark
+from perdure.stores.chunking import chunks
 from tests.memory.threads import graph_of, on, say
 
 MAY = datetime(2024, 5, 1, 10, tzinfo=UTC)
@@ -124,12 +124,6 @@ def test_a_thread_without_messages_says_nothing(file_saver: SQLiteCheckpointer) 
     say(graph_of(file_saver), "t", "one")
 
     assert words(run(read_history(file_saver, "t", "notes"))) == []
-
-
-def test_what_is_no_checkpointer_is_refused() -> None:
-    """Something else in the place of a checkpointer is named, with what was expected."""
-    with pytest.raises(ConfigurationError, match="BaseCheckpointSaver"):
-        check_saver("memory.db")
 
 
 # -- times
@@ -220,13 +214,12 @@ def test_what_tools_answer_is_remembered_if_it_is_asked_for() -> None:
 
 
 def test_a_long_message_is_kept_in_chunks() -> None:
-    """A message that is too long makes a memory for each piece; what is left out is told."""
+    """A message that is too long makes a memory for each chunk; what is left out is told."""
     said = HumanMessage("One thing. Another thing. A third thing.", id="a")
-    proposal = proposed(Batch("t", "c", placed(said)), max_chars=16, max_chunks=2)
+    proposal = proposed(Batch("t", "c", placed(said)), max_words=3, max_chunks=2)
 
     assert [each.candidate.text for each in proposal.additions] == [
-        "user: One thing.",
-        "user: Another thing.",
+        f"user: {text}" for text in chunks(said.text, 3, 0)[:2]
     ]
     assert len({each.key for each in proposal.additions}) == 2
     assert [(each.change, each.check) for each in proposal.outcomes] == [("refused", "length")]
@@ -241,32 +234,11 @@ def test_keys_are_the_same_each_time_and_for_no_other() -> None:
     assert all(re.fullmatch("turn-[0-9a-f]{20}", key) for key in keys)
 
 
-@pytest.mark.parametrize("options", [{"max_chars": 0}, {"max_chunks": "2"}])
+@pytest.mark.parametrize("options", [{"max_words": 0}, {"max_chunks": "2"}])
 def test_numbers_that_cannot_be_are_refused(options: Any) -> None:
     """A former with a number that makes no sense is not made."""
     with pytest.raises(ConfigurationError, match="expected a whole number"):
         TurnExtractor(**options)
-
-
-@given(st.text(alphabet="ab .\n\N{IDEOGRAPHIC FULL STOP}é", max_size=300), st.integers(1, 40))
-def test_chunks_leave_nothing_out(text: str, limit: int) -> None:
-    """Pieces have all of a text but white space, in order; none is empty or too long."""
-    found, left_out = chunks(text, limit, 300)
-
-    assert left_out == 0
-    assert "".join(text.split()) == "".join("".join(found).split())
-    assert all(0 < len(piece) <= limit and piece == piece.strip() for piece in found)
-
-
-@given(st.text(alphabet="ab .\n", max_size=99), st.integers(1, 9), st.integers(1, 9))
-def test_the_first_chunks_are_the_same_however_many(text: str, limit: int, most: int) -> None:
-    """Of a text that makes more pieces, so many are made, and it is told how much is left over."""
-    every, _ = chunks(text, limit, 99)
-    found, left_out = chunks(text, limit, most)
-
-    assert every[:most] == found
-    assert bool(left_out) is (len(every) > most)
-    assert left_out <= len(text) - sum(map(len, found))
 
 
 def test_a_role_that_nobody_knows_is_no_user_s() -> None:

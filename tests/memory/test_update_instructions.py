@@ -26,10 +26,9 @@ from perdure.errors import (
     PerdureError,
     VersionConflict,
 )
-from perdure.memory.instructions import Instructions
+from perdure.memory.instructions import Instructions, use_instructions
 from perdure.memory.reducers import ChatState
 from perdure.memory.update_instructions import update_instructions
-from perdure.memory.instructions import use_instructions
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations
 from tests.memory.scripted import CALLS

@@ -6,20 +6,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from perdure.cli.app import DB, app, open_saver, settings_for
-from perdure.cli.forming import Later, form_waiting
 from perdure.cli.longterm import MEMORIES, Mind, User, opened_mind
 from perdure.cli.output import counted, line, notes, spoken
 from perdure.cli.progress import at_work
 from perdure.cli.titles import about_thread
-from perdure.errors import ConfigurationError, ModelFailed, PerdureError, UnknownThread
-
-if TYPE_CHECKING:
-    from perdure.memory.extraction import Extraction
+from perdure.errors import (
+    ConfigurationError,
+    InvalidMessages,
+    ModelFailed,
+    PerdureError,
+    UnknownThread,
+)
 
 _SHOWN = 4  # messages repeated when a thread is resumed
 
@@ -37,7 +39,6 @@ def chat(
     no_memory: Annotated[
         bool, typer.Option("--no-memory", help="Recall nothing of other threads, keep nothing.")
     ] = False,
-    later: Later = False,
     user: User = None,
     db: DB = None,
 ) -> None:
@@ -55,16 +56,13 @@ def chat(
     with ExitStack() as stack:
         mind = None if no_memory else stack.enter_context(opened_mind(db, user, create=True))
         saver = stack.enter_context(open_saver(db)) if mind is None else mind.saver
+        # without a user the thread is nobody's, so that no worker extracts it either
+        config["configurable"]["user_id"] = "" if mind is None else mind.user
         if mind is not None:
-            config["configurable"] |= mind.config["configurable"]
-            stack.enter_context(_formed(mind, later))
-        graph = chat_graph(
-            configured_model(settings),
-            checkpointer=saver,
-            window=_window(keep_last),
-            recall=None if mind is None else _recalling(mind),
-        )
-        talk = _Talk(graph, config, None if mind is None else mind.extraction())
+            stack.enter_context(_extracted(mind))
+        memory = [*_window(keep_last), *_memory(mind)]  # what is recalled is no earlier message
+        graph = chat_graph(configured_model(settings), memory=memory, checkpointer=saver)
+        talk = _Talk(graph, config)
         _resume(talk, saver, thread)
         config["metadata"] = _carried(saver, thread)
         for said in [message] if message is not None else _typed():
@@ -72,44 +70,52 @@ def chat(
             talk.turn(new, "What you said is stored; start the chat again for an answer")
 
 
-def _recalling(mind: Mind) -> Any:
-    """What shows the model memories, those too that are not formed yet."""
-    from perdure.memory.forming.tails import Tails
-    from perdure.memory.recollection.recalling import use_memories
+def _memory(mind: Mind | None) -> list[Any]:
+    """The parts that recall and remember."""
+    from perdure.memory.remember_turns import remember_turns
+    from perdure.memory.use_memories import use_memories
 
-    return use_memories(store=mind.store, namespaces=[MEMORIES], tails=Tails(mind.extraction()))
+    if mind is None:
+        return []
+    return [
+        use_memories(mind.store, namespace=MEMORIES),
+        remember_turns(mind.store, namespace=MEMORIES),
+    ]
 
 
 @contextmanager
-def _formed(mind: Mind, later: bool) -> Iterator[None]:
-    """Form memories of what was left waiting, and at the end of what was said here."""
-    if later:
-        yield
-        return
-    _form(mind)
+def _extracted(mind: Mind) -> Iterator[None]:
+    """Extract the turns of runs that were cut off, before the chat and after it."""
+    _extract(mind)
     try:
         yield
     finally:
-        _form(mind)
+        _extract(mind)
 
 
-def _form(mind: Mind) -> None:
+def _extract(mind: Mind) -> None:
+    from perdure.memory.due import DueThreads, Pace
+
+    extraction = mind.extraction()
     try:
-        with at_work("forming memories …"):
-            form_waiting(mind)
-    except PerdureError as exc:  # what waits goes on waiting, and is recalled all the same
-        notes.print(f"memories could not be formed yet: {exc}", style="dim", markup=False)
+        with at_work("reading what was cut off …"):
+            for job in DueThreads(extraction, Pace()).jobs():
+                if job.namespace == mind.namespace and job.state != "dead":
+                    with suppress(UnknownThread, InvalidMessages):  # deleted; a program's own
+                        extraction.extract(job.thread_id, job.config)
+    except PerdureError as exc:  # the next chat, or a worker, tries again
+        notes.print(f"memories could not be extracted yet: {exc}", style="dim", markup=False)
 
 
-def _window(keep_last: int | None) -> Any:
+def _window(keep_last: int | None) -> list[Any]:
     """The earlier messages that the model is shown, and the new one."""
-    from perdure.memory import trim
+    from perdure.memory.trim import trim
 
     if keep_last is None:
-        return None
+        return []
     if keep_last < 1:
         raise ConfigurationError(f"--keep-last is {keep_last}; expected at least 1")
-    return trim(messages=keep_last + 1, mode="state")
+    return [trim(max_messages=keep_last + 1, mode="state")]
 
 
 def _carried(saver: Any, thread: str) -> dict[str, Any]:
@@ -168,25 +174,21 @@ class _Talk:
     Attributes:
         graph: Answers.
         config: Of its runs.
-        extraction: Notes that memories are to be formed of it; None: they are not.
     """
 
     graph: Any
     config: Any
-    extraction: Extraction | None
 
     def turn(self, given: Any, otherwise: str) -> None:
         """Run a turn and print the answer; `otherwise`: how things stand if none comes."""
         from openai import OpenAIError
 
-        self._note()  # before it, so that a process which is killed loses nothing of it
         try:
             self._answer(given)
         except OpenAIError as exc:
             raise ModelFailed(
                 f"the model did not answer: {line(str(exc), 300).rstrip('.')}. {otherwise}"
             ) from exc
-        self._note()  # a worker may have formed the question by itself meanwhile
         print(flush=True)
 
     def _answer(self, given: Any) -> None:
@@ -194,7 +196,3 @@ class _Talk:
         for chunk, meta in stream:
             if meta.get("langgraph_node") == "respond" and chunk.type in ("AIMessageChunk", "ai"):
                 print(chunk.text, end="", flush=True)
-
-    def _note(self) -> None:
-        if self.extraction is not None:
-            self.extraction.note(self.config["configurable"]["thread_id"], self.config)

@@ -20,12 +20,11 @@ from perdure.cli.store import AsOf, as_moment
 from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from perdure.memory.recollection.check_reports import Asked, CheckReport
-    from perdure.memory.recollection.checks import Expected
+    from perdure.memory.recall_check import Expected, RecallReport
 
 _FORM: Final = (
     'expected an object like {"question": "…", "expected": "…"}, where expected is a text, '
-    '{"key": "…"}, a list of these, or {"any": […]}'
+    '{"key": "…"}, or a list of these'
 )
 
 
@@ -47,19 +46,17 @@ def check(
 
     Exit code 1 if less is recalled than --minimum.
     """
-    from perdure.memory.forming.tails import Tails
-    from perdure.memory.recollection.checks import check as checked
+    from perdure.memory.recall_check import check_recall
 
     pairs, when = _pairs(file), as_moment(as_of, "--as-of")
     with opened_mind(db, user, reads=True) as mind, at_work("asking …"):
-        report = checked(
+        report = check_recall(
             pairs,
             store=mind.store,
-            namespaces=[MEMORIES],
             config=mind.config,
+            namespace=MEMORIES,
             limit=limit,
             as_of=when,
-            tails=Tails(mind.extraction()),
         )
     passed = report.passed(minimum)
     if json:
@@ -105,14 +102,10 @@ def _read(called: str, lines: Iterable[str]) -> list[tuple[str, Expected]]:
 
 
 def _pair(where: str, found: Any) -> tuple[str, Expected]:
-    from perdure.memory.recollection.checks import any_of
-
     given = found if isinstance(found, dict) else {}
     question, expected = given.get("question"), given.get("expected")
     if not isinstance(question, str) or not question.strip():
         raise ConfigurationError(f"{where} has no question; {_FORM}")
-    if isinstance(expected, dict) and set(expected) == {"any"}:
-        return question, any_of(*_each(where, expected["any"]))
     return question, _each(where, expected)
 
 
@@ -129,40 +122,29 @@ def _each(where: str, expected: Any) -> list[str]:
 # -- what came of them
 
 
-def _print(report: CheckReport) -> None:
+def _print(report: RecallReport) -> None:
     wide = 60 if console.is_terminal else 10_000
     table(
         ["rank", "question", "expected", "why not"],
         [
-            (_ranks(each), line(each.question, wide), line(_wanted(each), wide), _why(each))
-            for each in report.asked
+            (
+                ", ".join(str(rank or "-") for rank in each.ranks),
+                line(each.question, wide),
+                line(" and ".join(each.expected), wide),
+                "; ".join(filter(None, each.reasons)),
+            )
+            for each in report.questions
         ],
     )
-    right = len(report.asked) - len(report.missed)
-    console.print(
-        f"recall@{report.limit} {report.recall:.3f}, MRR {report.mrr:.3f}: {right} of "
-        f"{len(report.asked)} questions recall what they should"
-    )
+    console.print(report.total)
 
 
-def _ranks(asked: Asked) -> str:
-    return ", ".join("-" if rank is None else str(rank) for rank in asked.ranks)
-
-
-def _wanted(asked: Asked) -> str:
-    return (" or " if asked.any_is_enough else " and ").join(asked.expected)
-
-
-def _why(asked: Asked) -> str:
-    return "; ".join(missing.reason for missing in asked.missing)
-
-
-def _plain(report: CheckReport, minimum: float) -> dict[str, Any]:
+def _plain(report: RecallReport, minimum: float) -> dict[str, Any]:
     return {
         "recall": report.recall,
         "mrr": report.mrr,
         "limit": report.limit,
         "minimum": minimum,
         "passed": report.passed(minimum),
-        "asked": [{**asdict(each), "recall": each.recall} for each in report.asked],
+        "asked": [{**asdict(each), "recall": each.recall} for each in report.questions],
     }

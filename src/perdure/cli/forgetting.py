@@ -67,7 +67,7 @@ def forget(
 
 
 def _all(db: str | None, user: str | None, yes: bool, json: bool) -> None:
-    from perdure.memory.collection.collection import Collection
+    from perdure.memory.collection import Collection
     from perdure.memory.store_adapter import RESERVED
 
     with opened_mind(db, user) as mind:
@@ -102,7 +102,7 @@ def _place(mind: Mind, key: str) -> Place:
 
 
 def _by_key(mind: Mind, found: Sequence[Place]) -> Receipt:
-    from perdure.memory.collection.collection import Collection
+    from perdure.memory.collection import Collection
     from perdure.memory.effects import run
     from perdure.memory.profile import ProfilePlace, forgetting
     from perdure.memory.store_adapter import adapter_of
@@ -122,10 +122,12 @@ def _by_key(mind: Mind, found: Sequence[Place]) -> Receipt:
 
 
 def _many(mind: Mind, what: dict[str, Any], *, dry_run: bool = False) -> Receipt:
-    from perdure.memory.collection.forgetting_many import forget_many
+    from perdure.memory.effects import run
+    from perdure.memory.erasure import forgotten_matching
+    from perdure.memory.store_adapter import adapter_of
 
     places = [mind.namespace, mind.others[1]]
-    return forget_many(mind.store, places, **what, dry_run=dry_run)
+    return run(forgotten_matching(adapter_of(mind.store), places, **what, dry_run=dry_run))
 
 
 def _show(mind: Mind, found: Sequence[Place]) -> None:

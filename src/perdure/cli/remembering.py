@@ -5,18 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from perdure.cli.app import DB, AsJson, app
-from perdure.cli.longterm import MEMORIES, Mind, User, opened_mind
+from perdure.cli.longterm import MEMORIES, User, opened_mind
 from perdure.cli.output import as_json, console
 from perdure.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from perdure.memory.collection.collection import Collection
-    from perdure.memory.records import Outcome
 
 _HELD: Final = ("refused", "quarantined")
 
@@ -35,14 +31,14 @@ def remember(
     json: AsJson = False,
 ) -> None:
     """Keep facts, unless they are known already; exit code 1 if one was not kept as it is."""
-    from perdure.memory.collection.collection import Collection
+    from perdure.memory import remember as keep
 
     facts = list(_facts(text))
     if key is not None and len(facts) != 1:
         raise ConfigurationError(f"--key names one fact, and {len(facts)} are given")
     with opened_mind(db, user, create=True) as mind:
-        kept = Collection(mind.store, MEMORIES)
-        outcomes = [_kept(kept, fact, key, mind) for fact in facts]
+        place: dict[str, Any] = {"store": mind.store, "namespace": MEMORIES, "config": mind.config}
+        outcomes = [keep(fact, key=key, **place) for fact in facts]
     if json:
         as_json([asdict(outcome) for outcome in outcomes])
     else:
@@ -65,10 +61,3 @@ def _facts(given: list[str]) -> Iterator[str]:
             yield text
         else:
             raise ConfigurationError("one of the facts is empty; give each a text")
-
-
-def _kept(memories: Collection, fact: str, key: str | None, mind: Mind) -> Outcome:
-    """Keep a fact; under a key that is taken, it is what is true now."""
-    if key is not None and memories.get(key, config=mind.config) is not None:
-        return memories.supersede(key, fact, config=mind.config)
-    return memories.insert(fact, config=mind.config, key=key)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +15,9 @@ import pytest
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import VersionConflict
-from perdure.memory import conflicts as taking_turns
-from perdure.memory import queueing
-from perdure.memory.collection.collection import Collection
-from perdure.memory.collection.examples import Examples
+from perdure.memory import conflicts
+from perdure.memory.collection import Collection
+from perdure.memory.examples import ExampleSelector
 from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate
 from perdure.stores import SQLiteStore
@@ -34,7 +35,7 @@ def store(tmp_path: Path) -> Iterator[SQLiteStore]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is ever overtaken, so who waits for nothing waits forever."""
-    monkeypatch.setattr(queueing, "PATIENCE", 10_000.0)
+    monkeypatch.setattr(conflicts, "_WAIT_S", 10_000.0)
 
 
 def fact(number: int) -> str:
@@ -167,7 +168,7 @@ def test_a_loop_that_is_closed_keeps_nobody_waiting(store: SQLiteStore) -> None:
 
 def test_who_stands_still_is_overtaken(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others do not wait for a check that hangs, whose change is judged again afterwards."""
-    monkeypatch.setattr(queueing, "PATIENCE", 0.02)
+    monkeypatch.setattr(conflicts, "_WAIT_S", 0.02)
     slow = Slow()
     collection = Collection(store, gate=Gate([slow]))
     with ThreadPoolExecutor(1) as pool:
@@ -205,6 +206,34 @@ def test_who_would_wait_for_itself_goes_at_once(store: SQLiteStore) -> None:
     assert kept(store) == ["ann sings", "ann swims", "slow", "something was kept"]
 
 
+_TELLS = """
+import sys
+from perdure.memory.collection import Collection
+from perdure.stores import SQLiteStore
+with SQLiteStore.open(sys.argv[1], index=None, synchronous="normal") as store:
+    facts = Collection(store, ("memories", "ann"))
+    for number in range(30):
+        facts.insert(f"Ann keeps item{number} in room{number}")
+        facts.supersede("home", f"Ann lives in town {sys.argv[2]} {number}")
+"""
+
+
+def test_two_processes(store: SQLiteStore) -> None:
+    """What both tell is kept once, and each correction of both is in the history of the memory."""
+    facts = Collection(store, ("memories", "ann"))
+    facts.insert("Ann lives in Ghent", key="home")
+    path = str(store.database.path)
+    tells = [[sys.executable, "-c", _TELLS, path, name] for name in ("north", "south")]
+    running = [subprocess.Popen(command) for command in tells]
+
+    assert [process.wait() for process in running] == [0, 0]
+    assert len(facts.list()) == 31
+    assert sorted(version.text for version in facts.history("home")) == sorted(
+        ["Ann lives in Ghent"]
+        + [f"Ann lives in town {name} {n}" for name in ("north", "south") for n in range(30)]
+    )
+
+
 def other_process(store: SQLiteStore, times: int) -> Any:
     """A check at whose every call, so many times, another process has changed something."""
     left = iter(range(times))
@@ -232,7 +261,7 @@ def test_a_change_of_another_process(store: SQLiteStore, colour: str) -> None:
 
 def test_who_is_always_too_late(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told so in the end, and the next is not kept waiting."""
-    monkeypatch.setattr(taking_turns, "_LONGEST", 0.001)
+    monkeypatch.setattr(conflicts, "_LONGEST_S", 0.001)
     collection = Collection(store, gate=Gate([other_process(store, 51)]))
     with pytest.raises(VersionConflict):
         collection.insert("Ann sings", config=ANN)
@@ -243,7 +272,7 @@ def test_who_is_always_too_late(store: SQLiteStore, monkeypatch: pytest.MonkeyPa
 
 def test_one_episode_told_differently_at_once(store: SQLiteStore) -> None:
     """It is one: the first adds it, the others put it right."""
-    examples = Examples(store, ("memories", "{user_id}"))
+    examples = ExampleSelector(store, ("memories", "{user_id}"))
 
     async def together() -> list[Any]:
         told = (examples.aadd("Late", "Took a bus", why=f"{n}", config=ANN) for n in range(9))

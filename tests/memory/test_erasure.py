@@ -13,7 +13,7 @@ from langgraph.store.memory import InMemoryStore
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import InvalidConfig
 from perdure.graphs import chat_graph
-from perdure.memory.collection.collection import Collection
+from perdure.memory.collection import Collection
 from perdure.memory.extraction import Extraction
 from perdure.memory.quarantine import Quarantine
 from perdure.memory.store_adapter import NOTES
@@ -26,7 +26,10 @@ SECRET = "The password is swordfish99"
 
 
 def filled(store: Any, saver: SQLiteCheckpointer, config: Any, name: str) -> None:
-    """All that there can be of a user: present, past, deleted, formed, waiting, in quarantine."""
+    """All that there can be of a user: present, past, deleted, extracted, in quarantine.
+
+    With what the first version noted of threads that wait.
+    """
     collection = Collection(store)
     key = collection.insert(f"{name} lives in Ghent", config=config).key or ""
     collection.supersede(key, f"{name} lives in Bruges", config=config)
@@ -37,7 +40,8 @@ def filled(store: Any, saver: SQLiteCheckpointer, config: Any, name: str) -> Non
     thread = config["configurable"]["thread_id"]
     chat_graph(checkpointer=saver).invoke({"messages": [("human", f"{name} rows a canoe")]}, config)
     extraction.extract(thread, config)
-    extraction.note(thread, config)
+    user = config["configurable"]["user_id"]
+    store.put(("perdure", "waiting", "memories", user), thread, {"thread_id": thread})
 
 
 def left(store: Any) -> set[tuple[str, ...]]:

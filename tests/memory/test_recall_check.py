@@ -11,12 +11,9 @@ import pytest
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, NotRecalled, PerdureError
-from perdure.memory.effects import run
-from perdure.memory.recollection.check_reports import CheckReport
-from perdure.memory.recollection.checks import acheck, any_of, check
-from perdure.memory.store_adapter import StoreAdapter, put_of
+from perdure.memory.recall_check import RecallReport, acheck_recall, check_recall
 from perdure.stores import SQLiteStore
-from tests.memory.remembered import ANN, AS_ANN, Ends, fact, filled, turns
+from tests.memory.remembered import ANN, AS_ANN, fact, filled
 
 PUTS = (
     fact("home", "Ann lives in Ghent"),
@@ -34,32 +31,30 @@ def store() -> Iterator[SQLiteStore]:
 
 @pytest.fixture(params=["sync", "async"])
 def checks(request: pytest.FixtureRequest) -> Any:
-    """`check` in both colours, for Ann."""
+    """`check_recall` in both colours, for Ann."""
 
-    def asks(pairs: Any, store: Any, **options: Any) -> CheckReport:
+    def asks(pairs: Any, store: Any, **options: Any) -> RecallReport:
         given = {"store": store, "config": AS_ANN, **options}
         if request.param == "sync":
-            return check(pairs, **given)
-        return asyncio.run(acheck(pairs, **given))
+            return check_recall(pairs, **given)
+        return asyncio.run(acheck_recall(pairs, **given))
 
     return asks
 
 
-def test_keys_texts_and_memories_may_be_expected(store: SQLiteStore, checks: Any) -> None:
+def test_keys_and_texts_may_be_expected(store: SQLiteStore, checks: Any) -> None:
     """A key where one is that of a memory; else a text, whatever its capitals and spaces."""
-    cats = run(StoreAdapter(store).got(ANN, "cats"))
     report = checks(
         [
             ("Where does Ann live?", "home"),
             ("What does Ann like?", "likes  GREEN tea"),
-            ("What are the cats called?", cats),
+            ("What are the cats called?", "cats"),
             ("What are the cats called?", ["Miso", "Tofu"]),
-            ("Where does Ann live?", any_of("home", "Bruges")),
         ],
         store,
     )
 
-    assert [each.ranks for each in report.asked] == [(1,), (1,), (1,), (1, 1), (1, None)]
+    assert [each.ranks for each in report.questions] == [(1,), (1,), (1,), (1, 1)]
     assert (report.recall, report.mrr, report.missed) == (1.0, 1.0, [])
     assert report.passed(1.0)
     report.assert_recalled(1.0)
@@ -77,9 +72,8 @@ def test_measures_count_shares_and_ranks(store: SQLiteStore, checks: Any) -> Non
         limit=40,
     )
 
-    assert [each.ranks for each in report.asked] == [(1, None), (1,), (40,)]
+    assert [each.ranks for each in report.questions] == [(1, None), (1,), (40,)]
     assert report.recall == pytest.approx((0.5 + 1 + 1) / 3)
-    assert report.recall_at(10) == pytest.approx((0.5 + 1) / 3)
     assert report.mrr == pytest.approx((1 + 1 + 1 / 40) / 3)
     assert [each.question for each in report.missed] == ["Where does Ann live?"]
     assert report.passed(0.8)
@@ -89,26 +83,21 @@ def test_measures_count_shares_and_ranks(store: SQLiteStore, checks: Any) -> Non
 def test_what_is_missed_is_told_with_a_reason(store: SQLiteStore, checks: Any) -> None:
     """The store's, where it can say; else how far one has looked."""
     store.put(ANN, "unsearched", {"text": "Bo's cats"}, index=False)
-    others = put_of(("memories", "bo"), "bo", {"text": "Bo has a cat", "kind": "fact"})
-    store.batch([others])
-    memory = run(StoreAdapter(store).got(("memories", "bo"), "bo"))
     report = checks(
         [
             ("Who went for a walk?", "walk0"),
             ("Who has cats?", "unsearched"),
             ("Who has cats?", "Bo has dogs"),
-            ("Who has cats?", memory),
             ("Miso", "home"),
         ],
         store,
     )
-    reasons = [missing.reason for each in report.missed for missing in each.missing]
+    reasons = [reason for each in report.missed for reason in each.reasons]
 
     assert reasons[0] == "it is recalled at rank 40"
     assert "index=False" in reasons[1]
     assert "no memory among the first 200 contains it" in reasons[2]
-    assert "nothing is recalled from" in reasons[3]
-    assert "1 of 43 items score higher" in reasons[4]
+    assert "1 of 43 items score higher" in reasons[3]
 
 
 def test_the_report_is_a_table(store: SQLiteStore, checks: Any) -> None:
@@ -116,18 +105,19 @@ def test_the_report_is_a_table(store: SQLiteStore, checks: Any) -> None:
     report = checks([("Where does Ann live?", "home"), ("Who has dogs?", ["cats", "dogs"])], store)
     lines = str(report).splitlines()
 
-    assert lines[0].split() == ["rank", "question", "expected"]
+    assert lines[0].split() == ["rank", "question", "expected", "why", "not"]
     assert lines[1].split() == ["1", "Where", "does", "Ann", "live?", "home"]
-    assert lines[2].endswith("  cats and dogs")
+    assert "cats and dogs" in lines[2]
+    assert "dogs" not in lines[1]
+    assert lines[2].endswith("no memory among the first 200 contains it")
     assert lines[3].endswith("1 of 2 questions recall what they should")
     assert lines[3].startswith("recall@10 0.")
-    assert any("dogs: no memory" in line for line in lines[4:])
 
 
 def test_a_check_fails_with_the_table(store: SQLiteStore, checks: Any) -> None:
     """As an assertion does, so that a test says what was missed."""
     report = checks([("Where does Ann live?", "home"), ("Who has dogs?", "dogs")], store)
-    with pytest.raises(NotRecalled, match=r"(?s)recall@10 is 0\.500.*0\.9 is asked for.*dogs"):
+    with pytest.raises(NotRecalled, match=r"(?s)recall@10 0\.500.*0\.9 is asked for.*dogs"):
         report.assert_recalled()
 
     assert issubclass(NotRecalled, AssertionError)
@@ -138,17 +128,15 @@ def test_a_check_fails_with_the_table(store: SQLiteStore, checks: Any) -> None:
 
 
 def test_it_asks_as_recall_does(store: SQLiteStore, checks: Any) -> None:
-    """Of a moment of the past, of some kinds only, and of what is not yet formed."""
+    """Of a moment of the past, and of some kinds only."""
     before = datetime.now(UTC)
     store.batch([fact("home", "Ann lives in Bruges")])
     pairs = [("Where does Ann live?", "Ghent")]
-    ends = Ends(*turns("t", before, "My sister lives in Oslo"))
 
     assert checks(pairs, store, as_of=before).passed(1.0)
     assert not checks(pairs, store).passed(1.0)
     [missed] = checks([("Where does Ann live?", "home")], store, kinds=["turn"]).missed
-    assert "only ['turn'] are recalled" in missed.missing[0].reason
-    assert checks([("Where is my sister?", "Oslo")], store, tails=ends).passed(1.0)
+    assert "only ['turn'] are recalled" in missed.reasons[0]
 
 
 def test_any_store_will_do(checks: Any) -> None:
@@ -159,20 +147,19 @@ def test_any_store_will_do(checks: Any) -> None:
     found = other.search(ANN, query="memory", limit=300)
     report = checks([("memory", found[0].key), ("memory", found[-1].key)], other)
 
-    assert [each.ranks for each in report.asked] == [(1,), (None,)]
-    assert report.missed[0].missing[0].reason == "it is not among the first 200"
+    assert [each.ranks for each in report.questions] == [(1,), (None,)]
+    assert report.missed[0].reasons[0] == "it is not among the first 200"
 
 
 WRONG: list[tuple[Any, str]] = [
-    ([], "no pairs"),
-    ({}, "no pairs"),
-    (["Where?"], "pair number 0 is 'Where\\?'"),
-    ([("Where?",)], "pair number 0"),
-    ([(7, "home")], "pair number 0"),
-    ([("Where?", "home"), ("Who?", "")], "pair number 1 expects ''"),
-    ([("Who?", [])], "pair number 0 expects"),
-    ([("Who?", any_of())], "pair number 0 expects"),
-    ([("Who?", 7)], "pair number 0 expects 7"),
+    ([], "no questions"),
+    ({}, "no questions"),
+    (["Where?"], "question number 0 is 'Where\\?'"),
+    ([("Where?",)], "question number 0"),
+    ([(7, "home")], "question number 0"),
+    ([("Where?", "home"), ("Who?", "")], r"question number 1 is \('Who\?', ''\)"),
+    ([("Who?", [])], "question number 0 is"),
+    ([("Who?", 7)], "question number 0 is"),
 ]
 
 
@@ -180,7 +167,7 @@ WRONG: list[tuple[Any, str]] = [
 def test_what_are_no_pairs_is_refused(pairs: Any, named: str, store: SQLiteStore) -> None:
     """With its number, before anything is asked."""
     with pytest.raises(ConfigurationError, match=named):
-        check(pairs, store=store, config=AS_ANN)
+        check_recall(pairs, store=store, config=AS_ANN)
 
 
 def test_wrong_options_are_those_of_recall(store: SQLiteStore, checks: Any) -> None:

@@ -1,0 +1,308 @@
+"""Changes of memories: insert, update, supersede, delete, each in one transaction.
+
+A change is read, judged and written as one; if another comes in between, it is judged again. So a
+fact that is told twice at once is kept once, and no correction is lost.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import wraps
+from typing import Any, Concatenate, Final, Literal, get_args
+
+from langchain_core.runnables import RunnableConfig
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
+
+from perdure.errors import ConfigurationError, InvalidValue, LimitExceeded, UnknownMemory
+from perdure.memory.admission import REDACTED, admit
+from perdure.memory.conflicts import change_note, one_by_one
+from perdure.memory.effects import Effects, P
+from perdure.memory.gate import Gate
+from perdure.memory.records import Candidate, Memory, Outcome, Role
+from perdure.memory.run_config import source
+from perdure.memory.store_adapter import PREVIOUS, SOURCE, StoreAdapter, removal_of, succeeding
+from perdure.memory.tombstones import tombstones_of
+from perdure.memory.turns import superseded_turns
+from perdure.stores.base import Namespace, Provenance, PutItem
+
+Given = str | Mapping[str, Any] | BaseModel
+"""A memory's text; or its text and fields, as a dict or as an instance of the schema."""
+Replacement = Literal["updated", "superseded"]
+TEXT: Final = "text"
+OWN: Final = ("kind", PREVIOUS, SOURCE, REDACTED)
+"""Fields of a value that perdure sets."""
+NO_TOMBSTONE: Final = "there is no room to note that it is not to be extracted again"
+_KEY: Final = 9  # characters of a key, which a model has to copy
+_LETTERS: Final = "23456789abcdefghjkmnpqrstuvwxyz"  # none looks like another
+_SAME: Final = "it says so already"
+_FAULTS: Final = 5
+
+
+def _in_turn(
+    attempt: Callable[Concatenate[Changes, P], Effects[Outcome]],
+) -> Callable[Concatenate[Changes, P], Effects[Outcome]]:
+    @wraps(attempt)
+    def changed(self: Changes, /, *args: P.args, **kwargs: P.kwargs) -> Effects[Outcome]:
+        return one_by_one(self.adapter, self.namespace, lambda: attempt(self, *args, **kwargs))
+
+    return changed
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The changes of memories of one namespace, as effects; see the methods of `Collection`.
+
+    Attributes:
+        adapter: Their store.
+        namespace: Their namespace.
+        gate: Decides what is kept.
+        schema: A pydantic model that memories fit; None: any fields.
+        kind: The kind of new memories.
+        by_model: Whether a model asks for the changes.
+    """
+
+    adapter: StoreAdapter
+    namespace: Namespace
+    gate: Gate
+    schema: type[BaseModel] | None
+    kind: str
+    by_model: bool = False
+
+    @_in_turn
+    def insert(
+        self,
+        given: Given,
+        provenance: Provenance,
+        key: str | None = None,
+        instead: Replacement | None = None,
+    ) -> Effects[Outcome]:
+        """Add a memory; a different one with the key is changed `instead`, or is an error."""
+        value = self.value(given)
+        note = yield from change_note(self.adapter, self.namespace)
+        there = None if key is None else (yield from self.adapter.got(self.namespace, key))
+        if there is not None:
+            if own_fields(there.value) == value:
+                return Outcome("unchanged", there.key, _SAME)
+            if instead is not None:
+                return (yield from self._replaced(there.key, given, provenance, instead, None))
+            raise ConfigurationError(
+                f"the key {key!r} is that of another memory in {self.namespace!r}; update or "
+                "supersede that one, or leave key= out for a new one"
+            )
+        wanted = key or (yield from self._new_key())
+        outcome, puts = yield from self._admitted(value, self.kind, provenance, wanted, None)
+        if outcome.change == "added":
+            puts = [*(replace(put, if_version=0) for put in puts), *note]
+        yield from self.adapter.written(puts)
+        return outcome
+
+    @_in_turn
+    def replace(
+        self,
+        key: str,
+        given: Given,
+        provenance: Provenance,
+        change: Replacement,
+        at: datetime | None = None,
+    ) -> Effects[Outcome]:
+        """Update or supersede a memory."""
+        return self._replaced(key, given, provenance, change, at)
+
+    @_in_turn
+    def delete(self, key: str) -> Effects[Outcome]:
+        """Close a memory."""
+        memory = yield from self._present(key)
+        removal = removal_of(self.namespace, key, memory.version)
+        past = yield from self.adapter.versions(self.namespace, key)
+        tombstones = [put for each in (*past, memory) for put in tombstones_of(each, "deleted")]
+        try:
+            yield from self.adapter.written([removal, *tombstones])
+        except LimitExceeded:  # without room for tombstones it is deleted all the same
+            yield from self.adapter.written([removal])
+            return Outcome("deleted", key, NO_TOMBSTONE)
+        return Outcome("deleted", key)
+
+    def value(self, given: Given, previous: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The text and fields of a memory, as JSON; those of the previous value stay.
+
+        Raises:
+            InvalidValue: It has no text, or does not fit the schema.
+        """
+        kept, fields = own_fields(previous or {}), _fields(given)
+        value = {**kept, **(fields if self.schema is None else _fitted(self.schema, kept, fields))}
+        text = value.get(TEXT)
+        if not isinstance(text, str) or not text.strip() or text != _unicode(text):
+            raise InvalidValue(
+                f"text is {text!r:.80}; expected a sentence that can stand alone, in Unicode"
+            )
+        return {**value, TEXT: text.strip()}
+
+    def _replaced(
+        self,
+        key: str,
+        given: Given,
+        provenance: Provenance,
+        change: Replacement,
+        at: datetime | None,
+    ) -> Effects[Outcome]:
+        note = yield from change_note(self.adapter, self.namespace)
+        previous = yield from self._present(key)
+        value, before = self.value(given, previous.value), own_fields(previous.value)
+        if value == before:
+            return Outcome("unchanged", key, _SAME)
+        outcome, puts = yield from self._admitted(value, previous.kind, provenance, key, previous)
+        if outcome.change == "added":
+            [put] = puts
+            if own_fields(put.value or {}) == before:  # once it is redacted
+                return Outcome("unchanged", key, _SAME)
+            until = at or datetime.now(UTC)
+            value = succeeding(previous, put.value or {}, change, until)
+            puts = [replace(put, value=value, if_version=previous.version), *note]
+            if change == "superseded":
+                puts += yield from self._past_turns(previous, provenance, until)
+            outcome = replace(outcome, change=change)
+        yield from self.adapter.written(puts)
+        return outcome
+
+    def _present(self, key: str) -> Effects[Memory]:
+        """The memory as it is; another document, for example instructions, is none."""
+        memory = yield from self.adapter.got(self.namespace, key)
+        if memory is None or not isinstance(memory.value.get(TEXT), str):
+            raise unknown(self.namespace, key)
+        return memory
+
+    def _admitted(
+        self,
+        value: Mapping[str, Any],
+        kind: str,
+        provenance: Provenance,
+        key: str,
+        previous: Memory | None,
+    ) -> Effects[tuple[Outcome, list[PutItem]]]:
+        """What the gate makes of a value, beside the memories other than the previous one."""
+        fields = {name: part for name, part in value.items() if name != TEXT}
+        role: Any = provenance.trust if provenance.trust in get_args(Role) else "user"
+        candidate = Candidate(
+            value[TEXT], kind, fields, provenance, role, explicit=True, by_model=self.by_model
+        )
+        adapter = self.adapter if previous is None else _Without(self.adapter, previous)
+        admitted = yield from admit(self.gate, adapter, self.namespace, [candidate], [key])
+        return admitted.outcomes[0], admitted.puts
+
+    def _past_turns(
+        self, previous: Memory, provenance: Provenance, until: datetime
+    ) -> Effects[list[PutItem]]:
+        """Puts that mark the turns as past on which the previous text rests, and not the new."""
+        rests_on = previous.provenance
+        if rests_on is not None and rests_on.thread_id == provenance.thread_id:
+            ids = tuple(each for each in rests_on.message_ids if each not in provenance.message_ids)
+            previous = replace(previous, provenance=replace(rests_on, message_ids=ids))
+        return superseded_turns(self.adapter, previous, until)
+
+    def _new_key(self) -> Effects[str]:
+        while True:
+            key = "".join(secrets.choice(_LETTERS) for _ in range(_KEY))
+            if (yield from self.adapter.got(self.namespace, key)) is None:
+                return key
+
+
+class _Without(StoreAdapter):
+    """A store without the text of one memory: what replaces it is compared with the others."""
+
+    def __init__(self, adapter: StoreAdapter, memory: Memory) -> None:
+        super().__init__(adapter.store)
+        self._own = memory.namespace, memory.key
+
+    def found(self, prefix: Namespace, **asked: Any) -> Effects[list[Memory]]:
+        memories = yield from super().found(prefix, **asked)
+        return [replace(m, text="") if (m.namespace, m.key) == self._own else m for m in memories]
+
+
+def own_fields(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The text and the fields in a memory's value, without those that perdure sets."""
+    return {name: part for name, part in value.items() if name not in OWN}
+
+
+def provenance_of(config: RunnableConfig | None, given: Provenance | None = None) -> Provenance:
+    """Where a memory comes from: as given, else from the user, in the run, now."""
+    if given is None:
+        given = Provenance(*source(config), actor="user", at=datetime.now(UTC))
+    return given if given.trust is not None else replace(given, trust="user")
+
+
+def unknown(namespace: Namespace, key: str) -> UnknownMemory:
+    """The error for a key that no memory has."""
+    return UnknownMemory(
+        f"no memory {key!r} in {namespace!r}; search() and list() tell the ids that there are"
+    )
+
+
+# -- schemas
+
+
+def check_schema(schema: Any) -> None:
+    """Check that memories can have a schema.
+
+    Raises:
+        ConfigurationError: It is no model with a text, or has fields that perdure sets.
+    """
+    fields = getattr(schema, "model_fields", {})
+    taken = [name for name in OWN if name in fields]
+    if taken or TEXT not in fields or fields[TEXT].annotation is not str:
+        raise ConfigurationError(
+            f"schema is {schema!r:.80}; expected the class of a pydantic model with a field "
+            f"'text: str', which is searched, and no field {', '.join(OWN)}, which perdure sets"
+        )
+
+
+def faults_of(exc: ValidationError) -> str:
+    """What is wrong, by field, without the values: one may be a megabyte, or a secret."""
+    found = exc.errors(include_url=False, include_context=False, include_input=False)
+    faults = [
+        ".".join(str(part)[:60] for part in each["loc"]) + f": {each['msg'][:200]}"
+        for each in found[:_FAULTS]
+    ]
+    return "; ".join(faults) + ("; …" if len(found) > _FAULTS else "")
+
+
+def _unicode(text: str) -> str:
+    return text.encode(errors="ignore").decode()  # without lone surrogates
+
+
+def _fields(given: Given) -> dict[str, Any]:
+    if isinstance(given, str):
+        return {TEXT: given}
+    if isinstance(given, BaseModel):
+        return given.model_dump(mode="json", exclude_unset=True)
+    if not isinstance(given, Mapping):
+        raise InvalidValue(
+            f"the memory is {given!r:.80}; expected text, a dict with 'text', or a model"
+        )
+    for name in OWN:
+        if name in given:
+            raise InvalidValue(f"the memory has a field {name!r}, which perdure sets; rename it")
+    return dict(given)
+
+
+def _fitted(
+    schema: type[BaseModel], kept: Mapping[str, Any], fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Fields that a schema accepts, by their names, as JSON: so they are read back."""
+    known, aliases = schema.model_fields, list(fields)
+    others = {
+        n: v for n, v in kept.items() if n in known and known[n].validation_alias not in aliases
+    }
+    try:
+        document = to_json({**others, **fields})
+        memory = schema.model_validate_json(document, by_alias=True, by_name=True)
+    except ValidationError as exc:
+        raise InvalidValue(
+            f"the memory does not fit the schema {schema.__name__}: {faults_of(exc)}"
+        ) from exc
+    except ValueError as exc:
+        raise InvalidValue(f"the memory is no JSON: {exc}") from exc
+    return memory.model_dump(mode="json")

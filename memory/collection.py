@@ -1,0 +1,326 @@
+"""A collection: memories under a namespace of a store.
+
+The functions `remember`, `memories` and `forget` do the same for a single call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.store.base import BaseStore
+from pydantic import BaseModel
+
+from perdure.memory.changes import Changes, Given, check_schema, provenance_of
+from perdure.memory.effects import Effects, awaiting, blocking
+from perdure.memory.erasure import forgotten, forgotten_all
+from perdure.memory.gate import Gate
+from perdure.memory.options import instance, moment, text, whole
+from perdure.memory.records import FACT, Memory, Outcome
+from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of
+from perdure.memory.templates import Template
+from perdure.stores.base import Namespace, Provenance, Receipt
+from perdure.stores.namespaces import check_key
+
+Memories = list[Memory]
+_USERS: Final = ("memories", "{user_id}")
+_PAGE: Final = 32  # memories read at least, where some may be of a namespace further down
+
+
+class Collection:
+    """Memories of one kind or several under a namespace of a store.
+
+    Methods that begin with `a` are async. What is written passes the gate first: see the `Outcome`.
+    Only `forget` and `forget_all` destroy earlier texts. Arguments of several methods:
+
+    - `memory`: a text, a dict with `text` and other fields, or an instance of the schema.
+    - `provenance`: where it comes from. Its `trust` says whose words it rests on: `"user"`,
+      `"assistant"`, `"tool"` or a class of your own. None: the user's, in this run.
+    - `config`: the run's; None: within a node, the config of its run.
+
+    All methods raise `InvalidConfig` if the config does not fill the namespace, and
+    `ConfigurationError` without a store; those that write, `VersionConflict` if other processes
+    change memories here again and again.
+
+    Args:
+        store: Any; perdure's keep versions and tell changes apart that come at the same time. None:
+            within a graph, the store it was compiled with.
+        namespace: Labels; see `Template`. With `"{user_id}"` in it, each user has their own.
+        schema: A pydantic model with a field `text: str`; its other fields are kept as well.
+        gate: Decides what is kept.
+        kind: The kind of new memories.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
+
+    def __init__(
+        self,
+        store: BaseStore | None = None,
+        namespace: tuple[str, ...] = _USERS,
+        *,
+        schema: type[BaseModel] | None = None,
+        gate: Gate | None = None,
+        kind: str = FACT,
+    ) -> None:
+        if schema is not None:
+            check_schema(schema)
+        self.store: BaseStore | None = None if store is None else StoreAdapter(store).store
+        self.namespace, self.schema = Template(namespace), schema
+        self.gate = Gate() if gate is None else instance("gate", gate, Gate, "a Gate")
+        self.kind = text("kind", kind, "a word, like 'fact'")
+
+    # -- writing
+
+    def _insert(
+        self,
+        memory: Given,
+        *,
+        key: str | None = None,
+        provenance: Provenance | None = None,
+        config: RunnableConfig | None = None,
+    ) -> Effects[Outcome]:
+        """Add a memory under a key, or a new one, unless it is there already.
+
+        Returns:
+            `"added"` with the key, `"unchanged"` with the key of the memory that says the same, or
+            what the gate did.
+
+        Raises:
+            InvalidValue: It has no text, or does not fit the schema.
+            ConfigurationError: The key is another memory's.
+        """
+        wanted = None if key is None else check_key(key)
+        source = provenance_of(config, provenance)
+        return self.changes(config).insert(memory, source, wanted)
+
+    def _update(
+        self,
+        key: str,
+        memory: Given,
+        *,
+        provenance: Provenance | None = None,
+        config: RunnableConfig | None = None,
+    ) -> Effects[Outcome]:
+        """Correct a memory that was wrong or badly put. Fields that are not given stay.
+
+        Returns:
+            `"updated"`, `"unchanged"` if it or another says so already, or what the gate did.
+
+        Raises:
+            UnknownMemory: There is none with that key.
+            InvalidValue: See `insert`.
+        """
+        source = provenance_of(config, provenance)
+        return self.changes(config).replace(check_key(key), memory, source, "updated")
+
+    def _supersede(
+        self,
+        key: str,
+        memory: Given,
+        *,
+        at: datetime | None = None,
+        provenance: Provenance | None = None,
+        config: RunnableConfig | None = None,
+    ) -> Effects[Outcome]:
+        """Replace what was true until `at`, a datetime with a time zone, or until now.
+
+        The turns on which the previous text rests are marked as past in the same transaction.
+        Returns `"superseded"`, or see `update`, also for the errors.
+        """
+        until = None if at is None else moment("at", at)
+        source = provenance_of(config, provenance)
+        return self.changes(config).replace(check_key(key), memory, source, "superseded", until)
+
+    def _delete(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Outcome]:
+        """Close a memory: it is not found and not extracted any more; its past stays.
+
+        Raises:
+            UnknownMemory: There is none with that key, or none any more.
+        """
+        return self.changes(config).delete(check_key(key))
+
+    def _forget(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Receipt]:
+        """Erase a memory, present or deleted, with all its versions, from the file too.
+
+        Entries in quarantine for it, or with its text, are erased as well; the conversation it
+        comes from stays, see `Store.forget`. A hash notes that it is not to be extracted again. A
+        store that is not perdure's just deletes it, and the receipt is not `clean`.
+
+        Raises:
+            UnknownMemory: There is and was none with that key.
+        """
+        return forgotten(*self._place(config), check_key(key))
+
+    def _forget_all(self, *, config: RunnableConfig | None = None) -> Effects[Receipt]:
+        """Erase all memories of the namespace, for example of a user who leaves, and all notes.
+
+        The notes are the quarantine, how far threads are extracted, and the hashes of what was
+        deleted: a thread that is extracted after that is extracted as a new one, so delete the
+        threads first: `store.forget(threads=…, checkpointer=…)`. Namespaces below this one stay, as
+        do a profile and examples, which have their own.
+        """
+        return forgotten_all(*self._place(config))
+
+    # -- reading
+
+    def _get(
+        self, key: str, *, as_of: datetime | None = None, config: RunnableConfig | None = None
+    ) -> Effects[Memory | None]:
+        """A memory, now or at a moment of the past; None: there is none.
+
+        Raises:
+            ConfigurationError: The store keeps no past.
+        """
+        adapter, namespace = self._place(config)
+        return adapter.got(namespace, check_key(key), as_of)
+
+    def _search(
+        self,
+        query: str,
+        *,
+        limit: int = 10,
+        filter: Mapping[str, Any] | None = None,
+        as_of: datetime | None = None,
+        explain: bool = False,
+        config: RunnableConfig | None = None,
+    ) -> Effects[Memories]:
+        """The memories that answer a query, best first; now, or at a moment of the past.
+
+        With `filter`, only those whose values meet it, see `Store.search`; with `explain`, each has
+        the parts of its score.
+
+        Raises:
+            ConfigurationError: The store keeps no past.
+            InvalidFilter: The store does not take the filter.
+        """
+        asked = {"query": query, "filter": filter, "as_of": as_of, "explain": explain}
+        return self.found(asked, limit, config=config)
+
+    def _list(
+        self,
+        *,
+        kind: str | None = None,
+        limit: int = 100,
+        offset: int = 0,
+        as_of: datetime | None = None,
+        config: RunnableConfig | None = None,
+    ) -> Effects[Memories]:
+        """The memories, of one kind or all, in the store's order; perdure's: oldest first."""
+        chosen = {} if kind is None else {"filter": {"kind": kind}}
+        return self.found({**chosen, "as_of": as_of}, limit, offset, config)
+
+    def _history(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Memories]:
+        """All versions of a memory, oldest first, also of one that is deleted.
+
+        A store without versions has the present one; its earlier texts are in `previous`.
+        """
+        adapter, namespace = self._place(config)
+        return adapter.versions(namespace, check_key(key))
+
+    # -- for tools and selectors
+
+    def changes(self, config: RunnableConfig | None, *, by_model: bool = False) -> Changes:
+        """The changes that a run may make, as effects."""
+        place = self._place(config)
+        return Changes(*place, self.gate, self.schema, self.kind, by_model)
+
+    def found(
+        self,
+        asked: Mapping[str, Any],
+        limit: int,
+        offset: int = 0,
+        config: RunnableConfig | None = None,
+    ) -> Effects[Memories]:
+        """Memories of the namespace itself, without those below; `asked`: see `StoreAdapter`."""
+        whole("limit", limit, 1)
+        whole("offset", offset, 0)
+        adapter, namespace = self._place(config)
+        if adapter.versioned and asked.get("query") is None:  # the outermost namespace is first
+            page = yield from adapter.found(namespace, limit=limit, offset=offset, **asked)
+            return [memory for memory in page if memory.namespace == namespace]
+        found: Memories = []
+        seen, size = 0, max(offset + limit, _PAGE)
+        while len(found) < offset + limit:
+            page = yield from adapter.found(namespace, limit=size, offset=seen, **asked)
+            found += [memory for memory in page if memory.namespace == namespace]
+            if len(page) < size:
+                break
+            seen, size = seen + size, 2 * size
+        return found[offset : offset + limit]
+
+    def _place(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace]:
+        return adapter_of(self.store), namespace_of(self.namespace, config)
+
+    insert, ainsert = blocking(_insert), awaiting(_insert)
+    update, aupdate = blocking(_update), awaiting(_update)
+    supersede, asupersede = blocking(_supersede), awaiting(_supersede)
+    delete, adelete = blocking(_delete), awaiting(_delete)
+    forget, aforget = blocking(_forget), awaiting(_forget)
+    forget_all, aforget_all = blocking(_forget_all), awaiting(_forget_all)
+    get, aget = blocking(_get), awaiting(_get)
+    search, asearch = blocking(_search), awaiting(_search)
+    list, alist = blocking(_list), awaiting(_list)
+    history, ahistory = blocking(_history), awaiting(_history)
+
+
+def _remember(
+    memory: Given,
+    *,
+    key: str | None = None,
+    kind: str = FACT,
+    provenance: Provenance | None = None,
+    store: BaseStore | None = None,
+    namespace: tuple[str, ...] = _USERS,
+    config: RunnableConfig | None = None,
+) -> Effects[Outcome]:
+    """Keep a memory, unless it is known already; see `Collection.insert`.
+
+    With a key, the memory that has it is superseded.
+    """
+    changes = Collection(store, namespace, kind=kind).changes(config)
+    source = provenance_of(config, provenance)
+    wanted = None if key is None else check_key(key)
+    return changes.insert(memory, source, wanted, "superseded")
+
+
+def _forget(
+    key: str | None = None,
+    *,
+    everything: bool = False,
+    store: BaseStore | None = None,
+    namespace: tuple[str, ...] = _USERS,
+    config: RunnableConfig | None = None,
+) -> Effects[Receipt]:
+    """Erase a memory with all its versions; see `Collection.forget`.
+
+    With `everything` instead of a key, all of the namespace; see `Collection.forget_all`.
+    """
+    expected = type(None) if everything else (str, int)
+    instance("key", key, expected, "a memory's key, or None with everything=True")
+    collection = Collection(store, namespace)
+    if key is None:
+        return collection._forget_all(config=config)
+    return collection._forget(key, config=config)
+
+
+def _memories(
+    *,
+    kind: str | None = None,
+    limit: int = 100,
+    offset: int = 0,
+    as_of: datetime | None = None,
+    store: BaseStore | None = None,
+    namespace: tuple[str, ...] = _USERS,
+    config: RunnableConfig | None = None,
+) -> Effects[Memories]:
+    """The memories of a namespace; see `Collection.list`."""
+    collection = Collection(store, namespace)
+    return collection._list(kind=kind, limit=limit, offset=offset, as_of=as_of, config=config)
+
+
+remember, aremember = blocking(_remember), awaiting(_remember)
+forget, aforget = blocking(_forget), awaiting(_forget)
+memories, amemories = blocking(_memories), awaiting(_memories)

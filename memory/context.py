@@ -1,0 +1,285 @@
+"""Context: all that a model could be told, packed into a budget of tokens by priority.
+
+The order of priority is fixed, so the same input always gives the same context: what may not be
+left out (instructions, tools, the newest turn's beginning and end), then profile, summary, memories
+and examples, each within its share, then as much of the conversation as still fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any, Final, NamedTuple, Self
+
+from langchain_core.messages import BaseMessage, SystemMessage
+from langchain_core.runnables import RunnableConfig
+
+from perdure.errors import BudgetExceeded
+from perdure.memory.conversation import Turn
+from perdure.memory.nodes import MessagesNode, Shown, channel, checked
+from perdure.memory.options import whole
+from perdure.memory.quotation import memory_line, quoted, section
+from perdure.memory.summary import summary_of
+from perdure.memory.tokens import Countable, TokenCounter
+from perdure.memory.tokens import token_counter as counter_of
+from perdure.memory.window import choose
+
+SHARES: Final[Mapping[str, float]] = {
+    "profile": 0.15,
+    "summary": 0.25,
+    "memories": 0.25,
+    "examples": 0.2,
+}
+"""The share of the budget that a part may take; the conversation may take all that is left."""
+
+Given = Callable[[Any, RunnableConfig | None], Any]
+"""A function that gives a part: of the state (None for plain messages) and the run's config."""
+
+
+class Fitting(NamedTuple):
+    """What fits: the numbers of the entries, and the tokens of the section with them."""
+
+    taken: list[int]
+    tokens: int
+
+
+def fitting(
+    name: str, entries: Sequence[str], budget: int | None, counter: TokenCounter
+) -> Fitting:
+    """The entries of a section that fit; one that is too long leaves room for those after it.
+
+    Args:
+        name: Of the section, which counts too.
+        entries: Best first.
+        budget: Tokens; None: as many as it takes.
+        counter: Counts them.
+    """
+    taken: list[int] = []
+    tokens = counter.text(section(name, []))
+    for number, entry in enumerate(entries):
+        more = counter.text("\n" + entry)
+        if budget is None or tokens + more <= budget:
+            taken.append(number)
+            tokens += more
+    whole = 0
+    while taken:
+        whole = counter.text(section(name, [entries[number] for number in taken]))
+        if budget is None or whole <= budget:
+            break
+        taken.pop()  # the parts of a text may count less than the whole
+    return Fitting(taken, whole if taken else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PartReport:
+    """What became of one part.
+
+    Attributes:
+        name: The part.
+        tokens: What it takes.
+        taken: How many of its entries (messages, memories, …) are in.
+        left_out: How many are not.
+    """
+
+    name: str
+    tokens: int
+    taken: int
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContextReport:
+    """An assembled context.
+
+    Attributes:
+        messages: What to send: one system message, then the conversation.
+        parts: What became of each part, in order of priority.
+        tokens: What all of it takes, tools and request included.
+        max_tokens: What it was allowed to take.
+    """
+
+    messages: list[BaseMessage]
+    parts: tuple[PartReport, ...]
+    tokens: int
+    max_tokens: int
+
+    def __str__(self) -> str:
+        lines = [
+            f"{part.name:<13}{part.tokens:>7}  {part.taken} in"
+            + (f", {part.left_out} left out" if part.left_out else "")
+            for part in self.parts
+        ]
+        return "\n".join([*lines, f"{'all':<13}{self.tokens:>7}  of {self.max_tokens}"])
+
+
+def assemble(
+    *,
+    max_tokens: int,
+    instructions: str | Given | None = None,
+    profile: Mapping[str, Any] | str | Given | None = None,
+    summary: Mapping[str, Any] | str | Given | None = None,
+    memories: Sequence[Any] | Given = (),
+    examples: Sequence[Any] | Given = (),
+    token_counter: Countable | None = None,
+    messages_key: str = "messages",
+) -> Assemble:
+    """A node that packs a context: `assemble(max_tokens=4_000, memories=…)(messages)`.
+
+    Each part is a value, or a function of the state and the run's config. Memories, profile and
+    examples are quoted: each entry is JSON within a named section that says that it is data, so a
+    memory that reads like an instruction stays a memory. The node cuts: in a view it comes last.
+
+    Args:
+        max_tokens: Tokens that the request may take.
+        instructions: The system message's text; None: that of the system message there is.
+        profile: What is known of the user.
+        summary: A summary of earlier messages; None: what `summarize` wrote into the state.
+        memories: Recalled memories, best first: items of a store, texts or JSON objects.
+        examples: Examples of earlier cases, best first: as memories.
+        token_counter: A chat model, also with tools bound, the name of an OpenAI model, or a
+            function over messages; None: an estimate.
+        messages_key: The channel of the messages.
+
+    Raises:
+        ConfigurationError: An option is wrong.
+        BudgetExceeded: When it runs: what may not be left out takes more than the budget.
+    """
+    parts = {"profile": profile, "summary": summary, "memories": memories, "examples": examples}
+    counter = counter_of(token_counter)
+    whole("max_tokens", max_tokens, 1)
+    return Assemble(max_tokens, {"instructions": instructions, **parts}, counter, messages_key)
+
+
+class Assemble(MessagesNode):
+    """See `assemble`, which makes it."""
+
+    def __init__(
+        self, max_tokens: int, parts: Mapping[str, Any], counter: TokenCounter, messages_key: str
+    ) -> None:
+        super().__init__(messages_key)
+        self._max_tokens, self._parts, self._counter = max_tokens, parts, counter
+        self._tools: Sequence[Any] = ()
+
+    def with_tools(self, tools: Sequence[Any]) -> Self:
+        """The same for a request with these tools."""
+        made = copy(self)
+        made._tools = tools
+        return made
+
+    def report(
+        self, messages: Sequence[BaseMessage], config: RunnableConfig | None = None
+    ) -> ContextReport:
+        """The context of messages, and what takes how many tokens in it.
+
+        Raises:
+            InvalidMessages: They are not messages.
+            BudgetExceeded: What may not be left out takes more than the budget.
+        """
+        shown = Shown.of(checked(messages, "the messages"))
+        packed = self._packed(shown, self._given(None, config))
+        *parts, last = packed.parts
+        offered = sum(not isinstance(message, SystemMessage) for message in messages)
+        parts.append(replace(last, left_out=offered - last.taken))
+        chosen = packed.shown().messages()
+        return ContextReport(chosen, tuple(parts), packed.tokens, self._max_tokens)
+
+    def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
+        """The context, as much of the conversation in it as fits."""
+        return self._packed(shown, self._given(state, config)).shown()
+
+    def _given(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
+        given = {
+            name: part(state, config) if callable(part) else part
+            for name, part in self._parts.items()
+        }
+        if given["summary"] is None and state is not None:
+            given["summary"] = channel(state, "summary")
+        return given
+
+    def _packed(self, shown: Shown, given: Mapping[str, Any]) -> _Packed:
+        packed = self._pack(shown, given, self._counter)
+        counter = self._counter.fitted(packed.shown().messages())
+        if counter is self._counter:
+            return packed
+        # by what its own answers took; never less, so it is a part of what fitted at first
+        return self._pack(Shown(shown.system, iter(packed.turns)), given, counter)
+
+    def _pack(self, shown: Shown, given: Mapping[str, Any], counter: TokenCounter) -> _Packed:
+        text = given["instructions"]
+        if text is None:
+            text = "" if shown.system is None else shown.system.text
+        tools = counter.tools(self._tools)
+        system, fixed = _system(text, counter), counter.request + tools
+        parts = [
+            PartReport("instructions", system, int(bool(text)), 0),
+            PartReport("tools", tools, len(self._tools), 0),
+        ]
+        newest = list(islice(shown.turns, 1))
+        left = self._max_tokens - fixed
+        window = choose(Shown(None, iter(newest)), left - system, counter.message)
+        must = sum(counter.message(message) for unit in window.needed for message in unit.messages)
+        if window.over > 0:
+            raise BudgetExceeded(
+                f"what may not be left out takes {self._max_tokens + window.over} tokens, "
+                f"{self._max_tokens} are allowed (instructions {system}, tools {tools}, the newest "
+                f"messages {must}): allow more, bind fewer tools, or shorten the instructions"
+            )
+        for name, entries in _entries(given):
+            text, part = self._with_section(text, name, entries, left - must, counter)
+            parts.append(part)
+        left -= _system(text, counter)
+        turns = choose(Shown(None, chain(newest, shown.turns)), left, counter.message).turns
+        chosen = Shown(None, iter(turns)).messages()
+        tokens = sum(map(counter.message, chosen))
+        parts.append(PartReport("messages", tokens, len(chosen), 0))
+        left -= tokens
+        message = SystemMessage(text) if text else None
+        return _Packed(message, turns, tuple(parts), self._max_tokens - left)
+
+    def _with_section(
+        self, text: str, name: str, entries: list[str], left: int, counter: TokenCounter
+    ) -> tuple[str, PartReport]:
+        """The text with as much of a section as its share and what is left of the budget allow."""
+        share = min(int(self._max_tokens * SHARES[name]), left - _system(text, counter))
+        taken = [entries[number] for number in fitting(name, entries, share, counter).taken]
+        while taken:
+            added = section(name, taken)
+            joined = f"{text}\n\n{added}" if text else added
+            if _system(joined, counter) <= left:
+                report = PartReport(
+                    name, counter.text(added), len(taken), len(entries) - len(taken)
+                )
+                return joined, report
+            taken.pop()  # the parts of a text may count less than the whole
+        return text, PartReport(name, 0, 0, len(entries))
+
+
+class _Packed(NamedTuple):
+    """What was packed."""
+
+    system: SystemMessage | None
+    turns: list[Turn]
+    parts: tuple[PartReport, ...]
+    tokens: int
+
+    def shown(self) -> Shown:
+        """As the next part of a view takes it."""
+        return Shown(self.system, iter(self.turns))
+
+
+def _entries(given: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """The parts in order of priority, their entries rendered; those without any are left out."""
+    summary = summary_of(given["summary"])
+    texts = {
+        "profile": [quoted(given["profile"])] if given["profile"] else [],
+        "summary": [quoted(summary["text"])] if summary and summary["text"] else [],
+        "memories": [memory_line(memory) for memory in given["memories"] or ()],
+        "examples": [memory_line(example) for example in given["examples"] or ()],
+    }
+    return ((name, entries) for name, entries in texts.items() if entries)
+
+
+def _system(text: str, counter: TokenCounter) -> int:
+    return counter.message(SystemMessage(text)) if text else 0

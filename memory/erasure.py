@@ -1,0 +1,181 @@
+"""Erasure: a memory with all its versions, those that match, or all of a namespace with its notes.
+
+Tombstones are written before anything is erased: an erasure that is cut off can be called again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol, runtime_checkable
+
+from perdure.errors import LimitExceeded
+from perdure.memory.changes import NO_TOMBSTONE, unknown
+from perdure.memory.effects import Effect, Effects
+from perdure.memory.options import instance, text
+from perdure.memory.records import Memory
+from perdure.memory.store_adapter import (
+    NOTES,
+    RESERVED,
+    StoreAdapter,
+    notes_of,
+    quarantine_of,
+    removal_of,
+)
+from perdure.memory.tombstones import tombstones_of
+from perdure.stores.base import Namespace, PutItem, Receipt
+
+_AT_ONCE: Final = 1_000  # tombstones in a transaction
+_LOG = logging.getLogger("perdure")
+
+
+@runtime_checkable
+class Forgets(Protocol):
+    """A store that erases items with their versions, as perdure's do."""
+
+    def forget(self, prefix: Namespace, **what: Any) -> Receipt:
+        """Erase items."""
+
+    async def aforget(self, prefix: Namespace, **what: Any) -> Receipt:
+        """See `forget`."""
+
+
+def forgotten(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Receipt]:
+    """Erase a memory, and the entries in quarantine for it or with its text.
+
+    Raises:
+        UnknownMemory: There is and was none with that key.
+    """
+    versions = yield from adapter.versions(namespace, key)
+    if not versions:
+        raise unknown(namespace, key)
+    tombstones = _tombstones(versions)
+    written = yield from _written(adapter, tombstones)
+    receipt = yield from _erased(adapter, namespace, key)
+    texts = {version.text for version in versions}
+    texts.update(previous.text for version in versions for previous in version.previous)
+    place = quarantine_of(namespace)
+    for entry in (yield from _entries(adapter, place, key, texts)):
+        receipt += yield from _erased(adapter, place, entry)
+    if not written and not (yield from _written(adapter, tombstones)):
+        _LOG.warning("%r in %r is forgotten; %s", key, namespace, NO_TOMBSTONE)
+    return receipt
+
+
+def forgotten_all(adapter: StoreAdapter, namespace: Namespace) -> Effects[Receipt]:
+    """Erase the notes on a namespace, then its memories; namespaces below it stay."""
+    receipt = _nothing(clean=isinstance(adapter.store, Forgets))
+    for place in (*(notes_of(kind, namespace) for kind in NOTES), namespace):
+        receipt += yield from _emptied(adapter, place)
+    return receipt
+
+
+def forgotten_matching(
+    adapter: StoreAdapter,
+    namespaces: Sequence[Namespace],
+    *,
+    thread_id: str | None = None,
+    query: str | None = None,
+    dry_run: bool = False,
+) -> Effects[Receipt]:
+    """Erase the memories under namespaces that match, with their quarantine; or only count them.
+
+    The file is rewritten once for each namespace.
+
+    Args:
+        adapter: Of a store of perdure's.
+        namespaces: Where the memories are.
+        thread_id: The thread that a version comes from.
+        query: Words that a version must hold, all of them, in any form.
+        dry_run: Only count.
+
+    Raises:
+        ConfigurationError: Neither thread nor query is given, or the store erases nothing.
+    """
+    text("thread_id or query", query if thread_id is None else thread_id)  # else it were all
+    instance("store", adapter.store, Forgets, "one of perdure's, which erases what matches")
+    what: dict[str, Any] = {"query": query}
+    if thread_id is not None:
+        what["provenance"] = {"thread_id": thread_id}
+    places = [each for own in namespaces for each in (own, quarantine_of(own))]
+    found = _nothing(clean=False)
+    for place in places:
+        found += yield _forget(adapter, place, **what, dry_run=True)
+    if dry_run:
+        return found
+    versions: list[Memory] = []
+    for namespace, key in found.keys:
+        if namespace[0] != RESERVED:  # an entry in quarantine is no memory yet
+            versions += yield from adapter.versions(namespace, key)
+    tombstones = _tombstones(versions)
+    for start in range(0, len(tombstones), _AT_ONCE):
+        yield from adapter.written(tombstones[start : start + _AT_ONCE])
+    receipt = _nothing(clean=True)
+    for place in places:
+        receipt += yield _forget(adapter, place, **what)
+    return receipt
+
+
+def _emptied(adapter: StoreAdapter, place: Namespace) -> Effects[Receipt]:
+    if not isinstance(adapter.store, Forgets):
+        found = yield from adapter.every(place)
+        keys = tuple((place, each.key) for each in found if each.namespace == place)
+        yield from adapter.written([removal_of(*key) for key in keys])
+        return replace(_nothing(clean=False), items=len(keys), keys=keys)
+    plan: Receipt = yield _forget(adapter, place, dry_run=True)
+    own = [key for where, key in plan.keys if where == place]
+    receipt = _nothing(clean=True)
+    if own and len(own) == len(plan.keys):
+        receipt = yield _forget(adapter, place)
+    else:
+        for key in own:  # one by one: namespaces below this one stay
+            receipt += yield from _erased(adapter, place, key)
+    return receipt
+
+
+def _tombstones(versions: Iterable[Memory]) -> list[PutItem]:
+    puts = [put for version in versions for put in tombstones_of(version, "forgotten")]
+    return list({(put.namespace, put.key): put for put in puts}.values())
+
+
+def _written(adapter: StoreAdapter, tombstones: list[PutItem]) -> Effects[bool]:
+    """Write tombstones, if the store has room for them: to forget needs none."""
+    try:
+        yield from adapter.written(tombstones)
+    except LimitExceeded:
+        return False
+    return True
+
+
+def _entries(
+    adapter: StoreAdapter, place: Namespace, key: str, texts: set[str]
+) -> Effects[list[str]]:
+    """The keys of entries that are, or were, in quarantine for a memory or with its text."""
+    if isinstance(adapter.store, Forgets):
+        meant = {"$or": [{"key": key}, {"text": {"$in": sorted(texts)}}]}
+        plan: Receipt = yield _forget(adapter, place, filter=meant, dry_run=True)
+        return [entry for where, entry in plan.keys if where == place]
+    return [
+        each.key
+        for each in (yield from adapter.every(place))
+        if each.namespace == place and (each.value.get("key") == key or each.text in texts)
+    ]
+
+
+def _erased(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Receipt]:
+    if isinstance(adapter.store, Forgets):
+        receipt: Receipt = yield _forget(adapter, namespace, key=key)
+        return receipt
+    yield from adapter.written([removal_of(namespace, key)])
+    return replace(_nothing(clean=False), items=1, keys=((namespace, key),))
+
+
+def _forget(adapter: StoreAdapter, place: Namespace, **what: Any) -> Effect:
+    store = adapter.store
+    return Effect(lambda: store.forget(place, **what), lambda: store.aforget(place, **what))
+
+
+def _nothing(*, clean: bool) -> Receipt:
+    return Receipt(0, 0, 0, (), (), (), datetime.now(UTC), clean)

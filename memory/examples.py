@@ -1,0 +1,240 @@
+"""Few-shot examples: earlier cases, selected by how like the present one they are.
+
+The input and its context are searched: so cases like the present one are found, whatever their
+outcome was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import blake2b
+from typing import Annotated, Any, Final
+
+from langchain_core.example_selectors import BaseExampleSelector
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.store.base import BaseStore
+from pydantic import BaseModel, Field, model_validator
+
+from perdure.errors import ConfigurationError, InvalidValue
+from perdure.memory.changes import provenance_of
+from perdure.memory.collection import Collection
+from perdure.memory.context import fitting
+from perdure.memory.effects import Effects, awaiting, blocking
+from perdure.memory.gate import Gate
+from perdure.memory.options import instance, text, whole
+from perdure.memory.quotation import memory_line, section
+from perdure.memory.records import EPISODE, Memory, Outcome
+from perdure.memory.tokens import token_counter
+from perdure.stores.base import Provenance
+
+_OTHERS: Final = 2  # memories read for one example: some of the namespace may be none
+_Text = Annotated[str, Field(pattern=r"\S")]
+
+
+class Episode(BaseModel):
+    """The stored fields of an example; `text`, which is searched, is made of two of them."""
+
+    text: str = ""
+    input: _Text
+    outcome: _Text
+    context: str | None = None
+    why: str | None = None
+    score: float | None = None
+
+    @model_validator(mode="after")
+    def _searched(self) -> Episode:
+        self.text = "\n\n".join(filter(None, (self.input, self.context)))
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """An example. As text it is one line that quotes it.
+
+    Attributes:
+        key: Its key.
+        input: What was asked.
+        outcome: What was done, or answered.
+        context: The situation.
+        why: Why it went well, or badly.
+        score: How well.
+        memory: The memory in which it is kept.
+    """
+
+    key: str
+    input: str
+    outcome: str
+    context: str | None
+    why: str | None
+    score: float | None
+    memory: Memory
+
+    def as_messages(self) -> list[BaseMessage]:
+        """The input, after its context, as a human message, and the outcome as the answer."""
+        asked = f"{self.context}\n\n{self.input}" if self.context else self.input
+        return [HumanMessage(asked), AIMessage(self.outcome)]
+
+    def __str__(self) -> str:
+        return memory_line(self.memory)
+
+
+class ExampleSelector(BaseExampleSelector):
+    """Keeps examples and selects those most like a situation, within a budget of tokens.
+
+    It is a selector for langchain's `FewShotPromptTemplate` and `FewShotChatMessagePromptTemplate`,
+    whose examples are dicts, and has `add` and `select` for your own prompts. Methods that begin
+    with `a` are async. What is added passes the gate first: see the `Outcome`.
+
+    Args:
+        store: Any; None: within a graph, the store it was compiled with.
+        namespace: Labels; see `Template`.
+        gate: Decides what is kept.
+        input_key: The name of the input in dicts and among a prompt's variables.
+        output_key: The name of the outcome in dicts.
+        limit: How many examples are selected at most.
+        budget: Tokens that they may take as a section; None: any number.
+        config: Of the run, for calls without one; None: within a node, the config of its run.
+
+    Attributes:
+        memories: The same as a `Collection`, for `update`, `delete`, `forget` and `history`.
+
+    Raises:
+        ConfigurationError: An argument is wrong.
+    """
+
+    def __init__(
+        self,
+        store: BaseStore | None = None,
+        namespace: tuple[str, ...] = ("examples", "{user_id}"),
+        *,
+        gate: Gate | None = None,
+        input_key: str = "input",
+        output_key: str = "output",
+        limit: int = 5,
+        budget: int | None = 1_000,
+        config: RunnableConfig | None = None,
+    ) -> None:
+        self.memories = Collection(store, namespace, schema=Episode, gate=gate, kind=EPISODE)
+        self.names = {
+            text("input_key", input_key): "input",
+            text("output_key", output_key): "outcome",
+            "context": "context",
+            "why": "why",
+        }
+        if len(self.names) < 4:
+            raise ConfigurationError(
+                f"input_key is {input_key!r:.40} and output_key {output_key!r:.40}; expected two "
+                "names that are not 'context' or 'why'"
+            )
+        self.input_key, self.output_key = input_key, output_key
+        self.limit = whole("limit", limit, 1)
+        self.budget = None if budget is None else whole("budget", budget, 1)
+        self.config = config
+        self._counter = token_counter(None)
+
+    def _add(
+        self,
+        input: str,
+        outcome: str,
+        *,
+        context: str | None = None,
+        why: str | None = None,
+        score: float | None = None,
+        provenance: Provenance | None = None,
+        config: RunnableConfig | None = None,
+    ) -> Effects[Outcome]:
+        """Keep an example. Added again, with another reason or score, it is updated.
+
+        The parts are those of an `Example`; the context is searched as well, and the score is on a
+        scale of your own. `provenance` and other errors: see `Collection`.
+
+        Raises:
+            InvalidValue: A part is no text, or input or outcome is blank.
+        """
+        config = config or self.config
+        parts = {"context": context, "why": why, "score": score}
+        given = {name: part for name, part in parts.items() if part is not None}
+        given |= {"input": input, "outcome": outcome}
+        changes = self.memories.changes(config)
+        value = changes.value(given)
+        same = "\0".join(value[name] or "" for name in ("input", "context", "outcome"))
+        digest = blake2b(same.encode("utf-8", "surrogatepass"), digest_size=10)
+        source = provenance_of(config, provenance)
+        return (
+            yield from changes.insert(given, source, f"episode-{digest.hexdigest()}", "updated")
+        )
+
+    def _select(
+        self, query: str, *, as_of: datetime | None = None, config: RunnableConfig | None = None
+    ) -> Effects[list[Example]]:
+        """The examples most like a situation, best first; now, or at a moment of the past.
+
+        Raises:
+            ConfigurationError: The query is no text, or there is no store.
+        """
+        if not instance("query", query, str, "text").strip():
+            return []
+        # not in context: two examples of one thread are no neighbours in a conversation
+        asked = {"query": query, "as_of": as_of, "context": False}
+        found = yield from self.memories.found(
+            asked, self.limit * _OTHERS, config=config or self.config
+        )
+        examples = [_example(memory) for memory in found if _is_example(memory)][: self.limit]
+        lines = [str(example) for example in examples]
+        return [examples[n] for n in fitting("examples", lines, self.budget, self._counter).taken]
+
+    def _add_example(self, example: dict[str, str]) -> Effects[Outcome]:
+        """Keep the example of a prompt: input and output, at most `context` and `why` besides.
+
+        Raises:
+            InvalidValue: It lacks one, or has another part.
+        """
+        given = set(example) if isinstance(example, Mapping) else set()
+        if not {self.input_key, self.output_key} <= given <= set(self.names):
+            raise InvalidValue(
+                f"the example is {example!r:.80}; expected a dict with {self.input_key!r} and "
+                f"{self.output_key!r}, at most 'context' and 'why' besides"
+            )
+        parts: dict[str, Any] = {self.names[key]: part for key, part in example.items()}
+        return self._add(**parts)
+
+    def _select_examples(self, input_variables: dict[str, str]) -> Effects[list[dict[str, Any]]]:
+        """The examples for the variables of a prompt, best first.
+
+        The input and, if there is one, `context` are searched for; without an input, all of them.
+        """
+        named = [input_variables.get(key) for key in (self.input_key, "context")]
+        parts = named if named[0] else list(input_variables.values())
+        found = yield from self._select("\n\n".join(str(part) for part in parts if part))
+        return [
+            {key: getattr(example, name) or "" for key, name in self.names.items()}
+            for example in found
+        ]
+
+    @staticmethod
+    def section(examples: Sequence[Example]) -> str:
+        """Examples as a section of a prompt, quoted; "" for none."""
+        return section("examples", [str(example) for example in examples]) if examples else ""
+
+    add, aadd = blocking(_add), awaiting(_add)
+    select, aselect = blocking(_select), awaiting(_select)
+    # mypy takes `self` to be the base class
+    add_example = blocking(_add_example)  # type: ignore[arg-type]
+    aadd_example = awaiting(_add_example)  # type: ignore[arg-type]
+    select_examples = blocking(_select_examples)  # type: ignore[arg-type]
+    aselect_examples = awaiting(_select_examples)  # type: ignore[arg-type]
+
+
+def _is_example(memory: Memory) -> bool:
+    parts = (memory.value.get("input"), memory.value.get("outcome"))
+    return memory.kind == EPISODE and all(isinstance(part, str) for part in parts)
+
+
+def _example(memory: Memory) -> Example:
+    parts: dict[str, Any] = {
+        name: memory.value.get(name) for name in Episode.model_fields if name != "text"
+    }
+    return Example(key=memory.key, memory=memory, **parts)

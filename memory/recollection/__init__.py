@@ -1,1 +1,0 @@
-"""UseMemories what is remembered, and checking that it is recalled."""

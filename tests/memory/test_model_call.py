@@ -1,0 +1,188 @@
+"""Calling a model: by its name or as an object, and what is wrong with its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from typing import Any
+
+import pytest
+from langchain_core.language_models.fake_chat_models import FakeListChatModel
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.runnables import RunnableLambda
+from langchain_openai import ChatOpenAI
+from langgraph.errors import GraphInterrupt
+from pydantic import BaseModel
+
+from perdure.errors import ConfigurationError, MissingDependency
+from perdure.memory.model_call import ModelCall, NamedModel, chat_model, fault_of, is_final
+from perdure.memory.structured import structured
+from tests.openai_server import OpenAIServer
+
+ASK = [HumanMessage("hello")]
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_BASE_URL", "OPENAI_API_BASE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(params=["langchain", "no langchain"])
+def installed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    if request.param == "no langchain":
+        monkeypatch.setitem(sys.modules, "langchain.chat_models", None)
+    return bool(request.param == "langchain")
+
+
+# -- models by name
+
+
+def test_an_object_is_taken_as_it_is() -> None:
+    for model in (FakeListChatModel(responses=["hi"]), RunnableLambda(lambda messages: "hi")):
+        assert chat_model(model) is model
+
+
+@pytest.mark.parametrize("name", ["openai:gpt-5-mini", "gpt-5-mini"])
+def test_a_name_needs_a_key_only_when_it_is_called(
+    name: str, installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With langchain and without; awaited too, and with tools bound."""
+    model = chat_model(name)
+    assert isinstance(model, NamedModel)
+    call = ModelCall(model, backoff_s=0)
+    [answer] = call.asking([ASK]).blocking()
+    assert isinstance(answer, ConfigurationError)
+    assert name in str(answer)
+    assert is_final(answer)
+
+    with OpenAIServer(["one", "two", "three"]) as server:
+        monkeypatch.setenv("OPENAI_API_KEY", "any")
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        bound = ModelCall(model.bind_tools([]))
+        assert [each.text for each in call.asking([ASK, ASK]).blocking()] == ["one", "two"]
+        assert asyncio.run(_awaited(bound))[0].text == "three"
+        assert isinstance(chat_model(name), ChatOpenAI)
+    assert [request["model"] for request in server.requests] == ["gpt-5-mini"] * 3
+
+
+async def _awaited(call: ModelCall) -> Any:
+    return await call.asking([ASK]).awaiting()
+
+
+@pytest.mark.parametrize("name", ["", " ", "openai:", "nosuch", "nosuch:model", 7, None])
+def test_a_name_that_can_never_work_is_refused_at_once(name: Any, installed: bool) -> None:
+    with pytest.raises(ConfigurationError, match="model"):
+        chat_model(name)
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The provider's, or langchain, which knows the providers."""
+    with pytest.raises(MissingDependency, match="langchain-ollama"):
+        chat_model("ollama:llama3")
+    monkeypatch.setitem(sys.modules, "langchain.chat_models", None)
+    with pytest.raises(MissingDependency, match=r"perdure\[agents\]"):
+        chat_model("anthropic:claude-sonnet-4-5")
+
+
+def test_a_structured_model_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It too is made at its first call."""
+
+    class City(BaseModel):
+        name: str
+
+    model = structured("openai:gpt-5-mini", City, method="json_schema", strict=True)
+    with OpenAIServer(['{"name": "Ghent"}']) as server:
+        monkeypatch.setenv("OPENAI_API_KEY", "any")
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        [answer] = ModelCall(model).asking([ASK]).blocking()
+    assert answer["parsed"] == City(name="Ghent")
+
+
+# -- calls
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"timeout_s": 0}, "timeout_s is 0"),
+        ({"timeout_s": "soon"}, "timeout_s is 'soon'"),
+        ({"retries": -1}, "retries is -1"),
+        ({"backoff_s": -1}, "backoff_s is -1"),
+    ],
+)
+def test_an_option_that_cannot_work_is_refused(options: Any, named: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        ModelCall(FakeListChatModel(responses=["hi"]), **options)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_call_that_hangs_is_left_behind(awaited: bool) -> None:
+    """The blocking one in its thread; the caller goes on after the limit."""
+    release = threading.Event()
+
+    async def ahangs(messages: Any) -> Any:
+        await asyncio.Event().wait()
+
+    def hangs(messages: Any) -> str:
+        release.wait()
+        return "late"
+
+    call = ModelCall(RunnableLambda(hangs, ahangs), timeout_s=0.05)
+    try:
+        [answer] = asyncio.run(_awaited(call)) if awaited else call.asking([ASK]).blocking()
+        assert isinstance(answer, TimeoutError)
+    finally:
+        release.set()
+
+
+@pytest.mark.parametrize("signal", [GraphInterrupt(()), KeyboardInterrupt(), SystemExit(1)])
+def test_a_signal_is_no_answer(signal: BaseException) -> None:
+    """langgraph's and the process's pass through; an error is the answer."""
+
+    def raises(exc: BaseException) -> Any:
+        def invoke(messages: Any) -> Any:
+            raise exc
+
+        return ModelCall(RunnableLambda(invoke)).asking([ASK])
+
+    with pytest.raises(type(signal)):
+        raises(signal).blocking()
+    [answer] = raises(OSError("no luck")).blocking()
+    assert fault_of(answer) == "the call raised OSError: no luck"
+
+
+# -- answers
+
+
+@pytest.mark.parametrize(
+    ("metadata", "fault"),
+    [
+        ({"finish_reason": "stop"}, None),
+        ({"stop_reason": "end_turn"}, None),
+        ({"status": "completed", "incomplete_details": None}, None),
+        ({"finish_reason": "length"}, "cut off"),
+        ({"stop_reason": "max_tokens"}, "cut off"),
+        ({"stopReason": "max_tokens"}, "cut off"),
+        ({"done_reason": "length"}, "cut off"),
+        ({"finish_reason": "MAX_TOKENS"}, "cut off"),
+        (
+            {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
+            "cut off",
+        ),
+        ({"finish_reason": "content_filter"}, "withheld"),
+        ({"finish_reason": "SAFETY"}, "withheld"),
+        ({"stop_reason": "refusal"}, "withheld"),
+    ],
+)
+def test_an_answer_that_did_not_end_by_itself_is_none(metadata: Any, fault: str | None) -> None:
+    """Under the names that OpenAI, Anthropic, Bedrock, Google and Ollama give it."""
+    found = fault_of(AIMessage("I cannot he", response_metadata=metadata))
+    assert (found is None) if fault is None else fault in (found or "")
+
+
+@pytest.mark.parametrize("answer", [None, 7, {"content": "hi"}])
+def test_an_answer_that_is_no_message_is_none(answer: Any) -> None:
+    assert "which is no message" in (fault_of(answer) or "")
