@@ -22,18 +22,11 @@ from perdure.memory.records import EPISODE, FACT, Candidate, Memory, Outcome
 from perdure.memory.thread_messages import ThreadMessage, storable
 from perdure.stores.base import PutItem
 
-CHECK: Final = "model"
-"""The check of an outcome where what the model asked for makes no sense."""
-CHANGED: Final = "changed"
-"""The check of an outcome where another run changed the same fields of a profile."""
+CHECK: Final = "model"  # of an outcome: what the model asked for makes no sense
+CHANGED: Final = "changed"  # of an outcome: another run changed the same fields of a profile
 _MOST: Final = 200  # entries of a list: more is a model that has lost its way
 _INSTRUCTIONS_CHARS: Final = 20_000
 _WISH_CHARS: Final = 400
-_CHANGES: Final[Mapping[str, Any]] = {
-    "update": "updated",
-    "supersede": "superseded",
-    "delete": "deleted",
-}
 
 
 def _strict(schema: Document) -> None:
@@ -56,12 +49,8 @@ class FactChange(_Part):
         description="insert a new memory; update one that was wrong or badly put; supersede one "
         "that was true and is no longer; delete one that is no longer to be kept"
     )
-    memory: str | None = Field(
-        None, description="the memory to update, supersede or delete, by its name, like m3"
-    )
-    text: str | None = Field(
-        None, description="what the memory is to say: one fact, which can be understood alone"
-    )
+    memory: str | None = Field(None, description="the name of the memory that changes, like m3")
+    text: str | None = Field(None, description="one fact, which can be understood alone")
     about: str | None = Field(None, description="whom or what it is about, in a word or two")
     when: str | None = Field(None, description="when it happened or since when it holds, as a date")
     messages: list[int] = Field([], description="the numbers of the messages that say so")
@@ -152,13 +141,7 @@ def answer_of(parsed: BaseModel) -> Answer:
 
 
 def memories_of(answer: Answer, batch: Batch, shown: Mapping[str, Memory]) -> Proposal:
-    """What an answer proposes of facts and episodes.
-
-    Args:
-        answer: The model's.
-        batch: The messages, which it names by their numbers from 1.
-        shown: The memories that it may change, by the names it was shown.
-    """
+    """What an answer proposes of facts and episodes; it may change the memories it was shown."""
     additions: dict[str, Addition] = {}
     revisions: dict[str, Revision] = {}
     outcomes: list[Outcome] = []
@@ -191,7 +174,8 @@ def _fact(
     memory = shown.get(fact.memory or "")
     if memory is None:
         return _refused(f"names the memory {fact.memory!r:.40}, which it was not shown")
-    return Revision(memory.key, _CHANGES[fact.action], candidate)
+    change: Any = f"{fact.action}d"
+    return Revision(memory.key, change, candidate)
 
 
 def _episode(episode: EpisodeFound, batch: Batch) -> Addition | Outcome:

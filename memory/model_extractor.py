@@ -130,13 +130,8 @@ class ModelExtractor:
         )
         instance("turns", turns, (bool, TurnExtractor), "TurnExtractor(…) or a bool")
         self.turns = TurnExtractor() if turns is True else turns or None
-        wanted = {
-            "facts": FACT in kinds,
-            "profile": bool(self.profiles),
-            "episodes": EPISODE in kinds,
-            "instructions": learn is not None,
-        }
-        self._parts = [part for part, is_wanted in wanted.items() if is_wanted]
+        wanted = (FACT in kinds, self.profiles, EPISODE in kinds, learn)
+        self._parts = [part for part, is_wanted in zip(_ASKED, wanted, strict=True) if is_wanted]
         if isinstance(kinds, str) or not {*kinds} <= {FACT, EPISODE} or not self._parts:
             raise ConfigurationError(
                 f"kinds is {kinds!r:.80}; expected some of {FACT, EPISODE}, a profile or learn="
@@ -240,10 +235,10 @@ class ModelExtractor:
 
         call = replace(self._call, config=scope.config)
         insisting = Insisting(call.retries, call.backoff_s)
-        answer: Answer = yield from insisting.asked(
+        asked: Effects[Answer] = insisting.asked(
             call, request, taken, room=self.max_chars, tally=tally
         )
-        return answer
+        return (yield from asked)
 
     def _request(
         self, batch: Batch, known: _Known, room: int, refused: Refused | None

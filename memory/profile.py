@@ -162,12 +162,10 @@ class Profile(Generic[M]):
         state = yield from self.reading(place, as_of)
         if state.profile is not None:
             return state.profile
-        where = f"the profile {place.key!r} in {place.namespace!r}"
-        if not state.items:
-            raise ConfigurationError(f"{where} is not there yet, and {state.fault}; set() it first")
+        why = "does not fit the schema any more" if state.items else "is not there yet"
         raise ConfigurationError(
-            f"{where} does not fit the schema any more: {state.fault}; history() shows it as it "
-            "is, and patch() or set() mends it"
+            f"the profile {place.key!r} in {place.namespace!r} {why}: {state.fault}; history() "
+            "shows what is stored, and patch() or set() mends it"
         )
 
     def _history(self, config: RunnableConfig | None = None) -> Effects[list[ProfileVersion]]:

@@ -269,8 +269,8 @@ def test_what_only_a_tool_says_does_not_change_what_a_user_said(
     report = extraction.extract("t", user())
     trust = {item.value["text"]: item.provenance.trust for item in kept(store)}
 
-    assert (report.refused, report.quarantined) == ({"role": 1}, 1)
-    assert trust == {"Ann is allergic to nuts.": "user"}
+    assert report.refused == {"role": 1}
+    assert trust == {"Ann is allergic to nuts.": "user", "The shop opens at nine.": "tool"}
 
 
 def test_a_transcript_cannot_pose_as_anything_else(store: SQLiteStore, scripted: Scripted) -> None:

@@ -277,7 +277,12 @@ def test_a_store_without_a_past_says_so() -> None:
 
 # -- sections
 
-OLD = {"name": "Ann", "age": None, "born": None, "home": {"city": "Ghent", "zip": None}}
+OLD: dict[str, Any] = {
+    "name": "Ann",
+    "age": None,
+    "born": None,
+    "home": {"city": "Ghent", "zip": None},
+}
 
 
 def write_sections(store: Any, change: Any = "set", number: Any = 1, **values: Any) -> None:
@@ -671,6 +676,7 @@ SENSITIVE: dict[str, tuple[dict[str, Any], str]] = {
     "in a list": ({"likes": ["tea", {"a": [CARD]}]}, "'/likes/1/a/0' cannot be kept"),
     "what its field calls a secret": ({"api_key": "abcd1234"}, "'/api_key' cannot be kept"),
     "a number that it does": ({"pin": 4711}, "'/pin' cannot be kept"),
+    "deeper": ({"bank": {"my_pin": "4711"}}, "'/bank/my_pin' cannot be kept"),
     "the name of a field": ({"a": [{CARD: 1}]}, "'/a/0/[card]' cannot be kept"),
 }
 SECRETS = (PASSWORD, CARD, "4111111111111111", "abcd1234", "4711")

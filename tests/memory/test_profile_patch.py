@@ -172,7 +172,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a name that is no text": ([op("add", "/a", value={1: 2})], "no JSON"),
     "a missing field": (
         [op("replace", "/home/town", value=1)],
-        "operation 1, replace '/home/town': can't replace a non-existent object 'town'; '/home' has 'city', 'zip'",
+        "operation 1, replace '/home/town': can't replace a non-existent object 'town'; "
+        "'/home' has 'city', 'zip'",
     ),
     "a missing parent": (
         [op("add", "/work/city", value=1)],

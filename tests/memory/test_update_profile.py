@@ -1,4 +1,8 @@
-"""Updating a profile: what a model's proposal may change, and what sends it back to the model."""
+"""Updating a profile: what a model's patch may change, and what sends it back to the model.
+
+Each idea of "manage individual profiles" of LangGraph's concepts runs here: the previous profile is
+passed, a patch comes back, decoded strictly, with retries; a large profile is split into sections.
+"""
 
 from __future__ import annotations
 
@@ -95,9 +99,9 @@ HTTP: Any = {"http_client": httpx.Client(), "http_async_client": httpx.AsyncClie
 
 
 def node_of(server: OpenAIServer, profile: Any, **options: Any) -> Any:
-    called = {name: options.pop(name) for name in ("retries", "timeout_s") if name in options}
-    given: dict[str, Any] = {"backoff_s": 0, **called}
-    call = ModelCall(client(server, **HTTP), **given)
+    called: dict[str, Any] = {"backoff_s": 0}
+    called |= {name: options.pop(name) for name in ("retries", "timeout_s") if name in options}
+    call = ModelCall(client(server, **HTTP), **called)
     return update_profile(call, profile, **{"on_failure": "raise", **options})
 
 
