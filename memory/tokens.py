@@ -225,11 +225,10 @@ def _schema(tool: Any) -> Any:
 # -- models and encodings
 
 _PROVIDER: Final = re.compile(r"^(openai|azure_openai|azure)[:/]")
-_FILES: Final = {
+_FILES: Final = {  # SHA-256, as in tiktoken_ext/openai_public.py
     "o200k_base": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
     "cl100k_base": "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
 }
-"""SHA-256 of the encodings' files, as in tiktoken_ext/openai_public.py."""
 _URL: Final = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 _AT_ONCE: Final = 50_000  # characters: bpe-openai refuses a text of a million
 _REMEMBERED: Final = 1 << 16

@@ -83,6 +83,11 @@ def _taken(turns: Iterable[Turn], left: int, measure: Measure) -> tuple[list[Tur
 
 
 def _cost(units: list[Unit], measure: Measure) -> int:
-    if measure is one:
-        return sum([len(unit.messages) for unit in units])
-    return sum([measure(message) for unit in units for message in unit.messages])
+    total = 0
+    for unit in units:
+        if measure is one:
+            total += len(unit.messages)
+            continue
+        for message in unit.messages:
+            total += measure(message)
+    return total

@@ -197,3 +197,31 @@ def test_chat_state_is_a_state() -> None:
     builder.add_edge(START, "n")
 
     assert ids(builder.compile().invoke({"messages": [human(0)]})["messages"]) == ["h0", "r"]
+
+
+def test_the_keep_example_of_the_concept_page() -> None:
+    """LangGraph's concepts: a node keeps the last five elements of a list."""
+
+    class State(TypedDict):
+        my_list: Annotated[list[str], keepable()]
+
+    builder = StateGraph(State)
+    builder.add_node("my_node", lambda state: {"my_list": {"type": "keep", "from": -5}})
+    graph = builder.add_edge(START, "my_node").compile()
+
+    assert graph.invoke({"my_list": list("abcdefg")}) == {"my_list": list("cdefg")}
+
+
+def test_the_remove_example_of_the_concept_page() -> None:
+    """LangGraph's concepts: one node says hi, the next deletes all but the last two messages."""
+
+    def my_node_2(state: ChatState) -> dict[str, Any]:
+        return {"messages": [RemoveMessage(id=str(m.id)) for m in state["messages"][:-2]]}
+
+    builder = StateGraph(ChatState)
+    builder.add_node("my_node_1", lambda state: {"messages": [AIMessage("Hi")]})
+    builder.add_node("my_node_2", my_node_2)
+    builder.add_edge(START, "my_node_1").add_edge("my_node_1", "my_node_2")
+    out = builder.compile().invoke({"messages": [human(0), human(1), human(2)]})
+
+    assert [message.text for message in out["messages"]] == ["h2", "Hi"]
