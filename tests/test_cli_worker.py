@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import ConfigurationError, UnknownThread
-from tests.memory.test_forming_facts import facts
+from tests.memory.test_model_extractor import facts
 from tests.memory_commands import attempt, read, rows, run, talks, texts
 from tests.openai_server import PATIENCE, Failure, OpenAIServer, Reply
 from tests.test_cli_chat import COMMAND, environment, use
