@@ -20,7 +20,7 @@ from langgraph.graph import add_messages
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from perdure.memory.model_call import ModelCall
-from perdure.memory.nodes import sequence
+from perdure.memory.nodes import Shown
 from perdure.memory.summary import Summarize, summarize
 from tests.memory.conversations import conversations, keys, newest_human
 from tests.memory.providers import refusals
@@ -105,7 +105,7 @@ def test_what_is_neither_shown_nor_told_is_not_there(
         covered = thread.covered()
         if mode == "state" and len(covered) < len({*thread.summarized}):
             covered = set()
-        due = [m for m in sequence(thread.messages) if m.type != "system" and m.id not in covered]
+        due = [m for m in Shown.of(thread.messages).messages() if m.type != "system" and m.id not in covered]
         assert [m for m in due if m not in shown] == []
 
 
