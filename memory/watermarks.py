@@ -92,16 +92,19 @@ class Watermark:
     def placed(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
         """Messages with their positions.
 
-        New messages count on from the known ones. One that was missed, before a known one, gets the
-        position of the message before it: what has equal positions the store orders by age.
+        New messages count on from the known ones, missed ones before these down. One that was
+        missed between has the position of the one before: the store orders equal ones by age.
         """
         known = {each.id: each.position for each in self.known}
-        last = max((i for i, each in enumerate(messages) if each.id in known), default=-1)
+        there = [i for i, each in enumerate(messages) if each.id in known]
+        first, last = (there[0], there[-1]) if there else (0, -1)
         placed: list[ThreadMessage] = []
-        before, following = min(known.values(), default=0) - 1, self.next
+        before, following = known[messages[first].id] - first - 1 if there else 0, self.next
         for number, each in enumerate(messages):
             if each.id in known:
                 before = known[each.id]
+            elif number < first:
+                before += 1
             elif number > last:
                 before, following = following, following + 1
             placed.append(replace(each, position=before))

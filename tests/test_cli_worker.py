@@ -48,7 +48,7 @@ def test_what_waits_is_formed_and_told(trip: str, tmp_path: Path) -> None:
     after = read("jobs")
     nothing = run("worker", "--once")
 
-    assert before[0] == ["thread", "memories", "state", "since", "attempts", "what came of it"]
+    assert before[0] == ["thread", "memories", "state", "at", "attempts", "what came of it"]
     assert sorted(row[:3] for row in before[1:]) == [
         ["home", "memories/ann", "waiting"],
         ["trip", "memories/me", "waiting"],
@@ -88,18 +88,19 @@ def test_what_was_given_up_is_listed_and_tried_again(
     """A failure that trying again does not mend is in the list with its error, until --retry."""
     for _ in scripted(monkeypatch, Failure(401, "no such key"), facts(NUTS)):
         failed = attempt("worker", "--once", "--facts")
-        dead = read("jobs", "--dead")
-        unknown = attempt("jobs", "--retry", "nope")
-        retried = attempt("jobs", "--retry", trip)
+        dead = read("jobs", "--facts", "--dead")
+        unknown = attempt("jobs", "--facts", "--retry", "nope")
+        retried = attempt("jobs", "--facts", "--retry", trip)
         run("worker", "--once", "--facts")
 
     assert failed.exit_code == 1
-    assert "not formed: trip in memories/me: dead" in failed.stderr
+    assert "not extracted: trip in memories/me: dead" in failed.stderr
     assert [job["thread_id"] for job in dead] == [trip]
     assert "no such key" in dead[0]["error"]
     assert isinstance(unknown.exception, UnknownThread)
     assert retried.stderr == "1 thread will be tried again\n"
-    assert attempt("jobs", "--dead").stderr == "nothing was given up\n"
+    for _ in scripted(monkeypatch):
+        assert attempt("jobs", "--facts", "--dead").stderr == "nothing was given up\n"
     assert texts("--kind", "fact") == ["The user is allergic to nuts."]
 
 

@@ -28,6 +28,7 @@ from perdure.memory.remember_turns import remember_turns
 from perdure.memory.store_adapter import StoreAdapter, memory_of
 from perdure.memory.turns import superseded_turns, turn_key
 from perdure.memory.watermarks import Watermark, watermark
+from perdure.storage.flow import rows_of
 from perdure.stores import SQLiteStore
 from tests.memory.threads import ANN, FailingStore, Graph, kept, texts
 
@@ -75,11 +76,12 @@ def say(graph: Graph, *said: str) -> None:
             graph.invoke({"messages": [HumanMessage(text, id=text)]}, T)
 
 
-def in_order(store: Any) -> list[str]:
+def in_order(store: SQLiteStore) -> list[str]:
     """The turns of Ann's threads as search lays them side by side: by position, then by age."""
-    items = [(item, store.history(item.namespace, item.key)[-1]) for item in kept(store)]
-    rows = sorted(items, key=lambda row: (row[0].provenance.position, row[1].valid_from))
-    return [item.value["text"].partition(": ")[2] for item, _ in rows]
+    rows = store.database.read(rows_of("SELECT key, id FROM store_items"))
+    age = {str(key): id for key, id in rows}
+    items = sorted(kept(store), key=lambda item: (item.provenance.position, age[item.key]))
+    return [item.value["text"].partition(": ")[2] for item in items]
 
 
 def exchange(*said: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perdure.cli.app import open_saver
+from perdure.cli.app import open_saver, settings_for
 from perdure.cli.longterm import Mind, opened_mind
 from perdure.cli.output import notes
 from perdure.errors import InvalidMessages, UnknownThread
@@ -46,12 +46,14 @@ class Import:
         later: Whether they are left for a worker.
 
     Attributes:
+        about: What the threads' metadata says of it: whose memories a worker extracts.
         memories: How many were added.
         quarantined: How many more wait to be reviewed.
     """
 
     def __init__(self, db: str | None, user: str | None, *, wanted: bool, later: bool) -> None:
         self._db, self._user, self._wanted, self._later = db, user, wanted, later
+        self.about = {"user_id": settings_for(db, user).user if wanted else ""}
         self._forms: tuple[Extraction, RunnableConfig] | None = None
         self.memories = self.quarantined = 0
 

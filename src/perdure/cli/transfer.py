@@ -6,7 +6,7 @@ import json as jsonlib
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -114,6 +114,7 @@ def _import(path: Path, called: Path, prefix: str, into: Import, report: Report)
                 part = done / len(talk.nodes)
                 show(begun + part * (talk.until - begun), report.messages + done)
 
+            talk = replace(talk, about={**talk.about, **into.about})
             new = store(saver, prefix + talk.id, talk, advance) if talk.nodes else 0
             if talk.nodes:
                 into.remember(prefix + talk.id)

@@ -131,13 +131,18 @@ def jobs(
     retry_all: Annotated[
         bool, typer.Option("--retry-all", help="Try again all that was given up.")
     ] = False,
+    facts: Annotated[bool, typer.Option("--facts", help="Of 'perdure worker --facts'.")] = False,
     database: Database = None,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
     """List threads with something to extract, and those extracted lately, of all users."""
-    with opened_mind(db, None, reads=True) as mind, _background(mind, database) as background:
-        found = _due(mind) if background is None else background.jobs()
+    extractor = _extractor(db) if facts else None
+    with (
+        opened_mind(db, None, reads=True) as mind,
+        _background(mind, extractor, database) as background,
+    ):
+        found = _due(mind, extractor) if background is None else background.jobs()
         given_up = [job for job in found if job.state == "dead"]
         if retry or retry_all:
             wanted = given_up if retry_all else _wanted(given_up, retry or [])
@@ -155,7 +160,9 @@ def jobs(
 
 
 @contextmanager
-def _background(mind: Mind, database: str | None) -> Iterator[Background | None]:
+def _background(
+    mind: Mind, extractor: Extractor | None, database: str | None
+) -> Iterator[Background | None]:
     """What knows of jobs; None: no worker ever worked, so that what is due is all there is."""
     given = database or f"{mind.store.database.path}.jobs"
     if "://" not in given and not os.path.exists(given):
@@ -164,7 +171,10 @@ def _background(mind: Mind, database: str | None) -> Iterator[Background | None]
     from perdure.memory.background import Background
 
     background = Background(
-        mind.extraction(), database=database, work=False, defaults=mind.config["configurable"]
+        mind.extraction(extractor),
+        database=database,
+        work=False,
+        defaults=mind.config["configurable"],
     )
     try:
         yield background
@@ -172,11 +182,11 @@ def _background(mind: Mind, database: str | None) -> Iterator[Background | None]
         background.stop()
 
 
-def _due(mind: Mind) -> list[Job]:
+def _due(mind: Mind, extractor: Extractor | None) -> list[Job]:
     """The threads with something to extract."""
     from perdure.memory.due import DueThreads, Pace
 
-    return DueThreads(mind.extraction(), Pace(), mind.config["configurable"]).jobs()
+    return DueThreads(mind.extraction(extractor), Pace(), mind.config["configurable"]).jobs()
 
 
 def _wanted(dead: list[Job], ids: list[str]) -> list[Job]:
