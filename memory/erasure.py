@@ -9,12 +9,13 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 from perdure.errors import LimitExceeded
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.options import instance, text
 from perdure.memory.records import Memory
+from perdure.memory.run_config import Versioned
 from perdure.memory.store_adapter import (
     NOTES,
     RESERVED,
@@ -29,17 +30,6 @@ from perdure.stores.base import Namespace, PutItem, Receipt
 
 _AT_ONCE: Final = 1_000  # tombstones in a transaction
 _LOG = logging.getLogger("perdure")
-
-
-@runtime_checkable
-class Forgets(Protocol):
-    """A store that erases items with their versions, as perdure's do."""
-
-    def forget(self, prefix: Namespace, **what: Any) -> Receipt:
-        """Erase items."""
-
-    async def aforget(self, prefix: Namespace, **what: Any) -> Receipt:
-        """See `forget`."""
 
 
 def forgotten(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Receipt]:
@@ -66,7 +56,7 @@ def forgotten(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[
 
 def forgotten_all(adapter: StoreAdapter, namespace: Namespace) -> Effects[Receipt]:
     """Erase the notes on a namespace, then its memories; namespaces below it stay."""
-    receipt = _nothing(clean=isinstance(adapter.store, Forgets))
+    receipt = _nothing(clean=adapter.versioned)
     for place in (*(notes_of(kind, namespace) for kind in NOTES), namespace):
         receipt += yield from _emptied(adapter, place)
     return receipt
@@ -88,7 +78,7 @@ def forgotten_matching(
         ConfigurationError: Neither thread nor query is given, or the store erases nothing.
     """
     text("thread_id or query", query if thread_id is None else thread_id)  # else it were all
-    instance("store", adapter.store, Forgets, "one of perdure's, which erases what matches")
+    instance("store", adapter.store, Versioned, "one of perdure's, which erases what matches")
     what: dict[str, Any] = {"query": query}
     if thread_id is not None:
         what["provenance"] = {"thread_id": thread_id}
@@ -112,7 +102,7 @@ def forgotten_matching(
 
 
 def _emptied(adapter: StoreAdapter, place: Namespace) -> Effects[Receipt]:
-    if not isinstance(adapter.store, Forgets):
+    if not adapter.versioned:
         found = yield from adapter.every(place)
         keys = tuple((place, each.key) for each in found if each.namespace == place)
         yield from adapter.written([removal_of(*key) for key in keys])
@@ -146,7 +136,7 @@ def _entries(
     adapter: StoreAdapter, place: Namespace, key: str, texts: set[str]
 ) -> Effects[list[str]]:
     """The keys of entries that are, or were, in quarantine for a memory or with its text."""
-    if isinstance(adapter.store, Forgets):
+    if adapter.versioned:
         meant = {"$or": [{"key": key}, {"text": {"$in": sorted(texts)}}]}
         plan: Receipt = yield _forget(adapter, place, filter=meant, dry_run=True)
         return [entry for where, entry in plan.keys if where == place]
@@ -158,7 +148,7 @@ def _entries(
 
 
 def _erased(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Receipt]:
-    if isinstance(adapter.store, Forgets):
+    if adapter.versioned:
         receipt: Receipt = yield _forget(adapter, namespace, key=key)
         return receipt
     yield from adapter.written([removal_of(namespace, key)])

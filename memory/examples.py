@@ -33,7 +33,7 @@ _OTHERS: Final = 2  # memories read for one example: some of the namespace may b
 _Text = Annotated[str, Field(pattern=r"\S")]
 
 
-class Episode(BaseModel):
+class ExampleFields(BaseModel):
     """The stored fields of an example; `text`, which is searched, is made of two of them."""
 
     text: str = ""
@@ -44,7 +44,7 @@ class Episode(BaseModel):
     score: float | None = None
 
     @model_validator(mode="after")
-    def _searched(self) -> Episode:
+    def _searched(self) -> ExampleFields:
         self.text = "\n\n".join(filter(None, (self.input, self.context)))
         return self
 
@@ -82,7 +82,7 @@ class ExampleSelector(BaseExampleSelector):
         input_key: The name of the input in dicts and among a prompt's variables.
         output_key: The name of the outcome in dicts.
         limit: How many examples are selected at most.
-        budget: Tokens that they may take as a section; None: any number.
+        max_tokens: Tokens that they may take as a section; None: any number.
         config: Of the run, for calls without one; None: within a node, the config of its run.
 
     Attributes:
@@ -101,10 +101,10 @@ class ExampleSelector(BaseExampleSelector):
         input_key: str = "input",
         output_key: str = "output",
         limit: int = 5,
-        budget: int | None = 1_000,
+        max_tokens: int | None = 1_000,
         config: RunnableConfig | None = None,
     ) -> None:
-        self.memories = Collection(store, namespace, schema=Episode, gate=gate, kind=EPISODE)
+        self.memories = Collection(store, namespace, schema=ExampleFields, gate=gate, kind=EPISODE)
         self.names = {
             text("input_key", input_key): "input",
             text("output_key", output_key): "outcome",
@@ -118,7 +118,7 @@ class ExampleSelector(BaseExampleSelector):
             )
         self.input_key, self.output_key = input_key, output_key
         self.limit = whole("limit", limit, 1)
-        self.budget = None if budget is None else whole("budget", budget, 1)
+        self.max_tokens = None if max_tokens is None else whole("max_tokens", max_tokens, 1)
         self.config = config
         self._counter = token_counter(None)
 
@@ -168,7 +168,9 @@ class ExampleSelector(BaseExampleSelector):
         )
         examples = [each for each in map(_example, found) if each is not None][: self.limit]
         lines = [str(example) for example in examples]
-        return [examples[n] for n in fitting("examples", lines, self.budget, self._counter).taken]
+        return [
+            examples[n] for n in fitting("examples", lines, self.max_tokens, self._counter).taken
+        ]
 
     def _add_example(self, example: dict[str, str]) -> Effects[Outcome]:
         """Keep the example of a prompt: input and output, at most `context` and `why` besides.
@@ -214,7 +216,7 @@ class ExampleSelector(BaseExampleSelector):
 
 def _example(memory: Memory) -> Example | None:
     """The example in a memory; None: it is another memory, or an episode without these parts."""
-    names = [name for name in Episode.model_fields if name != "text"]
+    names = [name for name in ExampleFields.model_fields if name != "text"]
     parts: dict[str, Any] = {name: memory.value.get(name) for name in names}
     if memory.kind != EPISODE or not all(isinstance(parts[n], str) for n in ("input", "outcome")):
         return None

@@ -166,7 +166,7 @@ def test_the_budget_holds(store: Any) -> None:
     examples.add("A lamp", "Refund " * 300, config=AS_ANN)
     counter = token_counter(None)
     for budget in (1, 40, 100, 200, None):
-        selector = ExampleSelector(store, budget=budget, config=AS_ANN)
+        selector = ExampleSelector(store, max_tokens=budget, config=AS_ANN)
         found = selector.select("A customer has a lamp")
         assert counter.text(examples.section(found)) <= (budget or 10_000)
         assert len(found) >= {200: 2, None: 4}.get(budget, 0)
@@ -216,7 +216,7 @@ def test_what_is_no_episode_is_refused(
 def test_other_arguments_that_make_no_sense(ours: SQLiteStore, do: Any) -> None:
     """A limit of none, names that are taken, a query that is no text."""
     options: Any
-    for options in ({"limit": 0}, {"budget": 0}):
+    for options in ({"limit": 0}, {"max_tokens": 0}):
         with pytest.raises(ConfigurationError, match="is 0"):
             ExampleSelector(ours, **options)
     for options in ({"input_key": "output"}, {"input_key": "why"}, {"output_key": ""}):
