@@ -12,8 +12,9 @@ from perdure.memory.collection import (
 )
 from perdure.memory.context import assemble
 from perdure.memory.due import Job, Pace
-from perdure.memory.examples import Episode, Example, ExampleSelector
+from perdure.memory.examples import Example, ExampleSelector
 from perdure.memory.extraction import Extraction, ExtractionReport
+from perdure.memory.forming.answers import Episode
 from perdure.memory.gate import Gate
 from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
 from perdure.memory.model_call import ModelCall
