@@ -29,7 +29,7 @@ from tests.memory.scripted import (
     client,
 )
 
-COUNTER = token_counter("estimate")
+COUNTER = token_counter("approximate")
 THREAD: Any = {"configurable": {"thread_id": "t"}}
 
 

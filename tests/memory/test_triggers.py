@@ -15,7 +15,7 @@ from perdure.memory.summary import Summarize, summarize
 from perdure.memory.tokens import token_counter
 from tests.memory.summaries import turns
 
-COUNTER = token_counter("estimate")
+COUNTER = token_counter("approximate")
 EACH = COUNTER.message(HumanMessage("hello"))
 
 
