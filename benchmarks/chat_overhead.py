@@ -47,9 +47,11 @@ def full(model: Any, saver: Any, store: Any) -> Any:
         model,
         checkpointer=saver,
         store=store,
-        window=trim(max_tokens=4_000),
-        summary=summarize(model, trigger=("messages", 10**6), mode="view"),
-        instructions=use_instructions(Instructions(store)),
+        memory=[
+            use_instructions(Instructions(store)),
+            summarize(model, trigger=("messages", 10**6), mode="view"),
+            trim(max_tokens=4_000),
+        ],
     )
 
 

@@ -40,11 +40,8 @@ def extraction_graph(extraction: Extraction) -> CompiledStateGraph[Any, None, An
     Its input is `{"thread_id": …}`, its output has a `report`. The run's config fills in the
     namespace.
 
-    Args:
-        extraction: Does it: `Extraction(saver, store)`.
-
     Raises:
-        ConfigurationError: The extraction is something else.
+        ConfigurationError: The argument is not an `Extraction`.
     """
     instance("extraction", extraction, Extraction, "Extraction(saver, store)")
 

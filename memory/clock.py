@@ -1,4 +1,4 @@
-"""Moments of a run: when it asks, and as of when it is to remember."""
+"""Moments that the config of a run gives: as of when it remembers."""
 
 from __future__ import annotations
 
@@ -8,40 +8,36 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig, ensure_config
 
-from perdure.errors import ConfigurationError, InvalidConfig
+from perdure.errors import InvalidConfig
+from perdure.memory.options import instance
 
 Clock = Callable[[RunnableConfig | None], datetime | None]
-"""A moment, of the config of a run."""
+"""A function of a run's config that gives a moment, or None."""
 
 
 def clock_of(name: str, given: Clock | str | None) -> Clock:
-    """What tells a moment of a run's config.
+    """The clock for an option: a function, or the name of a moment in `configurable`.
 
-    >>> told = {"configurable": {"as_of": "2026-05-01T12:00:00+00:00"}}
-    >>> clock_of("as_of", "as_of")(told).isoformat()
+    >>> config = {"configurable": {"as_of": "2026-05-01T12:00:00+00:00"}}
+    >>> clock_of("as_of", "as_of")(config).isoformat()
     '2026-05-01T12:00:00+00:00'
 
     Args:
-        name: The option's, for messages.
-        given: A function; or the name under which the config's `configurable` has a moment, as a
-            datetime or ISO 8601, or nothing; None: there is never one.
+        name: The option's name, for errors.
+        given: The option; the moment is a datetime, text in ISO 8601, or missing; None: no moment.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: It is something else.
     """
     if given is None:
         return lambda config: None
     if isinstance(given, str):
-        return lambda config: _told(given, ensure_config(config)["configurable"].get(given))
-    if not callable(given):
-        raise ConfigurationError(
-            f"{name} is {given!r:.80}; expected a function that takes a run's config and returns a "
-            "moment, or the name that a moment has in it"
-        )
-    return given
+        return lambda config: _moment(given, ensure_config(config)["configurable"].get(given))
+    expected = "a function of a run's config, or the name of a moment in it"
+    return instance(name, given, Callable, expected)  # type: ignore[arg-type, no-any-return]
 
 
-def _told(name: str, value: Any) -> datetime | None:
+def _moment(name: str, value: Any) -> datetime | None:
     if value is None or isinstance(value, datetime):
         return value
     try:

@@ -1,4 +1,4 @@
-"""Where a run's memory is: the store, instructions in one with versions, and who is writing."""
+"""What the config of a run says: its store, its thread and checkpoint, its instructions."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Versioned(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the instructions of a run are.
+    """The place of the instructions of a run.
 
     Attributes:
-        store: One with versions.
+        store: A store with versions.
         namespace: The namespace, filled in.
         key: The key, filled in.
         thread_id: The thread of the run, if its config names one.

@@ -1,7 +1,7 @@
-"""Namespaces and keys by template: labels with the names of what a run's config fills in.
+"""Templates of namespaces and keys, which the config of a run fills in.
 
-A filled-in value is one label, or a part of one, whatever characters it has, so no user id can name
-a place that is another's.
+A value is one label, or a part of one, whatever characters it has: no user id names a namespace of
+another user.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Template:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What of a run's `configurable` fills it in.
+        """The names in a run's `configurable` that fill it in.
 
         >>> Template(["notes", "{user_id}"]).names
         ('user_id',)
@@ -77,7 +77,7 @@ class Template:
             return label.before
         if label.name not in given:
             raise InvalidConfig(
-                f"the config has no {label.name!r}, which {self!r} asks for; pass "
+                f"the run's config has no {label.name!r}, which fills in {self.labels!r}; pass "
                 f'config={{"configurable": {{{label.name!r}: "…"}}}}'
             )
         value = given[label.name]
