@@ -190,7 +190,7 @@ class Background:
             StorageError: The store, or the queue's database, refuses.
         """
         end = time.monotonic() + seconds("timeout_s", timeout_s)
-        wanted = self._put_all(dead=False)
+        wanted = self._put_all(dead=False) | self._opened().live().keys()
         while wanted & self._opened().live().keys() and time.monotonic() < end:
             time.sleep(_TICK_S[0])
         return self._due.jobs()

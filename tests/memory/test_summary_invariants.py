@@ -105,7 +105,11 @@ def test_what_is_neither_shown_nor_told_is_not_there(
         covered = thread.covered()
         if mode == "state" and len(covered) < len({*thread.summarized}):
             covered = set()
-        due = [m for m in Shown.of(thread.messages).messages() if m.type != "system" and m.id not in covered]
+        due = [
+            m
+            for m in Shown.of(thread.messages).messages()
+            if m.type != "system" and m.id not in covered
+        ]
         assert [m for m in due if m not in shown] == []
 
 
