@@ -1,8 +1,7 @@
 """Extraction: memories of the messages of a thread, exactly once in effect.
 
-Messages → extractor → gate → one transaction with the watermark, which is swapped by its version.
-A batch that was cut off before its transaction is read again; of two that extract one thread at the
-same time the slower is refused, reads again, and goes on.
+Messages → extractor → gate → one transaction with the watermark, which is compared and swapped.
+Of two that extract one thread at the same time the slower is refused, and reads the thread again.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
@@ -21,37 +20,35 @@ from perdure.checkpointers.address import check_thread_id
 from perdure.errors import VersionConflict
 from perdure.memory.effects import Effect, Effects, awaiting, blocking, in_thread
 from perdure.memory.gate import Gate
+from perdure.memory.model_call import times
 from perdure.memory.options import instance, text, whole
 from perdure.memory.plan import planned
 from perdure.memory.proposals import Batch, Extractor, Planned, Proposal, Scope, Usage
-from perdure.memory.store_adapter import RESERVED, StoreAdapter, adapter_of, namespace_of
+from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of
 from perdure.memory.templates import Template
-from perdure.memory.thread_messages import (
-    ThreadHistory,
-    ThreadMessage,
-    read_history,
-)
+from perdure.memory.thread_messages import ThreadHistory, ThreadMessage, read_history
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.watermarks import Watermark, watermark
 from perdure.stores.base import Namespace, PutItem, VersionRetention
 
 _BEFORE: Final = 4  # messages before a batch that its extractor is shown
 _CONFLICTS: Final = 50  # times that others may change the same memories while a batch is planned
-_TIDY: Final = 64  # versions of a watermark's note that are dropped together
+_KEPT: Final = 64  # past versions of a watermark's note are dropped when there are so many
+_CHANGES: Final = ("added", "updated", "superseded", "deleted", "unchanged", "quarantined")
 Reads = Callable[[Watermark], Effects[ThreadHistory]]
 
 
 @dataclass(frozen=True, slots=True)
 class ExtractionReport:
-    """What an extraction did.
+    """The result of an extraction.
 
     Attributes:
         thread_id: The thread.
-        messages: How many messages were read that had not been before.
-        added: How many memories are new. So for the other changes, see `Outcome`.
-        refused: How many were not kept, by the check that refused them, or the reason.
-        usage: What a model was asked for it.
-        batches: In how many transactions it was written.
+        messages: How many messages were read.
+        added: How many memories were added; the other changes likewise, see `Outcome`.
+        refused: How many memories were refused, by check or reason.
+        usage: The calls of the model.
+        batches: How many transactions were written.
     """
 
     thread_id: str
@@ -74,15 +71,13 @@ class ExtractionReport:
             parts.append(f"{sum(self.refused.values())} refused ({reasons})")
         if self.usage.calls:
             tokens = f"{self.usage.input_tokens} + {self.usage.output_tokens} tokens"
-            times = "once" if self.usage.calls == 1 else f"{self.usage.calls} times"
-            parts.append(f"model asked {times}, {tokens}")
+            parts.append(f"model asked {times(self.usage.calls)}, {tokens}")
         return " ".join(", ".join(parts).split())
 
     @property
     def changes(self) -> Mapping[str, int]:
         """How many memories were changed, by the kind of change."""
-        names = ("added", "updated", "superseded", "deleted", "unchanged", "quarantined")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _CHANGES}
 
     def counting(self, batch: Batch, plan: Planned, usage: Usage) -> ExtractionReport:
         """The report with another batch."""
@@ -98,29 +93,18 @@ class ExtractionReport:
             **changes,
         )
 
-    def noted(self) -> dict[str, Any]:
-        """What a note keeps of it."""
-        return asdict(self)
-
 
 class Extraction:
     """Extracts long-term memories of threads.
 
-    Methods that begin with `a` are the async forms. `config` is that of a run; what fills in the
-    namespace is taken from it.
-
     Args:
-        saver: The checkpointer that has the threads. perdure's have what was trimmed as well.
-        store: Where memories are kept; on perdure's, each batch is one transaction. None: within a
-            graph, the store it was compiled with.
-        extractor: Proposes what to keep; None: `TurnExtractor()`, which needs no model.
+        saver: The checkpointer of the threads. perdure's have removed messages as well.
+        store: Where memories are kept; None: within a graph, the graph's store.
+        extractor: Proposes memories; None: `TurnExtractor()`, which needs no model.
         namespace: Labels; see `Template`.
         gate: Decides what is kept; None: `Gate()`.
         messages_key: The channel of the messages.
         batch: How many messages are read together, at most.
-
-    Raises:
-        ConfigurationError: An argument is wrong.
     """
 
     def __init__(
@@ -151,19 +135,19 @@ class Extraction:
     ) -> Effects[ExtractionReport]:
         """Extract memories of the messages of a thread that this extractor has not read yet.
 
+        After an error, the next extraction reads the same messages.
+
         Args:
             thread_id: The thread.
-            config: Of a run.
-            anew: Read the whole thread again. No memory is made twice: turns and episodes of the
-                same messages and facts that say the same stay one; and nothing that was deleted
-                comes back.
+            config: Of a run; it fills in the namespace.
+            anew: Read the whole thread again. No memory is made twice, and no deleted memory comes
+                back.
 
         Raises:
             UnknownThread: There is no such thread.
             InvalidConfig: The config does not fill in the namespace.
-            LimitExceeded: There is no room for more memories; the messages are read again the next
-                time.
-            ModelFailed: The model gave no usable answer; the messages are read again the next time.
+            LimitExceeded: There is no room for more memories.
+            ModelFailed: The model gave no usable answer.
             VersionConflict: Others changed the same memories, again and again.
             StorageError: The store refuses.
         """
@@ -181,35 +165,14 @@ class Extraction:
     extract = blocking(_extract)
     aextract = awaiting(_extract)
 
-    def _tidy(self) -> Effects[int]:
-        """Drop past versions of perdure's own notes, which nobody asks for; returns how many.
-
-        A store that keeps no versions, or is a part of one, is left as it is.
-        """
-        return (yield from _tidied(self.adapter(), (RESERVED,)))
-
-    tidy = blocking(_tidy)
-    atidy = awaiting(_tidy)
-
     def adapter(self) -> StoreAdapter:
-        """The store.
-
-        Raises:
-            ConfigurationError: There is none.
-        """
+        """The store; a `ConfigurationError` if there is none."""
         return self._adapter or adapter_of(None)
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Messages → extractor → gate → one transaction with the watermark.
-
-    Attributes:
-        extractor: Proposes what to keep.
-        gate: Decides.
-        batch: How many messages are read together, at most.
-        scope: Where memories are written.
-    """
+    """Messages → extractor → gate → one transaction with the watermark."""
 
     extractor: Extractor
     gate: Gate
@@ -217,9 +180,9 @@ class Pipeline:
     scope: Scope
 
     def extracting(self, thread_id: str, reads: Reads) -> Effects[ExtractionReport]:
-        """Extract memories of what is not yet read; `reads` reads the messages of the thread."""
+        """Extract memories of unread messages; `reads` reads the messages of the thread."""
         report = ExtractionReport(thread_id)
-        while True:  # again when another was quicker
+        while True:  # again if another was quicker
             mark = yield from self._mark(thread_id)
             history = yield from reads(mark)
             new = yield from self._unread(mark, history)
@@ -245,7 +208,7 @@ class Pipeline:
                 return report
 
     def setting_back(self, thread_id: str) -> Effects[None]:
-        """Have the whole thread read again."""
+        """Set the watermark back, so that the whole thread is read again."""
         for tries in range(_CONFLICTS, -1, -1):
             mark = yield from self._mark(thread_id)
             try:
@@ -266,7 +229,7 @@ class Pipeline:
         new = mark.beyond(history)
         if new is not None:
             return new
-        new = []  # no known message is left, say after a fork far back: the memories tell
+        new = []  # no known message is left, as after a fork far back: look for the memories
         for each in mark.placed(history.messages):
             key = self.extractor.key(history.thread_id, each)
             found = key and (yield from self.scope.adapter.got(self.scope.namespace, key))
@@ -281,32 +244,25 @@ class Pipeline:
         checkpoint_id: str | None,
         report: ExtractionReport,
     ) -> Effects[tuple[ExtractionReport, Watermark] | None]:
-        """Write what is proposed of a batch, with the watermark; None: another was quicker."""
+        """Write a proposal with the watermark; None: another extraction was quicker."""
         adapter = self.scope.adapter
         for tries in range(_CONFLICTS, -1, -1):
-            # a store without versions refuses nothing, so it is asked before
-            if not adapter.versioned and (yield from self._is_overtaken(mark, batch.thread_id)):
-                return None
             plan = yield from planned(proposal, self.gate, self.scope)
-            now = report.counting(batch, plan, proposal.usage)
-            after = mark.advanced(batch.messages, checkpoint_id, plan.outcomes)
-            put = self._put(replace(after, report=now.noted()), batch.thread_id)
+            after = mark.advanced(batch.messages, checkpoint_id)
+            put = self._put(after, batch.thread_id)
             try:
                 yield from adapter.written([*plan.puts, put])
             except VersionConflict:
-                if (yield from self._is_overtaken(mark, batch.thread_id)):
+                now = yield from self._mark(batch.thread_id)
+                if now.version != mark.version or not now.same_as(mark):
                     return None
                 if not tries:
                     raise
                 continue
-            if mark.version and mark.version % _TIDY == 0:
-                yield from _tidied(adapter, put.namespace)
-            return now, after
+            if mark.version and mark.version % _KEPT == 0:
+                yield from _drop_versions(adapter, put.namespace)
+            return report.counting(batch, plan, proposal.usage), after
         return None
-
-    def _is_overtaken(self, mark: Watermark, thread_id: str) -> Effects[bool]:
-        now = yield from self._mark(thread_id)
-        return now.version != mark.version or not now.same_as(mark)
 
 
 def _batch_of(messages: Sequence[ThreadMessage], mark: Watermark, history: ThreadHistory) -> Batch:
@@ -321,13 +277,11 @@ def _batch_of(messages: Sequence[ThreadMessage], mark: Watermark, history: Threa
     )
 
 
-def _tidied(adapter: StoreAdapter, prefix: Namespace) -> Effects[int]:
-    """Drop past versions under a prefix, where the store can."""
+def _drop_versions(adapter: StoreAdapter, prefix: Namespace) -> Effects[None]:
+    """Drop past versions of notes, if the store can."""
     store: Any = adapter.store
-    if not (hasattr(store, "retain") and hasattr(store, "aretain")):
-        return 0
-    rule = VersionRetention(last=0)
-    dropped: int = yield Effect(
-        lambda: store.retain(rule, prefix=prefix), lambda: store.aretain(rule, prefix=prefix)
-    )
-    return dropped
+    if hasattr(store, "retain") and hasattr(store, "aretain"):
+        keep = VersionRetention(last=0)
+        yield Effect(
+            lambda: store.retain(keep, prefix=prefix), lambda: store.aretain(keep, prefix=prefix)
+        )

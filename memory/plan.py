@@ -1,4 +1,4 @@
-"""The plan of a proposal: what is written of it, judged by the gate, against what is stored now."""
+"""Planning: the puts of a proposal, judged by the gate, against what is stored now."""
 
 from __future__ import annotations
 
@@ -26,14 +26,10 @@ _RANKS: Final[Mapping[str, int]] = {"user": 3, "system": 2, "assistant": 1, "too
 
 
 def planned(proposal: Proposal, gate: Gate, scope: Scope) -> Effects[Planned]:
-    """What is written of a proposal, and the outcome of each part of it.
-
-    Raises:
-        LimitExceeded: There is no room for all of it.
-    """
+    """The puts and outcomes of a proposal; a `LimitExceeded` if there is no room for all of it."""
     proposal = yield from _without_known_episodes(proposal, scope)
     judged: list[Addition | Revision] = [*proposal.additions, *proposal.revisions]
-    turn = (yield from _turn(proposal, scope)) if judged else []
+    note = (yield from _note(proposal, scope)) if judged else []
     present = (yield from _present(scope, [each.key for each in judged])) if judged else {}
     deleted = _deleted(proposal.revisions, present)
     kept = yield from _judged(
@@ -54,17 +50,17 @@ def planned(proposal: Proposal, gate: Gate, scope: Scope) -> Effects[Planned]:
             "(max_items), and extract the thread again"
         )
     if deleted.puts or kept.puts:
-        parts.append(Planned(turn))
+        parts.append(Planned(note))
     puts: dict[tuple[Namespace, str], PutItem] = {}
     for put in (put for part in parts for put in part.puts):
-        puts.setdefault((put.namespace, put.key), put)  # a turn may be marked as past twice
+        puts.setdefault((put.namespace, put.key), put)  # two facts may mark one turn as past
     return Planned(list(puts.values()), outcomes)
 
 
 def _without_known_episodes(proposal: Proposal, scope: Scope) -> Effects[Proposal]:
-    """A proposal without episodes of messages that an episode rests on already."""
-    told = [each for each in proposal.additions if each.candidate.kind == EPISODE]
-    if not told:
+    """A proposal without episodes of messages that have an episode already."""
+    episodes = [each for each in proposal.additions if each.candidate.kind == EPISODE]
+    if not episodes:
         return proposal
     known: dict[str, str] = {}
     for memory in (yield from scope.adapter.every(scope.namespace, filter={"kind": EPISODE})):
@@ -72,7 +68,7 @@ def _without_known_episodes(proposal: Proposal, scope: Scope) -> Effects[Proposa
             known |= dict.fromkeys(sources(memory.provenance), memory.key)
     again = {
         each.key: known[source]
-        for each in told
+        for each in episodes
         for source in sources(each.candidate.provenance)
         if source in known
     }
@@ -83,8 +79,8 @@ def _without_known_episodes(proposal: Proposal, scope: Scope) -> Effects[Proposa
     )
 
 
-def _turn(proposal: Proposal, scope: Scope) -> Effects[list[PutItem]]:
-    """The note that keeps others from changing facts meanwhile; new turns need none."""
+def _note(proposal: Proposal, scope: Scope) -> Effects[list[PutItem]]:
+    """The note that detects concurrent changes of facts; new turns and episodes need none."""
     kinds = {addition.candidate.kind for addition in proposal.additions}
     if not proposal.revisions and kinds <= {TURN, EPISODE}:
         return []
@@ -92,7 +88,7 @@ def _turn(proposal: Proposal, scope: Scope) -> Effects[list[PutItem]]:
 
 
 def _present(scope: Scope, keys: Sequence[str]) -> Effects[dict[str, Memory]]:
-    """The memories that are there under these keys."""
+    """The stored memories under these keys."""
     ops = [GetOp(scope.namespace, key) for key in dict.fromkeys(keys)]
     store = scope.adapter.store
     items = yield Effect(lambda: store.batch(ops), lambda: store.abatch(ops))
@@ -100,9 +96,9 @@ def _present(scope: Scope, keys: Sequence[str]) -> Effects[dict[str, Memory]]:
 
 
 def _refusal(revision: Revision, memory: Memory | None) -> str:
-    """Why a memory is not to be changed; "": it may be."""
+    """Why a memory may not be changed; "": it may."""
     if memory is None:
-        return "the memory is there no more"
+        return "the memory does not exist any more"
     whose = (memory.provenance.trust if memory.provenance else None) or "user"
     given = revision.candidate.role
     if _RANKS.get(whose, 3) <= _RANKS[given]:
@@ -126,7 +122,7 @@ def _deleted(revisions: Sequence[Revision], present: Mapping[str, Memory]) -> Pl
             outcomes.append(Outcome("refused", revision.key, why, check))
         elif revision.change == "deleted":
             puts.append(_removal(memory))
-            if memory.kind != TURN:  # an edited message may say again what it said before
+            if memory.kind != TURN:  # an edited message may get its previous text again
                 puts += tombstones_of(memory, "deleted")
             outcomes.append(Outcome("deleted", memory.key))
     return Planned(puts, outcomes)
@@ -138,7 +134,7 @@ def _judged(
     gate: Gate,
     scope: Scope,
 ) -> Effects[Planned]:
-    """What the gate admits, each upon the memory under its key."""
+    """What the gate admits; each replaces the memory under its key, if there is one."""
     candidates = [
         replace(each.candidate, kind=present[each.key].kind)
         if isinstance(each, Revision)
@@ -154,26 +150,26 @@ def _judged(
     for each, outcome in zip(judged, admitted.outcomes, strict=True):
         memory = present.get(each.key)
         if outcome.change == "added":
-            written, outcome = _settled(each, own[each.key], memory, outcome, scope)
+            written, outcome = _replaced(each, own[each.key], memory, outcome, scope)
             puts += written
             if outcome.change == "superseded" and memory is not None:
                 past += yield from _past_turns(each, memory, scope)
-        elif isinstance(each, Revision) and memory is not None and _is_elsewhere(each, outcome):
+        elif isinstance(each, Revision) and memory and _is_elsewhere(each, outcome):
             puts.append(_removal(memory))
-            outcome = Outcome("deleted", each.key, "another memory says it now")
+            outcome = Outcome("deleted", each.key, "another memory says the same")
         outcomes.append(outcome)
     return Planned([*puts, *past], outcomes)
 
 
-def _settled(
+def _replaced(
     each: Addition | Revision, put: PutItem, memory: Memory | None, outcome: Outcome, scope: Scope
 ) -> tuple[list[PutItem], Outcome]:
-    """What is written of what the gate admits, in the place of one version and of no other."""
+    """The put of an admitted memory, if the stored one is still the version that was read."""
     if memory is None:
         return [replace(put, if_version=0 if scope.adapter.versioned else None)], outcome
     value = put.value or {}
     if isinstance(each, Addition) and (memory.kind != TURN or memory.text == value["text"]):
-        # it was made before; that it was changed since is no reason to take it back
+        # the memory was made before, and may have been changed since
         return [], Outcome("unchanged", each.key)
     change: Alteration = each.change if isinstance(each, Revision) else "updated"
     kept = {name: part for name, part in memory.value.items() if name not in (REDACTED, UNTIL)}
@@ -183,21 +179,20 @@ def _settled(
 
 
 def _past_turns(each: Addition | Revision, memory: Memory, scope: Scope) -> Effects[list[PutItem]]:
-    """The marks on the turns that a superseded memory rests on, but for those of the new text."""
+    """Marks on the turns of a superseded memory, except turns that the new text rests on."""
     rests = set(sources(each.candidate.provenance))
     past = yield from superseded_turns(scope.adapter, memory, _until(each, memory))
     return [put for put in past if not rests.intersection(sources(put.provenance))]
 
 
 def _until(each: Addition | Revision, memory: Memory) -> datetime:
-    """Until when a memory held: until the new text was said, if that is known and was later."""
+    """When a memory stopped being true: at the time of the new text, if that is known and later."""
     at = each.candidate.provenance.at if each.candidate.provenance else None
     since = memory.provenance.at if memory.provenance else None
     return at if at and (since is None or since < at) else datetime.now(UTC)
 
 
 def _is_elsewhere(revision: Revision, outcome: Outcome) -> bool:
-    """Whether another memory says already what this one was to say."""
     return outcome.change == "unchanged" and outcome.key not in (None, revision.key)
 
 

@@ -1,4 +1,4 @@
-"""Proposals: what an extractor makes of a batch of messages, before the gate judges it."""
+"""Proposals of an extractor for a batch of messages, before the gate judges them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,7 @@ Alteration = Literal["updated", "superseded", "deleted"]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a model was asked.
-
-    Attributes:
-        calls: How many calls.
-        input_tokens: As the model reported them; 0 if it does not.
-        output_tokens: As the model reported them.
-    """
+    """Calls of a model, and the tokens that it reported for them."""
 
     calls: int = 0
     input_tokens: int = 0
@@ -48,9 +42,9 @@ class Batch:
         thread_id: Their thread.
         checkpoint_id: The checkpoint at which the thread was read.
         messages: The messages, in order, each with its position.
-        before: The messages just before, to understand these by.
+        before: The messages just before them, as context.
         shown: The system messages of the thread.
-        edited: Ids of messages that were read before and say something else now.
+        edited: Ids of messages that were read before, and edited since.
     """
 
     thread_id: str
@@ -61,7 +55,7 @@ class Batch:
     edited: frozenset[str] = frozenset()
 
     def source(self, messages: Sequence[ThreadMessage]) -> Provenance:
-        """The provenance of what rests on some of these messages; at least one."""
+        """The provenance of a memory that rests on these messages, at least one."""
         last = messages[-1]
         return Provenance(
             thread_id=self.thread_id,
@@ -76,16 +70,16 @@ class Batch:
     def candidate(
         self, messages: Sequence[ThreadMessage], text: str, kind: str, **fields: str
     ) -> Candidate:
-        """What would be kept of some of these messages; a user's words make it a user's."""
+        """A candidate that rests on these messages."""
         role = _role(messages)
-        # users are not shown the system messages, so they do not repeat them
+        # users do not see the system messages, so they cannot repeat them
         shown = () if role == "user" else self.shown
         return Candidate(text, kind, fields, self.source(messages), role, shown=shown)
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """A memory to be added, under a key that the same messages always give."""
+    """A memory to be added, under a key that is the same each time for the same messages."""
 
     key: str
     candidate: Candidate
@@ -93,13 +87,7 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A change to a memory.
-
-    Attributes:
-        key: The memory's key.
-        change: The change.
-        candidate: The new text; of a deletion, the messages that it rests on.
-    """
+    """A change to a memory; the candidate of a deletion has no text."""
 
     key: str
     change: Alteration
@@ -108,26 +96,23 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What is written of a proposal, and the outcome of each part of it."""
+    """The puts of a proposal, and the outcome of each part of it."""
 
     puts: Sequence[PutItem] = ()
     outcomes: Sequence[Outcome] = ()
 
 
 Plan = Callable[[Gate], Effects[Planned]]
-"""Plans against what is stored now; called again if that changed before it was written."""
+"""Plans against what is stored now; called again if that changed before the write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What an extractor would keep of a batch.
+    """The changes that an extractor proposes.
 
     Attributes:
-        additions: Memories to be added.
-        revisions: Changes to memories.
-        plans: What else is written with them: a profile, instructions.
-        outcomes: What the extractor refused already.
-        usage: What a model was asked for it.
+        plans: Other items to be written with the memories: a profile, instructions.
+        outcomes: What the extractor refused itself.
     """
 
     additions: Sequence[Addition] = ()
@@ -139,7 +124,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Where memories are written."""
+    """The place where memories are written, and the config of the run."""
 
     adapter: StoreAdapter
     namespace: Namespace
@@ -148,10 +133,10 @@ class Scope:
 
 @runtime_checkable
 class Extractor(Protocol):
-    """Makes memories of messages: it proposes what to keep of them, and writes nothing."""
+    """Proposes memories of messages, and writes nothing."""
 
     name: str
-    """Part of the key of its watermarks: two extractors of one name share what was read."""
+    """Part of the key of its watermarks: two extractors of one name share them."""
 
     def taking(self, messages: Sequence[ThreadMessage]) -> int:
         """How many of these messages, from the first on, make one batch; 1 or more."""
@@ -160,11 +145,11 @@ class Extractor(Protocol):
         """What to keep of a batch."""
 
     def key(self, thread_id: str, message: ThreadMessage) -> str | None:
-        """The key that a memory of the message is sure to have once it is read, if there is one."""
+        """The key of a memory that exists for sure once the message was read, if there is one."""
 
 
 def _role(messages: Sequence[ThreadMessage]) -> Literal["user", "assistant", "tool", "system"]:
-    """Whose words these are: a user's if any are, else those of the least trustworthy role."""
+    """The user's role if any message is a user's, else the least trustworthy one."""
     roles = {each.role for each in messages}
     for role in ("user", "tool", "assistant"):
         if role in roles:

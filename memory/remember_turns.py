@@ -35,18 +35,14 @@ class RememberTurns(Learner):
 
     Each message becomes a memory, without a model, in about a millisecond. They are written in one
     transaction with the thread's watermark, so nothing is remembered twice. If the store fails,
-    the error is logged, the run goes on, and the next run or a background extraction remembers the
-    messages. Put it before nodes that remove messages from the state.
+    the error is logged, and the next run or a background extraction remembers the messages. Put
+    the node before nodes that remove messages from the state.
 
     Args:
         store: Where memories are kept; None: the store of the graph.
         namespace: Labels; see `Template`.
         gate: Decides what is kept; None: `Gate()`.
-        extractor: Makes the memories; None: `TurnExtractor()`.
         messages_key: The channel of the messages.
-
-    Raises:
-        ConfigurationError: An argument is wrong.
     """
 
     def __init__(
@@ -55,20 +51,17 @@ class RememberTurns(Learner):
         *,
         namespace: Sequence[str] = ("memories", "{user_id}"),
         gate: Gate | None = None,
-        extractor: TurnExtractor | None = None,
         messages_key: str = "messages",
     ) -> None:
         super().__init__(messages_key)
         self._adapter = None if store is None else StoreAdapter(store)
         self.namespace = Template(namespace)
         self.gate: Gate = instance("gate", gate or Gate(), Gate, "a Gate")
-        given, expected = extractor or TurnExtractor(), "TurnExtractor(…)"
-        self.extractor: TurnExtractor = instance("extractor", given, TurnExtractor, expected)
 
     def learning(
         self, messages: Messages, state: object, config: RunnableConfig | None
     ) -> Effects[ExtractionReport | None]:
-        """Remember messages. Returns None if that failed, which the log has.
+        """Remember messages; None: that failed, and is logged.
 
         Raises:
             InvalidConfig: The config names no thread, or does not fill in the namespace.
@@ -81,13 +74,12 @@ class RememberTurns(Learner):
                 'config={"configurable": {"thread_id": "…"}}'
             )
         history = history_of_state(check_thread_id(thread_id), checkpoint_id, messages)
-        # the messages from the newest of the user on were said now; of earlier ones nobody knows
+        # messages since the user's newest are of this moment; the times of earlier ones are unknown
         humans = [i for i, each in enumerate(history.messages) if role(each.message) == "human"]
         history = history.timed(datetime.now(UTC), humans[-1] if humans else 0)
-        scope = Scope(
-            self._adapter or adapter_of(None), namespace_of(self.namespace, config), config
-        )
-        pipeline = Pipeline(self.extractor, self.gate, _BATCH, scope)
+        adapter = self._adapter or adapter_of(None)
+        scope = Scope(adapter, namespace_of(self.namespace, config), config)
+        pipeline = Pipeline(TurnExtractor(), self.gate, _BATCH, scope)
 
         def reads(mark: Watermark) -> Effects[ThreadHistory]:
             yield from ()

@@ -1,7 +1,7 @@
-"""The messages of a thread, each once, with ids and times, read from any checkpointer or a state.
+"""The messages of a thread, each once, with ids and times.
 
-perdure's checkpointers keep all messages, removed since or not; of others it is those that the
-newest checkpoint holds.
+perdure's checkpointers keep all messages, also removed ones; of other savers, these are the
+messages of the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROLES: Final[Mapping[str, Role]] = {
     **{"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant"},
     **{"tool": "tool", "function": "tool", "system": "system", "developer": "system"},
 }
-_STEPS: Final = 4  # checkpoints that are read for each message: a run puts a few
+_STEPS: Final = 4  # checkpoints that are read for each message: a run writes a few
 REMEMBER: Final = "remember"
 """In a message's `response_metadata`, with the value False: no memory is made of it."""
 
@@ -39,8 +39,7 @@ class ThreadMessage:
     """A message of a thread.
 
     Attributes:
-        message: The message.
-        id: Its id; of one without, made of its text.
+        id: The message's id; if it has none, a hash of its text.
         position: Its place in the thread, which a watermark gives it.
         at: Its time (UTC); None: not known.
     """
@@ -52,13 +51,13 @@ class ThreadMessage:
 
     @property
     def text(self) -> str:
-        """Its text, half characters as question marks; of a message off the record, nothing."""
+        """Its text, lone surrogates as question marks; "" for a message off the record."""
         off_record = self.message.response_metadata.get(REMEMBER) is False
         return "" if off_record else storable(str(self.message.text))
 
     @property
     def role(self) -> Role:
-        """Whose words they are; a role that nobody knows is not trusted as a user's."""
+        """The role of its author; an unknown role is trusted no more than an assistant's."""
         message = self.message
         if isinstance(message, ChatMessage):
             return _ROLES.get(message.role, "assistant")
@@ -71,7 +70,7 @@ class ThreadMessage:
 
     @property
     def digest(self) -> str:
-        """What tells the message from a later version of it."""
+        """A hash that changes if the message is edited."""
         return blake2b(_identity(self.message), digest_size=4).hexdigest()
 
     @property
@@ -86,13 +85,7 @@ class ThreadMessage:
 
 @dataclass(frozen=True, slots=True)
 class ThreadHistory:
-    """The messages of a thread, in order.
-
-    Attributes:
-        thread_id: The thread.
-        checkpoint_id: The checkpoint at which it was read.
-        messages: Each once, in its last version.
-    """
+    """The messages of a thread as of a checkpoint: each once, in order, in its last version."""
 
     thread_id: str
     checkpoint_id: str | None
@@ -100,7 +93,7 @@ class ThreadHistory:
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """The texts of its system messages, which the model was shown."""
+        """The texts of its system messages."""
         systems = (m for m in self.messages if isinstance(m.message, SystemMessage) and m.text)
         return tuple(dict.fromkeys(each.text for each in systems))
 
@@ -114,8 +107,9 @@ def history_of_state(
     thread_id: str, checkpoint_id: str | None, messages: Sequence[BaseMessage]
 ) -> ThreadHistory:
     """The messages of a thread as a state has them."""
-    found = _latest((_message(each, id), True) for each, id in with_ids(messages))
-    return ThreadHistory(thread_id, checkpoint_id, found)
+    return ThreadHistory(
+        thread_id, checkpoint_id, _latest((each, True) for each in _read(messages))
+    )
 
 
 def read_history(
@@ -127,7 +121,7 @@ def read_history(
         saver: Its checkpointer.
         thread_id: The thread.
         channel: The channel of the messages.
-        known: Ids of messages whose times nobody needs.
+        known: Ids of messages whose times are not needed.
 
     Raises:
         UnknownThread: There is no such thread.
@@ -148,10 +142,10 @@ def read_history(
 def _history(
     saver: Any, thread_id: str, channel: str, known: Collection[str]
 ) -> Effects[ThreadHistory]:
-    """All messages that perdure's checkpointer has, with the times of the checkpoints they came by.
+    """All messages that perdure's checkpointer has, with the times of their first checkpoints.
 
-    A checkpoint that has more messages than its parent brought the difference. Where messages were
-    removed in the same step, that is a step or so off.
+    A checkpoint that has more messages than its parent is taken to have added the difference. If
+    the same step removed messages, the times are off by about a step.
     """
     infos = yield from _checkpoints(saver, thread_id, 1)
     if not any(info.is_head for info in infos):  # the thread went on from an old checkpoint
@@ -162,9 +156,8 @@ def _history(
     items: list[HistoryItem] = yield Effect(
         lambda: saver.history(thread_id, **at), lambda: saver.ahistory(thread_id, **at)
     )
-    named = with_ids(checked([item.value for item in items], f"the channel {channel!r}"))
-    found = ((_message(*each), item.seen) for each, item in zip(named, items, strict=True))
-    messages = _latest(found)
+    read = _read(checked([item.value for item in items], f"the channel {channel!r}"))
+    messages = _latest(zip(read, (item.seen for item in items), strict=True))
     untimed = [i for i, each in enumerate(messages) if each.at is None and each.id not in known]
     if head is not None and untimed:
         left = len(messages)
@@ -176,10 +169,9 @@ def _history(
             parent = by_id.get(info.parent_id or "")
             before = parent.counts.get(channel, 0) if parent else 0
             time = time_of(info.ts) or time
-            brought = range(max(0, left - max(0, info.counts.get(channel, 0) - before)), left)
-            for i in brought:
-                messages[i] = messages[i].timed(time)
-            left, info = left - len(brought), parent
+            first = max(0, left - max(0, info.counts.get(channel, 0) - before))
+            messages[first:left] = [each.timed(time) for each in messages[first:left]]
+            left, info = first, parent
         messages[:left] = [each.timed(time) for each in messages[:left]]
     return ThreadHistory(thread_id, uid, messages)
 
@@ -197,8 +189,8 @@ def _latest(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessag
     """Each message once, at its first place, in its present version.
 
     Args:
-        versions: All of them in order, each with whether the state has it. Of a message whose
-            version there is a shortened one, or that is gone, it is the last that is not.
+        versions: All in order, each with whether the state has it. If the state has a shortened
+            version of a message, or none, the last whole version is taken.
     """
     found: dict[str, ThreadMessage] = {}
     settled: set[str] = set()
@@ -210,17 +202,16 @@ def _latest(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessag
     return list(found.values())
 
 
-def with_ids(messages: Sequence[BaseMessage]) -> Iterator[tuple[BaseMessage, str]]:
-    """Messages with their ids; one without gets one of its text, and how often that came before."""
-    times: Counter[bytes] = Counter()
+def _read(messages: Sequence[BaseMessage]) -> Iterator[ThreadMessage]:
+    """Messages with ids and times; a missing id is a hash of the text and its count so far."""
+    counts: Counter[bytes] = Counter()
     for message in messages:
-        if message.id:
-            yield message, message.id
-            continue
-        identity = _identity(message)
-        times[identity] += 1
-        made = blake2b(identity + str(times[identity]).encode(), digest_size=10)
-        yield message, f"unnamed-{made.hexdigest()}"
+        id, identity = message.id, _identity(message)
+        if not id:
+            counts[identity] += 1
+            made = blake2b(identity + str(counts[identity]).encode(), digest_size=10)
+            id = f"unnamed-{made.hexdigest()}"
+        yield ThreadMessage(message, id, at=time_of(message.response_metadata.get("create_time")))
 
 
 def _identity(message: BaseMessage) -> bytes:
@@ -228,21 +219,13 @@ def _identity(message: BaseMessage) -> bytes:
     return "\0".join(parts).encode("utf-8", "surrogatepass")
 
 
-def _message(message: BaseMessage, id: str) -> ThreadMessage:
-    return ThreadMessage(message, id, at=time_of(message.response_metadata.get("create_time")))
-
-
 def storable(text: str) -> str:
-    """A text without white space around it, half characters in it as question marks."""
+    """A text without white space around it, and lone surrogates as question marks."""
     return text.strip().encode("utf-8", "replace").decode()
 
 
 def time_of(value: Any) -> datetime | None:
-    """A moment (UTC) given in seconds since 1970 or in ISO 8601; None: it is neither.
-
-    >>> time_of(0).isoformat(), time_of("2024-05-01T10:00:00+02:00").isoformat()
-    ('1970-01-01T00:00:00+00:00', '2024-05-01T08:00:00+00:00')
-    """
+    """A moment (UTC) given in seconds since 1970 or in ISO 8601; None: it is neither."""
     try:
         if is_number(value):
             return datetime.fromtimestamp(value, UTC)

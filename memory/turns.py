@@ -21,70 +21,65 @@ from perdure.stores.base import Namespace, PutItem
 from perdure.stores.chunking import chunks
 
 UNTIL: Final = "until"
-"""The field of a turn's value that says since when it does not hold any more (ISO 8601, UTC)."""
+"""The field of a turn's value with the date until which it held (ISO 8601, UTC)."""
+_CHUNKS: Final = 40  # of a message that are kept
 
 
 class TurnExtractor:
-    """Makes a memory of each message, with its speaker, its time and its place in the thread.
+    """Makes a memory of each message of a user or an assistant, without a model.
 
     A memory's text is `speaker: text`; the speaker is the message's name, else its role.
     Search reads each such memory together with its neighbours in the thread.
 
     Args:
-        max_words: A longer message is cut into chunks of at most so many words.
-        max_chunks: How many chunks of a message are kept; the rest is reported as refused.
-        tools: Whether results of tools are remembered too.
-
-    Raises:
-        ConfigurationError: A number is no whole number from 1 on.
+        max_words: A longer message is cut into chunks of at most so many words, of which the first
+            40 are kept.
     """
 
     name = TURNS
 
-    def __init__(self, *, max_words: int = 250, max_chunks: int = 40, tools: bool = False) -> None:
+    def __init__(self, *, max_words: int = 250) -> None:
         self.max_words = whole("max_words", max_words, 1)
-        self.max_chunks = whole("max_chunks", max_chunks, 1)
-        self._roles = ("user", "assistant", "tool") if tools else ("user", "assistant")
 
     def taking(self, messages: Sequence[ThreadMessage]) -> int:
         """All of them."""
         return len(messages)
 
     def proposing(self, batch: Batch, scope: Scope) -> Effects[Proposal]:
-        """A memory for each chunk of each message; chunks that an edit left over are deleted."""
+        """A memory for each chunk of each message; an edit may delete chunks."""
         additions: dict[str, Addition] = {}
         revisions: list[Revision] = []
         outcomes: list[Outcome] = []
         for message in batch.messages:
             texts = chunks(message.text, self.max_words, 0) if self._is_kept(message) else []
-            left_out, texts = len(texts[self.max_chunks :]), texts[: self.max_chunks]
+            left_out, texts = len(texts[_CHUNKS:]), texts[:_CHUNKS]
             for number, text in enumerate(texts):
                 key = turn_key(batch.thread_id, message.id, number)
                 candidate = batch.candidate([message], f"{message.actor}: {text}", TURN)
                 additions[key] = Addition(key, candidate)
             if left_out:
                 reason = f"the message is long: {left_out:,} chunks of its end are left out"
-                key = turn_key(batch.thread_id, message.id, self.max_chunks)
+                key = turn_key(batch.thread_id, message.id, _CHUNKS)
                 outcomes.append(Outcome("refused", key, reason, "length"))
             if message.id in batch.edited:
-                gone = batch.candidate([message], "", TURN)
-                there = yield from _turns(
+                empty = batch.candidate([message], "", TURN)
+                stored = yield from _turns(
                     scope.adapter, scope.namespace, batch.thread_id, [message.id]
                 )
-                revisions += [Revision(each.key, "deleted", gone) for each in there[len(texts) :]]
+                revisions += [Revision(old.key, "deleted", empty) for old in stored[len(texts) :]]
         return Proposal(list(additions.values()), revisions, outcomes=outcomes)
 
     def key(self, thread_id: str, message: ThreadMessage) -> str | None:
-        """The key of the message's memory; None: it becomes none."""
+        """The key of the message's memory; None: there is none."""
         return turn_key(thread_id, message.id, 0) if self._is_kept(message) else None
 
     def _is_kept(self, message: ThreadMessage) -> bool:
-        return bool(message.text) and message.role in self._roles
+        return bool(message.text) and message.role in ("user", "assistant")
 
 
-def turn_key(thread_id: str, message_id: str, piece: int) -> str:
+def turn_key(thread_id: str, message_id: str, chunk: int) -> str:
     """The key of the memory of a chunk of a message: the same each time."""
-    parts = "\0".join((thread_id, message_id, str(piece)))
+    parts = "\0".join((thread_id, message_id, str(chunk)))
     digest = blake2b(parts.encode("utf-8", "surrogatepass"), digest_size=10)
     return f"turn-{digest.hexdigest()}"
 
@@ -92,14 +87,9 @@ def turn_key(thread_id: str, message_id: str, piece: int) -> str:
 def superseded_turns(
     adapter: StoreAdapter, memory: Memory, until: datetime
 ) -> Effects[list[PutItem]]:
-    """The operations that mark turns as past, on whose messages a superseded memory rests.
+    """The puts that mark the turns as past on whose messages a superseded memory rests.
 
     Recall then shows these turns with the date until which they held.
-
-    Args:
-        adapter: The store.
-        memory: The memory as it is before it is superseded.
-        until: Until when it held (UTC).
     """
     source = memory.provenance
     if source is None or source.thread_id is None or memory.kind == TURN:

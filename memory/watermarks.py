@@ -1,14 +1,13 @@
 """Watermarks: up to which message an extractor has read a thread.
 
-A watermark is a note in the store beside the memories, written in the transaction that writes
-them. It names the newest messages by id, so that it holds for a thread that was trimmed, edited or
-forked. Each extractor has its own.
+A watermark is a note in the store, written in one transaction with the memories. It names the
+newest messages by id, so it holds for a thread that was trimmed, edited or forked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
@@ -16,7 +15,6 @@ from typing import Any, Final, NamedTuple
 from langgraph.store.base import GetOp, Item
 
 from perdure.memory.effects import Effect, Effects
-from perdure.memory.records import Outcome
 from perdure.memory.store_adapter import FORMED, StoreAdapter, note_of, notes_of
 from perdure.memory.thread_messages import ThreadHistory, ThreadMessage
 from perdure.stores.base import Namespace, PutItem
@@ -24,7 +22,6 @@ from perdure.stores.base import Namespace, PutItem
 TURNS: Final = "turns"
 """The name of the extractor whose watermarks are at the place of the first version's."""
 _KNOWN: Final = 50  # messages that a watermark names
-_REFUSALS: Final = 20  # that it keeps
 
 
 class Known(NamedTuple):
@@ -44,15 +41,13 @@ class Watermark:
         known: The newest messages that were read, by position.
         count: How many were read in all.
         next: The position of the next message.
-        checkpoint_id: The checkpoint at which all of the thread was read; another head is due.
-        version: Of the note, to swap it by; 0: there is none; None: the store has no versions.
-        report: The last report.
-        refusals: What was refused lately, newest last, without its text.
-        attempts: How many extractions have failed since the last that did not.
+        checkpoint_id: The head at which all of the thread was read; a thread with another is due.
+        version: Of the note, for compare-and-swap; 0: no note; None: the store has no versions.
+        attempts: How many extractions have failed in a row.
         failed_at: When the last of them failed (UTC).
         failed_head: The checkpoint at the thread's head then.
         error: Why it failed.
-        first: What the first version's watermark said, which counts for all extractors.
+        first: The watermark of perdure's first version, which holds for all extractors.
     """
 
     extractor: str = TURNS
@@ -61,8 +56,6 @@ class Watermark:
     next: int = 0
     checkpoint_id: str | None = None
     version: int | None = None
-    report: Mapping[str, Any] = field(default_factory=dict)
-    refusals: tuple[Mapping[str, str], ...] = ()
     attempts: int = 0
     failed_at: datetime | None = None
     failed_head: str | None = None
@@ -75,11 +68,10 @@ class Watermark:
         return frozenset(each.id for each in self.known)
 
     def beyond(self, history: ThreadHistory) -> list[ThreadMessage] | None:
-        """The messages that are not yet read, with their positions.
+        """The messages that are not yet read, or were edited since, with their positions.
 
-        These are messages that are not known, after the oldest known one if more were read than are
-        known; and known ones that were edited since. None: no known message is left, so the
-        memories have to tell.
+        If more were read than are known, only messages after the oldest known one count as unread.
+        None: no known message is left in the thread, so the watermark cannot tell.
         """
         known = {each.id: each for each in self.known}
         messages = self.placed(history.messages)
@@ -92,8 +84,8 @@ class Watermark:
     def placed(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
         """Messages with their positions.
 
-        New messages count on from the known ones, missed ones before these down. One that was
-        missed between has the position of the one before: the store orders equal ones by age.
+        Positions go up after the known messages, and down before them. A message between two known
+        ones has the position of the one before it: the store orders equal positions by age.
         """
         known = {each.id: each.position for each in self.known}
         there = [i for i, each in enumerate(messages) if each.id in known]
@@ -110,41 +102,28 @@ class Watermark:
             placed.append(replace(each, position=before))
         return placed
 
-    def advanced(
-        self,
-        messages: Sequence[ThreadMessage],
-        checkpoint_id: str | None,
-        outcomes: Sequence[Outcome] = (),
-    ) -> Watermark:
+    def advanced(self, messages: Sequence[ThreadMessage], checkpoint_id: str | None) -> Watermark:
         """The watermark after these messages, which have positions, were read."""
-        former = {each.id: each for each in self.known}
+        known = {each.id: each for each in self.known}
         fresh = {each.id: Known(each.id, each.position or 0, each.digest) for each in messages}
-        known = sorted({**former, **fresh}.values(), key=lambda each: each.position)
-        # never what was to be kept, which may be a secret
-        refusals = [
-            {"key": each.key or "", "reason": each.reason, "check": each.check}
-            for each in outcomes
-            if each.change == "refused"
-        ]
+        newest = sorted({**known, **fresh}.values(), key=lambda each: each.position)
         return Watermark(
             self.extractor,
-            tuple(known[-_KNOWN:]),
-            self.count + len(fresh.keys() - former.keys()),
+            tuple(newest[-_KNOWN:]),
+            self.count + len(fresh.keys() - known.keys()),
             max([self.next, *(each.position + 1 for each in fresh.values())]),
             checkpoint_id,
             self.version,
-            self.report,
-            (*self.refusals, *refusals)[-_REFUSALS:],
             first=self.first,
         )
 
     def with_failure(self, error: str, at: datetime, head: str | None) -> Watermark:
-        """The watermark after an extraction failed at a moment, with that head of the thread."""
+        """The watermark after an extraction failed, with the head of the thread at that moment."""
         attempts = self.attempts + 1
         return replace(self, attempts=attempts, failed_at=at, failed_head=head, error=error)
 
     def set_back(self) -> Watermark:
-        """The watermark of a thread that is to be read again; positions go on growing."""
+        """The watermark of a thread that is to be read again; positions continue."""
         return replace(self, known=(), count=0, checkpoint_id=None)
 
     def same_as(self, other: Watermark) -> bool:
@@ -152,7 +131,7 @@ class Watermark:
         return (self.count, self.known) == (other.count, other.known)
 
     def put(self, namespace: Namespace, thread_id: str) -> PutItem:
-        """The operation that writes it, in the place of the note it was read from and no other."""
+        """The operation that writes it, if the note is as it was read."""
         value: dict[str, Any] = {
             "extractor": self.extractor,
             "thread_id": thread_id,
@@ -160,8 +139,6 @@ class Watermark:
             "count": self.count,
             "next": self.next,
             "checkpoint_id": self.checkpoint_id,
-            "report": self.report,
-            "refusals": list(self.refusals),
         }
         if self.attempts:
             failed_at = self.failed_at and self.failed_at.isoformat()
@@ -200,7 +177,7 @@ def watermarks(
 
 
 def _read(empty: Watermark, own: Item | None, turns: Item | None) -> Watermark:
-    """The watermark in a note; of an extractor without one, what the first version noted."""
+    """The watermark in a note; without one, the first version's."""
     first = None
     if turns is not None:
         first = turns.value.get("first") if "extractor" in turns.value else _place(turns.value)
@@ -211,8 +188,6 @@ def _read(empty: Watermark, own: Item | None, turns: Item | None) -> Watermark:
         empty,
         **_fields(value),
         version=getattr(own, "version", None),
-        report=value["report"],
-        refusals=tuple(value["refusals"]),
         attempts=value.get("attempts", 0),
         failed_at=datetime.fromisoformat(failed_at) if failed_at else None,
         failed_head=value.get("failed_head"),
@@ -222,7 +197,7 @@ def _read(empty: Watermark, own: Item | None, turns: Item | None) -> Watermark:
 
 
 def _key(extractor: str, thread_id: str) -> str:
-    """Where the note is; that of turns has the key that the first version's has."""
+    """The key of the note; that of turns is the first version's."""
     if extractor == TURNS:
         return thread_id
     named = f"{extractor}\0{thread_id}".encode("utf-8", "surrogatepass")
@@ -238,5 +213,5 @@ def _fields(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_new(message: ThreadMessage, known: Known | None) -> bool:
-    # what a node shortened to save room says nothing new
+    # a message that a node shortened to save room is not new
     return known is None or (known.digest != message.digest and not message.shortened)

@@ -259,7 +259,7 @@ def test_a_run_that_does_not_say_whose_it_is_is_refused(
         node([HumanMessage("one", id="a")], {"configurable": configurable})
 
 
-@pytest.mark.parametrize("options", [{"gate": 1}, {"store": {}}, {"extractor": "turns"}])
+@pytest.mark.parametrize("options", [{"gate": 1}, {"store": {}}])
 def test_arguments_that_are_wrong_are_named(options: Any) -> None:
     """A node with an argument of another kind is not made."""
     with pytest.raises(ConfigurationError, match=next(iter(options))):
@@ -295,7 +295,7 @@ def test_the_first_version_s_watermark_counts_for_all(
     say(graph, "one")
     Extraction(file_saver, store).extract("t", T)
     [note] = store.search(("perdure", "formed"))
-    old = {**note.value, "refusals": []}
+    old = {**note.value, "report": {}, "refusals": []}
     del old["extractor"], old["thread_id"]
     store.put(note.namespace, note.key, old)
     say(graph, "two")

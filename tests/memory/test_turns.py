@@ -206,22 +206,15 @@ def test_a_turn_has_its_provenance() -> None:
     ) == ("turn", "assistant", ("Be kind.",))
 
 
-def test_what_tools_answer_is_remembered_if_it_is_asked_for() -> None:
-    """With `tools=True` a tool's answer is a memory, in the tool's name."""
-    answer = ToolMessage("Rain.", id="a", tool_call_id="1", name="weather")
-
-    assert extracted(answer, tools=True) == ["weather: Rain."]
-
-
 def test_a_long_message_is_kept_in_chunks() -> None:
-    """A message that is too long makes a memory for each chunk; what is left out is told."""
-    said = HumanMessage("One thing. Another thing. A third thing.", id="a")
-    proposal = proposed(Batch("t", "c", placed(said)), max_words=3, max_chunks=2)
+    """A long message makes a memory for each of its first 40 chunks; the rest is refused."""
+    said = HumanMessage(" ".join(f"Thing {number}." for number in range(50)), id="a")
+    proposal = proposed(Batch("t", "c", placed(said)), max_words=2)
 
     assert [each.candidate.text for each in proposal.additions] == [
-        f"user: {text}" for text in chunks(said.text, 3, 0)[:2]
+        f"user: {text}" for text in chunks(said.text, 2, 0)[:40]
     ]
-    assert len({each.key for each in proposal.additions}) == 2
+    assert len({each.key for each in proposal.additions}) == 40
     assert [(each.change, each.check) for each in proposal.outcomes] == [("refused", "length")]
 
 
@@ -234,11 +227,11 @@ def test_keys_are_the_same_each_time_and_for_no_other() -> None:
     assert all(re.fullmatch("turn-[0-9a-f]{20}", key) for key in keys)
 
 
-@pytest.mark.parametrize("options", [{"max_words": 0}, {"max_chunks": "2"}])
-def test_numbers_that_cannot_be_are_refused(options: Any) -> None:
-    """A former with a number that makes no sense is not made."""
+@pytest.mark.parametrize("max_words", [0, "2"])
+def test_wrong_numbers_are_refused(max_words: Any) -> None:
+    """An extractor with a number that makes no sense is not made."""
     with pytest.raises(ConfigurationError, match="expected a whole number"):
-        TurnExtractor(**options)
+        TurnExtractor(max_words=max_words)
 
 
 def test_a_role_that_nobody_knows_is_no_user_s() -> None:
