@@ -14,9 +14,8 @@ from perdure.errors import InvalidPatch, VersionConflict
 from perdure.memory.effects import Effects
 from perdure.memory.gate import Gate
 from perdure.memory.instructions import TEXT, Instructions, noted
-from perdure.memory.profile import Profile, ProfileState
+from perdure.memory.profile import Origin, Profile, ProfileState
 from perdure.memory.profile_patch import Document
-from perdure.memory.profile_rules import Origin
 from perdure.memory.proposals import Addition, Batch, Plan, Planned, Proposal, Revision, Scope
 from perdure.memory.records import EPISODE, FACT, Candidate, Memory, Outcome
 from perdure.memory.thread_messages import ThreadMessage, storable

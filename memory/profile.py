@@ -1,46 +1,39 @@
-"""Profiles: a document of what is known of somebody, under a schema, changed field by field."""
+"""Profiles: a document about a user, under a schema, changed field by field."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import islice
 from typing import Any, Final, Generic, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
-from pydantic import RootModel
+from pydantic import RootModel, ValidationError
 
 from perdure.errors import ConfigurationError, InvalidPatch, VersionConflict
-from perdure.memory.effects import Effect, Effects, arun, awaiting, blocking, run
+from perdure.memory.detectors import emails, phones, spans_of
+from perdure.memory.effects import Effect, Effects, awaiting, blocking
 from perdure.memory.gate import Gate
 from perdure.memory.options import instance
 from perdure.memory.profile_patch import (
     Document,
-    differences,
+    Leaf,
+    M,
+    dumped,
     is_as_seen,
+    leaves_of,
     merged,
     operations_of,
     patched,
     plain,
-    same,
-)
-from perdure.memory.profile_rules import (
-    KIND,
-    M,
-    Origin,
-    default_of,
-    dumped,
-    leaves_of,
     replaced,
-    screened,
+    same,
     text_of,
     validated,
 )
-from perdure.memory.records import Memory
+from perdure.memory.records import Candidate, Memory
 from perdure.memory.run_config import source
 from perdure.memory.store_adapter import (
     StoreAdapter,
@@ -52,15 +45,25 @@ from perdure.memory.store_adapter import (
 from perdure.memory.templates import Template
 from perdure.stores.base import Namespace, Provenance, PutItem, Receipt
 
+_KIND: Final = "profile"
 _DOCUMENT: Final = "document"
 _SECTIONS: Final = "sections"  # the first version could keep each field as an item of its own
-_NUMBER: Final = "number"  # counts changes, for stores without versions
-_EDITS: Final = 100  # that are noted of one change
-_WRITING: Final = threading.Lock()
+
+
+class Origin(NamedTuple):
+    """Where a change comes from.
+
+    Attributes:
+        provenance: The provenance that is stored with it.
+        messages: The texts of users that a model's change rests on; None: a change by hand.
+    """
+
+    provenance: Provenance | None = None
+    messages: tuple[str, ...] | None = None
 
 
 class ProfilePlace(NamedTuple):
-    """Where a profile is, and where a change of it comes from."""
+    """The place of a profile, and the origin of a change to it."""
 
     adapter: StoreAdapter
     namespace: Namespace
@@ -73,8 +76,8 @@ class ProfileState(Generic[M]):
     """A profile as it is stored.
 
     Attributes:
-        items: Its item; of one that the first version kept in sections, theirs after it.
-        document: What a change starts from: what is stored, else the defaults.
+        items: Its item; if the first version stored it in sections, these follow.
+        document: The stored document, else the defaults.
         profile: The same by the schema; None: the schema does not accept it.
         fault: Why not; "" if it does.
     """
@@ -87,22 +90,20 @@ class ProfileState(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class ProfileVersion:
-    """What a profile was, or is.
+    """A version of a profile.
 
     Attributes:
         document: The profile.
         version: Counts from 1; None: the store keeps no versions.
         change: `"patch"`, `"merge"` or `"set"`.
-        edits: What that changed, each with `op` and `path`.
-        valid_from: Since when (UTC).
+        valid_from: Since when it is or was the present one (UTC).
         valid_to: Until when; None: it is the present one.
-        provenance: The thread and checkpoint of its run, if known, and whose words it rests on.
+        provenance: The thread, checkpoint and messages that it comes from, as far as known.
     """
 
     document: Document = field(repr=False)
     version: int | None
     change: str
-    edits: tuple[Mapping[str, str], ...]
     valid_from: datetime | None
     valid_to: datetime | None
     provenance: Provenance | None
@@ -111,27 +112,24 @@ class ProfileVersion:
 class Profile(Generic[M]):
     """A profile in a store, of each user if the namespace says so.
 
-    A change is checked as a whole, by the schema and the gate, before it is written. What it does
-    not name stays as it is; of two changes at the same time both hold. A large profile is better
-    split: several profiles under one namespace, each with its schema and key. Methods that begin
-    with `a` are the async forms. `config` is that of the run; None: within a node, its run's.
+    The schema and the gate check each change before it is written. Fields that it does not name
+    stay as they are, and of two changes at the same time both hold, except in a store without
+    versions. Split a large profile: several profiles under one namespace, each with its schema and
+    key. Each method has an async form, and takes the config of the run; None: within a node, its
+    run's. A change that cannot be applied, or that the schema or the gate refuses, is an
+    `InvalidPatch`, and nothing is written.
 
     Args:
         schema: A pydantic model.
-        store: Any; None: within a graph, the store it was compiled with. One without versions keeps
-            no past, and may lose one of two changes that come from several processes.
+        store: None: within a graph, the graph's store.
         namespace: Labels; see `Template`.
         key: The item's key, a template as well.
-        gate: Its detectors and checks judge each value that a change sets; None: `Gate()`. What it
-            would refuse or put into quarantine makes the change an `InvalidPatch`. Addresses and
-            telephone numbers are kept if they are written by hand, or a user told them.
+        gate: Its detectors and checks judge each value that a change sets; None: `Gate()`. E-mail
+            addresses and telephone numbers are kept if they are written by hand or in a user's
+            message.
 
     Raises:
-        ConfigurationError: An argument is wrong; or later: there is no store, it keeps no past, or
-            what is stored there is no profile.
-        InvalidConfig: The config of a call does not fill the templates.
-        InvalidPatch: A change cannot be applied, or the schema or the gate refuses what it sets;
-            nothing is written.
+        ConfigurationError: An argument is wrong.
     """
 
     def __init__(
@@ -147,7 +145,7 @@ class Profile(Generic[M]):
             self.json_schema: Document = schema.model_json_schema()
             if not isinstance(schema, type) or issubclass(schema, RootModel):
                 raise TypeError("it has no fields")
-        except Exception as exc:  # it is no model, or has a field that JSON cannot say
+        except Exception as exc:  # it is no model, or has a field that JSON cannot express
             expected = "a pydantic model of fields, with a JSON schema"
             raise ConfigurationError(f"the schema is {schema!r:.80}; expected {expected}") from exc
         self.schema, self.adapter = schema, None if store is None else StoreAdapter(store)
@@ -169,15 +167,13 @@ class Profile(Generic[M]):
         )
 
     def _history(self, config: RunnableConfig | None = None) -> Effects[list[ProfileVersion]]:
-        """All versions, oldest first, with what changed in each."""
+        """All versions, oldest first."""
         place = self.place(config)
         versions = []
         for head in (yield from place.adapter.versions(place.namespace, place.key)):
             document = _document((yield from _items(place, head, head.valid_from)))
-            change, edits = str(head.value.get("change", "")), tuple(head.value.get("edits", ()))
-            times = head.valid_from, head.valid_to
-            version = ProfileVersion(document, head.version, change, edits, *times, head.provenance)
-            versions.append(version)
+            change, times = str(head.value.get("change", "")), (head.valid_from, head.valid_to)
+            versions.append(ProfileVersion(document, head.version, change, *times, head.provenance))
         return versions
 
     def _patch(self, operations: Any, config: RunnableConfig | None = None) -> Effects[M]:
@@ -195,15 +191,15 @@ class Profile(Generic[M]):
     ) -> Effects[M]:
         """Change the named fields, and those named within them (RFC 7386); return the profile.
 
-        A null takes a field back to its default; a list replaces a list.
+        A null resets a field to its default; a list replaces a list.
         """
-        merged({}, partial)  # what is no object is refused before anything is read
+        merged({}, partial)  # a wrong argument is refused before anything is read
         return (yield from self._change("merge", lambda old: merged(old, partial), config))
 
     def _set(
         self, document: M | Mapping[str, Any], config: RunnableConfig | None = None
     ) -> Effects[M]:
-        """Write a whole profile, or its document, in the place of any other; return it."""
+        """Write a whole profile, or its document, and return it."""
         given = dumped(document) if isinstance(document, self.schema) else document
         if not isinstance(given, Mapping):
             raise InvalidPatch(
@@ -214,7 +210,7 @@ class Profile(Generic[M]):
         return (yield from self._change("set", lambda _: whole, config))
 
     def _forget(self, config: RunnableConfig | None = None) -> Effects[Receipt | None]:
-        """Erase the profile with its past; None: the store has no past, and the item is deleted."""
+        """Erase the profile with its past; None: the store keeps no past, and deleted the item."""
         return (yield from forgetting(self.place(config)))
 
     get = blocking(_get)
@@ -230,12 +226,12 @@ class Profile(Generic[M]):
     forget = blocking(_forget)
     aforget = awaiting(_forget)
 
-    # -- for what writes a profile together with other things
+    # -- for callers that write a profile together with other items
 
     def place(
         self, config: RunnableConfig | None = None, origin: Origin | None = None
     ) -> ProfilePlace:
-        """Where the profile of a run is; a change without an origin is a user's, by hand."""
+        """The place of the profile of a run; without an origin, a change is a user's, by hand."""
         namespace, [key] = namespace_of(self.namespace, config), self.key.filled(config)
         if origin is None:
             origin = Origin(Provenance(*source(config), actor="user", trust="user"))
@@ -244,13 +240,15 @@ class Profile(Generic[M]):
     def reading(
         self, place: ProfilePlace, as_of: datetime | None = None
     ) -> Effects[ProfileState[M]]:
-        """Read the profile, or what is stored instead of one."""
+        """Read the profile; what is stored may not fit the schema."""
         head = yield from place.adapter.got(place.namespace, place.key, as_of)
         if head is None:
-            profile = default_of(self.schema)
-            fault = "" if profile else f"{self.schema.__name__} has fields that must be given"
-            blank = dumped(profile or self.schema.model_construct())
-            return ProfileState((), blank, profile, fault)
+            try:
+                profile = self.schema()
+            except ValidationError:
+                fault = f"{self.schema.__name__} has fields that must be given"
+                return ProfileState((), dumped(self.schema.model_construct()), None, fault)
+            return ProfileState((), dumped(profile), profile)
         items = yield from _items(place, head, as_of)
         document = _document(items)
         try:
@@ -262,16 +260,11 @@ class Profile(Generic[M]):
     def planning(
         self, place: ProfilePlace, operations: Sequence[Document], seen: Document
     ) -> Effects[list[PutItem]]:
-        """The puts of a model's patch; `written` writes them.
-
-        Args:
-            place: See `place`.
-            operations: As for `patch`.
-            seen: The document that they were made for.
+        """The puts of a model's patch, which was made for the document `seen`.
 
         Raises:
             InvalidPatch: See `Profile`.
-            VersionConflict: A field that they concern is not as the model saw it.
+            VersionConflict: A field that the patch concerns was changed since.
         """
         wanted = operations_of(operations)
         state = yield from self.reading(place)
@@ -291,11 +284,11 @@ class Profile(Generic[M]):
         config: RunnableConfig | None,
     ) -> Effects[M]:
         place = self.place(config)
-        while True:  # a try that fails is one in which another change succeeded
+        while True:  # a try fails only if another change succeeded
             state = yield from self.reading(place)
             puts, profile = yield from self._planned(place, state, name, change)
             try:
-                yield from written(place.adapter, puts)
+                yield from place.adapter.written(puts)
             except VersionConflict:
                 continue
             return profile
@@ -312,22 +305,19 @@ class Profile(Generic[M]):
             new = change(state.document)
         except InvalidPatch as exc:  # it quotes names that the gate has not seen
             raise InvalidPatch(self.gate.sensitive.redacted(str(exc))) from None
-        # what is there already, elsewhere in a list perhaps, does not stand in the way of others
+        # values that are there already are not judged again, also if they moved within a list
         known = {(leaf.label, repr(leaf.value)) for leaf in leaves_of(state.document)}
         leaves = [each for each in leaves_of(new) if (each.label, repr(each.value)) not in known]
-        values = yield from screened(self.gate, leaves, place.origin)
-        new = replaced(new, leaves, values)
-        profile = validated(self.schema, new)
+        values = yield from _screened(self.gate, leaves, place.origin)
+        profile = validated(self.schema, replaced(new, leaves, values))
         document: Document = plain(dumped(profile), "the profile")
         if same(document, state.document) and (state.items or name != "set"):
             return [], profile
-        edits = list(islice(differences(state.document, document), _EDITS))
         head = state.items[0] if state.items else None
-        value = {"text": text_of(document), "kind": KIND, _DOCUMENT: document, "change": name}
         put = put_of(
             place.namespace,
             place.key,
-            {**value, "edits": edits, _NUMBER: _number(head) + 1},
+            {"text": text_of(document), "kind": _KIND, _DOCUMENT: document, "change": name},
             provenance=place.origin.provenance,
             if_version=(head.version if head else 0) if place.adapter.versioned else None,
         )
@@ -336,36 +326,8 @@ class Profile(Generic[M]):
         return [replace(put, ttl=None), *sections], profile
 
 
-def written(adapter: StoreAdapter, puts: Sequence[PutItem]) -> Effects[None]:
-    """Write changes of profiles, all or none.
-
-    Raises:
-        VersionConflict: Another change was written since they were planned. In a store without
-            versions only changes within this process are noticed.
-    """
-    if adapter.versioned:
-        return (yield from adapter.written(puts))
-
-    def comparing() -> Effects[None]:
-        for put in puts:
-            head = yield from adapter.got(put.namespace, put.key)
-            if put.value is not None and put.value[_NUMBER] != _number(head) + 1:
-                raise VersionConflict(f"the profile {put.key!r} was changed meanwhile")
-        yield from adapter.written(puts)
-
-    def locked() -> None:
-        with _WRITING:
-            run(comparing())
-
-    yield Effect(locked, lambda: arun(comparing()))
-
-
 def forgetting(place: ProfilePlace) -> Effects[Receipt | None]:
-    """Erase a profile with its past; in a store without one, delete it.
-
-    Raises:
-        ConfigurationError: The item is no profile.
-    """
+    """Erase a profile with its past; in a store without versions, delete it."""
     adapter, store, key = place.adapter, place.adapter.store, place.key
     heads = yield from adapter.versions(place.namespace, key)
     split = [head for head in heads if _is_split(head)]
@@ -375,20 +337,23 @@ def forgetting(place: ProfilePlace) -> Effects[Receipt | None]:
             yield from adapter.written([removal_of(each.namespace, each.key) for each in items])
         return None
     inner = (*place.namespace, key)
-    within: Receipt | None = None
-    if split:  # before the head, which tells of them
-        within = yield Effect(lambda: store.forget(inner), lambda: store.aforget(inner))
+    sections: Receipt | None = None
+    if split:  # before the head, which names them
+        sections = yield Effect(lambda: store.forget(inner), lambda: store.aforget(inner))
     receipt: Receipt = yield Effect(
         lambda: store.forget(place.namespace, key=key),
         lambda: store.aforget(place.namespace, key=key),
     )
-    return receipt if within is None else within + receipt
+    return receipt if sections is None else sections + receipt
+
+
+# -- items
 
 
 def _is_split(head: Memory) -> bool:
-    """Whether an item is the head of a profile in sections, which names them."""
+    """Whether an item is the head of a profile in sections, which it names."""
     split = _SECTIONS in head.value
-    if head.kind != KIND or not (split or _DOCUMENT in head.value):
+    if head.kind != _KIND or not (split or _DOCUMENT in head.value):
         raise ConfigurationError(
             f"the item {head.key!r} in {head.namespace!r} is no profile: it has {list(head.value)};"
             " name another key or namespace for the profile"
@@ -399,7 +364,7 @@ def _is_split(head: Memory) -> bool:
 def _items(
     place: ProfilePlace, head: Memory, as_of: datetime | None
 ) -> Effects[tuple[Memory, ...]]:
-    """The item of a profile, and the sections that it names."""
+    """The item of a profile, and its sections if it has some."""
     if not _is_split(head):
         return (head,)
     inner, moment = (*place.namespace, place.key), as_of if place.adapter.versioned else None
@@ -411,8 +376,49 @@ def _items(
 def _document(items: Sequence[Memory]) -> Document:
     head, *sections = items
     stored = head.value.get(_DOCUMENT) or {each.key: each.value[_DOCUMENT] for each in sections}
-    return deepcopy(stored)  # some stores give what they keep
+    return deepcopy(stored)  # langgraph's in-memory store returns the stored object itself
 
 
-def _number(head: Memory | None) -> int:
-    return 0 if head is None else int(head.value.get(_NUMBER, 0))
+# -- the gate
+
+
+def _screened(gate: Gate, leaves: Sequence[Leaf], origin: Origin) -> Effects[list[Any]]:
+    """The values of leaves, redacted where the gate says so; an `InvalidPatch` if it refuses one.
+
+    The gate's detectors and checks see each value after its names. Its rules for duplicates and
+    tombstones do not apply.
+    """
+    candidates = [_candidate(each, origin) for each in leaves]
+    static = [gate.sensitive.judged(each) for each in candidates]
+    asked = [i for i, leaf in enumerate(leaves) if leaf.text]
+    answers = yield from gate.examine([candidates[i] for i in asked], [static[i] for i in asked])
+    verdicts = {**dict(enumerate(static)), **dict(zip(asked, answers, strict=True))}
+    kept = []
+    for leaf, verdict in zip(leaves, verdicts.values(), strict=True):
+        text = leaf.label + leaf.text if verdict.text is None else verdict.text
+        changes = verdict.text is not None
+        redacts = isinstance(leaf.value, str) and text.startswith(leaf.label)
+        if verdict.action != "keep" or (changes and not redacts):
+            names = leaf.path if verdict.check != "detectors" else ()  # a name may be the secret
+            path = "".join(f"/{gate.sensitive.redacted(str(part))}" for part in names)
+            raise InvalidPatch(
+                f"{path or 'the change'!r:.200} cannot be kept: {verdict.reason}; leave it out "
+                f"(the gate's {verdict.check})"
+            )
+        kept.append(text.removeprefix(leaf.label) if changes else leaf.value)
+    return kept
+
+
+def _candidate(leaf: Leaf, origin: Origin) -> Candidate:
+    # an address or number is kept if it is written by hand, or in a user's message
+    text, explicit = leaf.label + leaf.text, origin.messages is None
+    if origin.messages is not None:
+        messages = [_letters(each) for each in origin.messages]
+        contacts = (_letters(text[a:b]) for _, a, b in spans_of(text, (emails, phones)))
+        explicit = all(any(each in one for one in messages) for each in contacts)
+    return Candidate(text, _KIND, {}, origin.provenance, "user", explicit)
+
+
+def _letters(text: str) -> str:
+    """The letters and digits of a text."""
+    return "".join(filter(str.isalnum, text.casefold()))

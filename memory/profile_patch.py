@@ -1,6 +1,6 @@
-"""JSON Patch (RFC 6902) and JSON Merge Patch (RFC 7386) of documents.
+"""Documents of profiles: schema, JSON Patch (RFC 6902), JSON Merge Patch (RFC 7386), values.
 
-What is no patch, cannot be applied or is no JSON that a store takes raises `InvalidPatch`.
+What is wrong, or does not fit the document or its schema, raises `InvalidPatch`.
 """
 
 from __future__ import annotations
@@ -8,14 +8,17 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
 import jsonpatch
 from jsonpatch import JsonPatchConflict, JsonPatchException, JsonPointer, JsonPointerException
+from pydantic import BaseModel, ValidationError
 
 from perdure.errors import InvalidPatch, InvalidValue
+from perdure.memory.quotation import quoted
 from perdure.stores.values import decode, encode
 
+M = TypeVar("M", bound=BaseModel)
 Document = dict[str, Any]
 MAX_BYTES: Final = 100_000  # of the JSON of a profile
 MAX_OPERATIONS: Final = 100  # of a patch
@@ -25,7 +28,7 @@ _NOTHING: Final = object()
 
 
 def operations_of(patch: Any) -> list[Document]:
-    """A copy of the operations of a patch."""
+    """A copy of the operations of a patch, checked."""
     if not isinstance(patch, list | tuple) or len(patch) > MAX_OPERATIONS:
         raise InvalidPatch(
             f"the patch is a {type(patch).__name__}; expected a list of at most {MAX_OPERATIONS} "
@@ -49,35 +52,31 @@ def operations_of(patch: Any) -> list[Document]:
 def patched(
     document: Document, operations: Sequence[Document], *, by_model: bool = False
 ) -> Document:
-    """The document that a patch makes of another, which stays as it is.
+    """The document after a patch; the given one stays as it is.
 
-    Args:
-        document: The previous document.
-        operations: As of `operations_of`; all are applied, in order.
-        by_model: Whether a model wrote the patch. Then missing parents are made, a replacement of
-            nothing is an addition, and an object with fewer fields than the one in its place is
-            refused: the model has seldom meant to remove them.
+    With `by_model`, missing parents are created, a replacement of a missing field adds it, and an
+    object that lacks fields of the one that it replaces is refused: a model seldom means to remove
+    them.
     """
     out: Document = plain(document, "the profile")
     for number, operation in enumerate(operations, 1):
         try:
             for step in _completed(out, operation) if by_model else [operation]:
                 jsonpatch.JsonPatch([step]).apply(out, in_place=True)
-            plain(out, "the profile")  # at once: some copies in a row would double it each time
+            plain(out, "the profile")  # after each: several copies may double the size each time
         except (InvalidPatch, JsonPatchException, JsonPointerException) as exc:
             paths = [operation[name] for name in ("from", "path") if name in operation]
-            # what the library says of tests and pointers quotes the document
-            told = (
-                str(exc) if isinstance(exc, InvalidPatch | JsonPatchConflict) else "it does not fit"
-            )
-            why = "; ".join([told, *(_place(out, path) for path in paths)])
+            # the library's other messages quote the document
+            quotable = isinstance(exc, InvalidPatch | JsonPatchConflict)
+            fault = str(exc) if quotable else "it does not fit"
+            why = "; ".join([fault, *(_parent(out, path) for path in paths)])
             what = f"operation {number}, {operation['op']} {operation['path']!r:.200}"
             raise InvalidPatch(f"{what}: {why}") from exc
     return out
 
 
-def _place(document: Any, path: str) -> str:
-    """What is on the way to a place, without the values."""
+def _parent(document: Any, path: str) -> str:
+    """The names in the deepest existing parent of a path, without values."""
     at, within = "", document
     for token in JsonPointer(path).parts:
         found = JsonPointer(f"/{escaped(token)}").resolve(within, _NOTHING)
@@ -90,7 +89,7 @@ def _place(document: Any, path: str) -> str:
 
 
 def _completed(document: Document, operation: Document) -> Iterator[Document]:
-    """A model's operation after those that make its place; each has to be applied at once."""
+    """A model's operation, after operations that create its parents; apply each at once."""
     op, path = operation["op"], operation["path"]
     if op in ("remove", "test"):
         yield operation
@@ -104,8 +103,8 @@ def _completed(document: Document, operation: Document) -> Iterator[Document]:
     origin = operation.get("from")
     value = operation.get("value") if origin is None else JsonPointer(origin).resolve(document)
     if isinstance(within, dict) or op == "replace":
-        gone = missing(JsonPointer(path).resolve(document, None), value, path)
-        lost = [at for at, part in gone if part not in (None, "", [], {})]
+        lacking = missing(JsonPointer(path).resolve(document, None), value, path)
+        lost = [at for at, part in lacking if part not in (None, "", [], {})]
         if lost and isinstance(value, dict):
             raise InvalidPatch(
                 f"the new object lacks {', '.join(map(repr, lost[:5]))}, which would be lost; "
@@ -116,7 +115,7 @@ def _completed(document: Document, operation: Document) -> Iterator[Document]:
 
 
 def missing(previous: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The paths and values of what a document has and the new one lacks; lists as far as alike."""
+    """The paths and values that a new document lacks; lists are compared if they are as long."""
     if isinstance(previous, dict) and isinstance(new, dict):
         for name, part in previous.items():
             at = f"{path}/{escaped(name)}"
@@ -127,7 +126,7 @@ def missing(previous: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]
 
 
 def is_as_seen(operations: Sequence[Document], seen: Document, now: Document) -> bool:
-    """Whether all fields that a patch reads or changes are as they were when it was made."""
+    """Whether all fields that a patch concerns are as they were when it was made."""
     paths = [each[member] for each in operations for member in ("path", "from") if member in each]
     if "" in paths:
         return same(seen, now)
@@ -136,11 +135,7 @@ def is_as_seen(operations: Sequence[Document], seen: Document, now: Document) ->
 
 
 def merged(document: Document, partial: Any) -> Document:
-    """The document that a merge makes of another: named fields change, a null removes one.
-
-    >>> merged({"name": "Ann", "home": {"city": "Ghent"}}, {"home": {"zip": "9000"}})
-    {'name': 'Ann', 'home': {'city': 'Ghent', 'zip': '9000'}}
-    """
+    """The document after a merge: named fields change, a null removes a field."""
     if not isinstance(partial, Mapping):
         raise InvalidPatch(f"the merge is {partial!r:.80}; expected a dict of fields that change")
     return _merged(document, plain(dict(partial), "the merge"))  # type: ignore[no-any-return]
@@ -155,21 +150,8 @@ def _merged(target: Any, partial: Any) -> Any:
     return {name: value for name, value in out.items() if partial.get(name, "") is not None}
 
 
-def differences(previous: Any, new: Any, path: str = "") -> Iterator[dict[str, str]]:
-    """What differs in two documents, as operations without values; a list is one value."""
-    if not (isinstance(previous, dict) and isinstance(new, dict)):
-        yield from [] if same(previous, new) else [{"op": "replace", "path": path}]
-        return
-    for name in {**previous, **new}:
-        at = f"{path}/{escaped(name)}"
-        if name in previous and name in new:
-            yield from differences(previous[name], new[name], at)
-        else:
-            yield {"op": "add" if name in new else "remove", "path": at}
-
-
 def same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are written alike: true is not 1."""
+    """Whether two JSON values are equal; true is not 1."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
@@ -188,3 +170,88 @@ def plain(value: Any, what: str) -> Any:
 def escaped(name: str) -> str:
     """A name as it is written in a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")
+
+
+class Leaf(NamedTuple):
+    """A value of a document that contains no other, with the names and indices that lead to it."""
+
+    path: tuple[str | int, ...]
+    value: Any
+
+    @property
+    def label(self) -> str:
+        """The names before the value: `4711` is no secret by itself, and `pin: 4711` is one."""
+        names = (part for part in self.path if isinstance(part, str))
+        return f"{' '.join(names).replace('_', ' ')}: "
+
+    @property
+    def text(self) -> str:
+        """The value as text."""
+        if isinstance(self.value, bool):
+            return "yes" if self.value else "no"
+        return "" if self.value in (None, [], {}) else str(self.value)
+
+
+def leaves_of(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
+    """The leaves of a document, also empty lists and objects."""
+    if isinstance(value, dict | list) and value:
+        for name, part in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves_of(part, (*path, name))
+    else:
+        yield Leaf(path, value)
+
+
+def replaced(document: Document, leaves: Sequence[Leaf], values: Sequence[Any]) -> Document:
+    """A copy of a document with other values in some leaves."""
+    out: Document = plain(document, "the profile")
+    for leaf, value in zip(leaves, values, strict=True):
+        within: Any = out
+        for part in leaf.path[:-1]:
+            within = within[part]
+        if leaf.path:
+            within[leaf.path[-1]] = value
+    return out
+
+
+def text_of(document: Document) -> str:
+    r"""A document as text for search, a line a field.
+
+    >>> text_of({"home": {"city": "Ghent", "zip": None}, "likes": ["tea", "figs"]})
+    'home city: Ghent\nlikes: tea, figs'
+    """
+    lines: dict[str, list[str]] = {}
+    for leaf in leaves_of(document):
+        if leaf.text:
+            lines.setdefault(leaf.label, []).append(leaf.text)
+    return "\n".join(label + ", ".join(texts) for label, texts in lines.items())
+
+
+# -- the schema
+
+
+def dumped(profile: BaseModel) -> Document:
+    """The document of a profile."""
+    return profile.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
+
+
+def validated(schema: type[M], document: Document) -> M:
+    """The profile of a document: strictly, no text for a number and no unknown field."""
+    try:
+        profile = schema.model_validate_json(json.dumps(document), strict=True)
+    except ValidationError as exc:
+        faults = [_fault(each) for each in exc.errors(include_url=False, include_context=False)]
+    except Exception as exc:  # whatever a validator of the user's raises
+        fault = f"a validator of {schema.__name__} raised {type(exc).__name__}: {exc!s:.300}"
+        raise InvalidPatch(fault) from exc
+    else:
+        unknown = missing(document, dumped(profile))
+        faults = [f"{path!r:.200} is an unknown field" for path, _ in unknown]
+        if not faults:
+            return profile
+    raise InvalidPatch(f"not as {schema.__name__} asks for: {'; '.join(faults)[:800]}")
+
+
+def _fault(fault: Any) -> str:
+    path = "".join(f"/{escaped(str(part))}" for part in fault["loc"]) or "the profile"
+    given = "" if fault["type"] == "missing" else f" (it is {quoted(fault['input'])[:80]})"
+    return f"{path!r}: {fault['msg']}{given}"

@@ -1,7 +1,7 @@
 """Updating a profile: a node that has a model patch it after a conversation.
 
-The technique is "manage individual profiles" of LangGraph's concepts of memory: the model is passed
-the profile, gives a patch, decodes strictly, and is asked again for what cannot be applied.
+The technique is "manage individual profiles" of LangGraph's concepts of memory: the model gets the
+profile, answers with a patch by strict decoding, and is asked again if it cannot be applied.
 """
 
 from __future__ import annotations
@@ -22,50 +22,14 @@ from perdure.memory.model_call import times
 from perdure.memory.model_extractor import PROMPT, ModelExtractor
 from perdure.memory.nodes import checked
 from perdure.memory.options import choice
-from perdure.memory.profile import Profile, written
+from perdure.memory.profile import Profile
 from perdure.memory.proposals import Batch, Planned, Proposal, Scope, Usage
 from perdure.memory.records import Outcome
 from perdure.memory.run_config import source
 from perdure.memory.thread_messages import history_of_state
 
-_CONFLICTS: Final = 10  # times that other runs may write before the update is given up
+_CONFLICTS: Final = 10  # concurrent changes after which the update is given up
 _LOG: Final = logging.getLogger("perdure")
-
-
-def update_profile(
-    model: Any,
-    profile: Profile[Any] | Sequence[Profile[Any]],
-    *,
-    prompt: str = PROMPT,
-    strict: bool = True,
-    on_failure: str = "keep",
-    messages_key: str = "messages",
-) -> UpdateProfile:
-    """A node that learns: the model patches the profile after a conversation.
-
-    It is asked as by `ModelExtractor`, for the profile alone: each operation of its JSON Patch has
-    to name messages of the user. If another run wrote meanwhile, the patch is applied to the
-    profile as it is then, or made anew if that run changed the same fields. The state stays as it
-    is.
-
-    Args:
-        model: A chat model, its name, or `ModelCall(model, timeout_s=…)`. Its answer is not
-            streamed to the user.
-        profile: The profile, or several of one user in one store.
-        prompt: The task; what a profile and a patch are is always added.
-        strict: See `ModelExtractor`.
-        on_failure: If there is no usable patch: `"keep"` the profile, log a warning, and learn
-            again the next time; or `"raise"`.
-        messages_key: The channel of the messages.
-
-    Raises:
-        ConfigurationError: An argument is wrong.
-    """
-    extractor = ModelExtractor(
-        model, prompt=prompt, kinds=(), profile=profile, turns=False, near=0, strict=strict
-    )
-    keeps = choice("on_failure", on_failure, ("keep", "raise")) == "keep"
-    return UpdateProfile(extractor, keeps, messages_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +37,9 @@ class ProfileUpdate:
     """The result of an update.
 
     Attributes:
-        outcomes: Of each profile that the model changed: `"updated"` or `"unchanged"`.
-        usage: What the model was asked.
-        fault: Why nothing was learned; "" if that did not fail.
+        outcomes: For each profile that the model changed: `"updated"` or `"unchanged"`.
+        usage: The calls of the model.
+        fault: Why the update failed; "" if it did not.
     """
 
     outcomes: tuple[Outcome, ...] = ()
@@ -84,20 +48,48 @@ class ProfileUpdate:
 
 
 class UpdateProfile(Learner):
-    """See `update_profile`, which makes it."""
+    """A node that has a model patch a profile after a conversation.
 
-    def __init__(self, extractor: ModelExtractor, keeps: bool, messages_key: str) -> None:
+    The model is asked as by `ModelExtractor`, for the profile alone: each operation of its JSON
+    Patch has to name messages of the user. The state stays as it is. If another run changed the
+    profile meanwhile, the patch is applied to the changed profile, or made anew if both concern
+    the same fields.
+
+    Args:
+        model: A chat model, its name, or `ModelCall(model, timeout_s=…)`. Its answer is not
+            streamed to the user.
+        profile: The profile, or several of one user in one store.
+        prompt: The task, in place of `ModelExtractor`'s.
+        strict: See `ModelExtractor`.
+        on_failure: If there is no usable patch: `"keep"` the profile and log a warning, or
+            `"raise"`.
+        messages_key: The channel of the messages.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        profile: Profile[Any] | Sequence[Profile[Any]],
+        *,
+        prompt: str = PROMPT,
+        strict: bool = True,
+        on_failure: str = "keep",
+        messages_key: str = "messages",
+    ) -> None:
         super().__init__(messages_key)
-        self._extractor, self._keeps = extractor, keeps
+        self._extractor = ModelExtractor(
+            model, prompt=prompt, kinds=(), profile=profile, turns=False, strict=strict
+        )
+        self._keeps = choice("on_failure", on_failure, ("keep", "raise")) == "keep"
 
     def _learn(
         self, messages: Messages, config: RunnableConfig | None = None
     ) -> Effects[ProfileUpdate]:
-        """Learn from messages.
+        """Update the profile from messages.
 
         Raises:
             ModelFailed: With `on_failure="raise"`: the model gave no patch that can be applied.
-            VersionConflict: So too: others wrote, again and again, while the model was asked.
+            VersionConflict: Likewise: others changed the profile, again and again.
             ConfigurationError: There is no store, or the config does not fill the templates.
             StorageError: The store refuses.
         """
@@ -135,7 +127,7 @@ class UpdateProfile(Learner):
                 if any(each.check == CHANGED for each in planned.outcomes):
                     proposal = None  # the model has to see the profile as it is now
                     raise VersionConflict("the profile was changed, again and again")
-                yield from written(scope.adapter, planned.puts)
+                yield from scope.adapter.written(planned.puts)
             except VersionConflict:
                 conflicts += 1
                 if conflicts > _CONFLICTS:
@@ -150,9 +142,12 @@ class UpdateProfile(Learner):
         outcomes = [each for plan in plans for each in plan.outcomes]
         refused = [each for each in outcomes if each.change == "refused" and each.check != CHANGED]
         if refused:
-            asked = times(proposal.usage.calls)
             raise ModelFailed(
-                f"the model gave no patch that can be applied: asked {asked}, and in the end one "
-                "that was refused (this error's cause says why)"
+                f"the model gave no patch that can be applied: asked {times(proposal.usage.calls)},"
+                " and in the end one that was refused (this error's cause says why)"
             ) from InvalidPatch(refused[0].reason)
         return Planned([put for plan in plans for put in plan.puts], outcomes)
+
+
+update_profile = UpdateProfile
+"""Makes the node: `update_profile(model, profile)`."""

@@ -25,8 +25,7 @@ from perdure.errors import (
 )
 from perdure.memory.effects import run
 from perdure.memory.gate import Gate
-from perdure.memory.profile import Profile
-from perdure.memory.profile_rules import Origin
+from perdure.memory.profile import Origin, Profile
 from perdure.memory.records import Candidate, Verdict
 from perdure.memory.reducers import ChatState
 from perdure.memory.store_adapter import StoreAdapter, put_of
@@ -182,7 +181,7 @@ def test_what_is_given_out_is_nobodys_but_the_callers(any_store: Any) -> None:
 
 
 def test_it_is_a_readable_document_found_by_what_it_says(store: SQLiteStore) -> None:
-    """Its text is searched, in words; the value holds the document as it is, and what changed."""
+    """Its text is searched; the value holds the document as it is."""
     profile = Profile(Person, store)
     profile.patch([op("replace", "/home/city", value="Ghent")], ANN)
     profile.merge({"likes": ["green tea", "figs"], "pets": [{"name": "Tom"}]}, ANN)
@@ -191,10 +190,6 @@ def test_it_is_a_readable_document_found_by_what_it_says(store: SQLiteStore) -> 
     assert memory.kind == "profile"
     assert memory.text == "home city: Ghent\npets name: Tom\npets kind: cat\nlikes: green tea, figs"
     assert memory.value["document"] == raw(profile, ANN)
-    assert memory.value["edits"] == [
-        {"op": "replace", "path": "/pets"},
-        {"op": "replace", "path": "/likes"},
-    ]
     assert store.search(("profiles",), query="replace", mode="text") == []
 
 
@@ -231,11 +226,6 @@ def test_every_change_is_a_version(store: SQLiteStore) -> None:
     assert [old.document, new.document] == [first.model_dump(mode="json"), raw(profile, ANN)]
     assert [old.version, new.version] == [1, 2]
     assert [old.valid_to, new.valid_to] == [new.valid_from, None]
-    assert list(old.edits) == [{"op": "replace", "path": "/name"}]
-    assert [(each["op"], each["path"]) for each in new.edits] == [
-        ("replace", "/name"),
-        ("replace", "/age"),
-    ]
     assert [old.change, new.change] == ["patch", "merge"]
     assert old.provenance == Provenance(actor="user", trust="user")
     assert new.provenance == Provenance("t", "c", actor="user", trust="user")
@@ -382,25 +372,6 @@ def test_no_change_is_lost_among_tasks(any_store: Any) -> None:
 
     asyncio.run(write())
     assert sorted(profile.get(ANN).likes) == list("01234567")
-
-
-def test_no_change_is_lost_among_threads_in_a_store_without_versions() -> None:
-    """They wait for each other."""
-    profile = Profile(Person, InMemoryStore())
-    ready = threading.Barrier(4)
-
-    def write(name: str) -> None:
-        ready.wait()
-        for number in range(10):
-            profile.patch([op("add", "/likes/-", value=f"{name}{number}")], ANN)
-
-    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert len(set(profile.get(ANN).likes)) == 40
 
 
 class Range(BaseModel):
@@ -713,7 +684,7 @@ def test_an_error_does_not_quote_a_secret(store: SQLiteStore) -> None:
 
     assert CARD not in str(caught.value)
     assert caught.value.__cause__ is None
-    assert [version.edits for version in profile.history(ANN)] == [({"op": "add", "path": "/a"},)]
+    assert [version.document for version in profile.history(ANN)] == [{"a": 1}]
 
 
 def test_a_secret_is_not_quoted_by_what_the_schema_refuses(store: SQLiteStore) -> None:

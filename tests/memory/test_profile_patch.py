@@ -13,7 +13,6 @@ from jsonpatch import JsonPointer
 
 from perdure.errors import InvalidPatch
 from perdure.memory.profile_patch import (
-    differences,
     is_as_seen,
     merged,
     operations_of,
@@ -400,19 +399,6 @@ def test_a_field_that_no_operation_names_stays(drawn: tuple[Any, list[dict[str, 
 
 
 @given(DOCUMENTS, DOCUMENTS)
-def test_differences_name_all_that_differs(former: Any, new: Any) -> None:
-    """Applied as a patch, with the new values, they make the new document of the former one."""
-    edits = list(differences(former, new))
-    operations = [
-        {**each, **({} if each["op"] == "remove" else {"value": at(new, each["path"])})}
-        for each in edits
-    ]
-
-    assert same(new, patch(former, operations))
-    assert bool(edits) != same(former, new)
-
-
-@given(DOCUMENTS, DOCUMENTS)
 def test_a_merge_keeps_what_it_does_not_name(document: Any, partial: Any) -> None:
     """And a null leaves nothing of what it names."""
     out = merged(document, partial)
@@ -421,12 +407,6 @@ def test_a_merge_keeps_what_it_does_not_name(document: Any, partial: Any) -> Non
         name: value for name, value in document.items() if name not in partial
     }
     assert {name for name, value in partial.items() if value is None}.isdisjoint(out)
-
-
-def at(document: Any, pointer: str) -> Any:
-    for token in JsonPointer(pointer).parts:
-        document = document[token]
-    return document
 
 
 def test_a_patch_is_as_seen_if_its_fields_are() -> None:
