@@ -1,4 +1,4 @@
-"""What a model answers when it extracts memories, and the proposal that is made of it."""
+"""The answer of a model that extracts memories, and the proposal that is made of it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from perdure.memory.records import EPISODE, FACT, Candidate, Memory, Outcome
 from perdure.memory.thread_messages import ThreadMessage, storable
 from perdure.stores.base import PutItem
 
-CHECK: Final = "model"  # of an outcome: what the model asked for makes no sense
-CHANGED: Final = "changed"  # of an outcome: another run changed the same fields of a profile
-_MOST: Final = 200  # entries of a list: more is a model that has lost its way
+CHANGED: Final = "changed"  # the check of an outcome: another run changed the same fields
+_MOST: Final = 200  # entries of a list: more is a model that repeats itself
 _INSTRUCTIONS_CHARS: Final = 20_000
 _WISH_CHARS: Final = 400
 
 
 def _strict(schema: Document) -> None:
-    """Strict decoding wants every field required, no defaults and no other fields."""
+    """Make a schema strict: every field required, no defaults and no other fields."""
     properties = schema.get("properties", {})
     schema.update(required=list(properties), additionalProperties=False)
     for each in properties.values():
@@ -37,7 +36,7 @@ def _strict(schema: Document) -> None:
 
 
 class _Part(BaseModel):
-    # lenient where it is read: not every model decodes strictly
+    # parsed leniently: not every model decodes strictly
     model_config = ConfigDict(json_schema_extra=_strict)
 
 
@@ -78,7 +77,7 @@ class ProfileChange(_Part):
         return value if value is None or isinstance(value, str) else json.dumps(value)
 
     def operation(self) -> Document:
-        """The operation as the RFC has it, also where a path lacks its slash or text its quotes."""
+        """The operation by the RFC; a missing first slash and missing quotes are added."""
         out: Document = {"op": self.op}
         for name, path in (("path", self.path), ("from", self.origin)):
             if path is not None:
@@ -125,11 +124,7 @@ def answer_form(parts: Iterable[str]) -> type[BaseModel]:
 
 
 def answer_of(parsed: BaseModel) -> Answer:
-    """The answer in such a form.
-
-    Raises:
-        InvalidPatch: It has none of the parts, or a list in it is too long to be meant.
-    """
+    """The answer in such a form; an `InvalidPatch` if it has no parts, or too long ones."""
     parts = {name: getattr(parsed, name) for name in type(parsed).model_fields}
     if not parsed.model_fields_set:
         raise InvalidPatch(f"the answer has none of {', '.join(parts)}")
@@ -140,7 +135,7 @@ def answer_of(parsed: BaseModel) -> Answer:
 
 
 def memories_of(answer: Answer, batch: Batch, shown: Mapping[str, Memory]) -> Proposal:
-    """What an answer proposes of facts and episodes; it may change the memories it was shown."""
+    """The proposed facts and episodes; only the memories that were shown can be changed."""
     additions: dict[str, Addition] = {}
     revisions: dict[str, Revision] = {}
     outcomes: list[Outcome] = []
@@ -188,9 +183,9 @@ def _episode(episode: EpisodeFound, batch: Batch) -> Addition | Outcome:
 
 
 def _addition(candidate: Candidate) -> Addition:
-    """An addition whose key is the same for the same words on the same messages."""
+    """An addition whose key depends on the text and its messages."""
     source = candidate.provenance
-    assert source is not None  # what rests on messages has one
+    assert source is not None  # `Batch.candidate` gives one
     parts = "\0".join((source.thread_id or "", *source.message_ids, candidate.text))
     digest = blake2b(parts.encode("utf-8", "surrogatepass"), digest_size=10)
     return Addition(f"{candidate.kind}-{digest.hexdigest()}", candidate)
@@ -204,14 +199,14 @@ def _numbered(numbers: Iterable[int], batch: Batch, role: str = "") -> list[Thre
 
 
 def _refused(reason: str, key: str | None = None) -> Outcome:
-    return Outcome("refused", key, f"the operation {reason}", CHECK)
+    return Outcome("refused", key, f"the operation {reason}", "model")
 
 
 # -- profiles
 
 
 class KnownProfile(NamedTuple):
-    """A profile as a model is shown it, under a name."""
+    """A profile with its name, as it is shown to a model."""
 
     name: str
     profile: Profile[Any]
@@ -221,12 +216,9 @@ class KnownProfile(NamedTuple):
 def patched_profile(
     known: KnownProfile, changes: Sequence[ProfileChange], batch: Batch, scope: Scope
 ) -> Effects[Planned]:
-    """What is written of a patch, all of it or nothing.
+    """The puts of a patch; see `Profile.planning` for what it raises.
 
-    Raises:
-        InvalidPatch: It cannot be applied, the schema or the gate refuses it, or an operation rests
-            on no message of a user.
-        VersionConflict: See `Profile.planning`.
+    An operation that names no message of a user is an `InvalidPatch`, too.
     """
     messages: list[ThreadMessage] = []
     for number, each in enumerate(changes, 1):
@@ -241,7 +233,7 @@ def patched_profile(
                 "assistant or a tool says"
             )
     source = batch.source(messages)
-    source = replace(source, thread_id=source.thread_id or None)  # a node may run without one
+    source = replace(source, thread_id=source.thread_id or None)  # a node may run without a thread
     origin = Origin(source, tuple(each.text for each in messages))
     place = known.profile.place(scope.config, origin)
     operations = [each.operation() for each in changes]
@@ -252,9 +244,9 @@ def patched_profile(
 def profile_plan(
     known: KnownProfile, changes: Sequence[ProfileChange], batch: Batch, scope: Scope
 ) -> Plan:
-    """The plan of a patch; what cannot be written becomes a refusal."""
+    """The plan of a patch; an invalid patch becomes a refusal."""
 
-    def plan(_: Gate) -> Effects[Planned]:  # a profile has its own gate, whoever changes it
+    def plan(_: Gate) -> Effects[Planned]:  # a profile has its own gate
         try:
             return (yield from patched_profile(known, changes, batch, scope))
         except (InvalidPatch, VersionConflict) as exc:
@@ -270,7 +262,7 @@ def profile_plan(
 def instructions_plan(
     instructions: Instructions, wishes: Sequence[Wish], batch: Batch, scope: Scope
 ) -> Plan:
-    """The plan that adds wishes of users to instructions, a line each."""
+    """The plan that adds wishes of users to instructions, one line each."""
 
     def plan(gate: Gate) -> Effects[Planned]:
         place = instructions.place(scope.config)
@@ -281,7 +273,7 @@ def instructions_plan(
         text, source = previous.text.rstrip(), None
         for wish, verdict in zip(wanted, verdicts, strict=True):
             line = f"\n- {verdict.text or wish.text}"
-            # that a memory says the same is no reason against an instruction
+            # an instruction may repeat a memory
             if verdict.action != "keep" and verdict.same_as is None:
                 outcomes.append(Outcome("refused", None, verdict.reason, verdict.check))
             elif len(text) + len(line) > _INSTRUCTIONS_CHARS:
@@ -298,7 +290,7 @@ def instructions_plan(
 
 
 def _wished(wishes: Sequence[Wish], batch: Batch) -> tuple[list[Candidate], list[Outcome]]:
-    """The wishes of users, each once; and the outcomes of the others."""
+    """The wishes of users, each once, and the outcomes of refused ones."""
     found: dict[str, Candidate] = {}
     outcomes: list[Outcome] = []
     for wish in wishes:
@@ -309,7 +301,7 @@ def _wished(wishes: Sequence[Wish], batch: Batch) -> tuple[list[Candidate], list
         elif not 0 < len(text) <= _WISH_CHARS:
             outcomes.append(_refused(f"adds an instruction of {len(text)} characters"))
         else:
-            # that it is a lasting wish, the model says; the gate looks for secrets in it
+            # the model judged that it is a lasting wish; the gate looks for secrets in it
             candidate = replace(batch.candidate(users, text, TEXT), explicit=True)
             found.setdefault(_plain(text), candidate)
     return list(found.values()), outcomes

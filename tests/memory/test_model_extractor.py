@@ -668,10 +668,8 @@ class Mute:
         (None, {"profile": "Ann"}),
         (None, {"learn": "Be kind."}),
         (None, {"prompt": " "}),
-        (None, {"near": -1}),
         (None, {"kinds": ("turn",)}),
         (None, {"kinds": "fact"}),
-        (None, {"turns": "yes"}),
     ],
 )
 def test_options_that_are_wrong_are_refused(model: Any, options: Any, served: Model) -> None:
