@@ -1,8 +1,7 @@
-"""Background extraction: threads are extracted once their conversation pauses.
+"""Background extraction: threads are extracted when their conversation pauses.
 
-What is due is a query (`due.py`). A worker asks it now and then and puts the answer on a queue of
-DBOS (`job_queue.py`), with the thread as deduplication id. Nothing is written on the turn's path,
-and losing the queue loses no thread.
+A worker regularly asks which threads are due (`due.py`), and puts them on a queue of DBOS
+(`job_queue.py`), each thread once. Runs write nothing for it, and a lost queue loses no thread.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Self
 
@@ -37,11 +36,11 @@ from perdure.memory.options import choice, instance, seconds, whole
 from perdure.memory.watermarks import watermark
 
 logger = logging.getLogger("perdure.background")
-LOST: Final = "the worker ended before the extraction did"
-_AHEAD: Final = 100  # jobs on the queue at most
+_LOST: Final = "the worker ended before the extraction did"
+_QUEUED: Final = 100  # jobs on the queue at most
 _TICK_S: Final = (0.05, 5.0)
 _FORGET_S: Final = 3600.0
-_LATE_S: Final = 60.0  # after its limit the job of another machine's worker is taken for lost
+_LATE_S: Final = 60.0  # after limit_s, until a job of another machine's worker counts as lost
 _FINAL: Final = (ConfigurationError, SerializationError)
 
 
@@ -51,14 +50,14 @@ class Background:
     `with` and `async with` start it and stop it. One process can run one application of DBOS.
 
     Args:
-        extraction: What to extract, with a perdure checkpointer and a store.
-        pace: When, and how often it is tried.
+        extraction: Of a perdure checkpointer and a store.
+        pace: When threads are extracted, and how often a failed extraction is repeated.
         database: Where the queue is kept: a file, or `"postgresql://…"` for workers on several
-            machines. None: a file beside the store's. It is not encrypted, whatever the store is:
-            it has thread ids, namespaces and reports in clear.
+            machines. None: a file beside the store's. It is never encrypted, and has thread ids,
+            namespaces and reports.
         workers: How many threads this process extracts at the same time.
-        work: Whether this process works, or only looks and asks.
-        defaults: What a run's `configurable` says where it says nothing, as `{"user_id": "me"}`.
+        work: Whether this process extracts; if not, it only lists and adds jobs.
+        defaults: Values for runs whose `configurable` lacks them, as `{"user_id": "me"}`.
         on_job: Called with each job that this process has done or failed.
 
     Raises:
@@ -89,10 +88,8 @@ class Background:
         self._queue: JobQueue | None = None
         self._works = False
 
-    # -- beginning and end
-
     def start(self) -> Self:
-        """Begin to work, unless `work` is False.
+        """Start to work, unless `work` is False.
 
         Raises:
             ConfigurationError: This process runs DBOS already.
@@ -107,17 +104,17 @@ class Background:
                     self.stop()
                     raise
                 self._works = True
-                looks = threading.Thread(target=self._look, name="perdure-background", daemon=True)
-                looks.start()
-                self._stack.callback(looks.join)
+                ticks = threading.Thread(target=self._tick, name="perdure-background", daemon=True)
+                ticks.start()
+                self._stack.callback(ticks.join)
         return self
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """End. What is due stays due, for the next start or another worker.
+        """Stop. Threads that are due stay due, for the next start or another worker.
 
         Args:
-            timeout_s: How long to wait for what is being extracted; what takes longer is left, and
-                extracted again.
+            timeout_s: How long to wait for running extractions; one that takes longer is
+                abandoned, and made again later.
         """
         end = time.monotonic() + seconds("timeout_s", timeout_s)
         with self._lock:
@@ -143,32 +140,27 @@ class Background:
     async def __aexit__(self, *exc: object) -> None:
         await asyncio.to_thread(self.stop)
 
-    # -- by hand and by the clock
-
-    def extract_now(
-        self, thread_id: str, config: RunnableConfig | None = None, *, anew: bool = False
-    ) -> None:
+    def extract_now(self, thread_id: str, config: RunnableConfig | None = None) -> None:
         """Have a thread extracted as soon as a worker is free.
 
         Args:
             thread_id: The thread.
-            config: Of a run on it; None: what its last run was given.
-            anew: All of it once more; see `Extraction.extract`.
+            config: Of a run on it; None: that of its last run.
 
         Raises:
             InvalidConfig: The config does not fill in the namespace.
             UnknownThread: There is no such thread, and no config.
             StorageError: The checkpointer, or the queue's database, refuses.
         """
-        self._opened().put(self._due.job(thread_id, config), anew=anew)
+        self._opened().put(self._due.job(thread_id, config))
 
     def every(self, cron: str | None, timezone: str | None = None) -> None:
-        """Have all that is not extracted extracted by the clock, also what was given up.
+        """Have all threads extracted on a schedule, also those that were given up.
 
-        The queue's database keeps the schedule; a time that passes without a worker is skipped.
+        The queue's database keeps the schedule; a time without a worker is skipped.
 
         Args:
-            cron: Five fields, `"0 3 * * *"`; None: not any more.
+            cron: Five fields, `"0 3 * * *"`; None: end the schedule.
             timezone: Like `"Europe/Berlin"`; None: UTC.
 
         Raises:
@@ -178,16 +170,9 @@ class Background:
         self._opened().every(cron, timezone)
 
     def flush(self, timeout_s: float = 60.0) -> list[Job]:
-        """Have all extracted now that was not given up, and wait for it.
+        """Have all threads extracted now that were not given up, and wait for it.
 
-        Args:
-            timeout_s: How long to wait.
-
-        Returns:
-            What could not be extracted, or not in time. Empty: all is.
-
-        Raises:
-            StorageError: The store, or the queue's database, refuses.
+        Returns the jobs that failed, or were not done in time.
         """
         end = time.monotonic() + seconds("timeout_s", timeout_s)
         wanted = self._put_all(dead=False) | self._opened().live().keys()
@@ -196,14 +181,10 @@ class Background:
         return self._due.jobs()
 
     def jobs(self, state: State | None = None) -> list[Job]:
-        """The threads that are not extracted yet, and those that were within a day.
+        """The threads with unread messages, and those that were extracted within a day.
 
         Args:
-            state: Those in that state; `"dead"`: those that were given up.
-
-        Raises:
-            ConfigurationError: There is no such state.
-            StorageError: The store, or the queue's database, refuses.
+            state: Only the jobs in that state; `"dead"`: those that were given up.
         """
         if state is not None:
             choice("state", state, STATES)
@@ -211,12 +192,11 @@ class Background:
         live, found = queue.live(), self._due.jobs()
         found = [replace(job, state="running") if live.get(job.key) else job for job in found]
         known = {job.key for job in found}
-        done = {job.key: job for job in queue.done() if job.key not in known}
-        found += done.values()
+        found += {job.key: job for job in queue.done() if job.key not in known}.values()
         return [job for job in found if state in (None, job.state)]
 
     def _opened(self) -> JobQueue:
-        if (queue := self._queue) is not None:  # without the lock: `stop` has it, and waits
+        if (queue := self._queue) is not None:  # without the lock, which `stop` holds while waiting
             return queue
         with self._lock:
             if self._queue is None:
@@ -229,69 +209,68 @@ class Background:
             self._opened().put(job)
         return {job.key for job in jobs}
 
+    def _extract_all(self) -> int:
+        return len(self._put_all(dead=True))
+
     # -- work
 
-    def _look(self) -> None:
-        """Now and then, put what is due on the queue."""
-        pace = self.pace
+    def _tick(self) -> None:
+        """Regularly put the threads that are due on the queue."""
         shortest, longest = _TICK_S
-        pause = min(longest, max(shortest, min(pace.backoff_s, pace.delay_s or longest) / 4))
-        forgotten = 0.0
+        delay_s = min(self.pace.backoff_s, self.pace.delay_s or longest)
+        pause, forgotten = min(longest, max(shortest, delay_s / 4)), 0.0
         while not self._stop.wait(pause):
             try:
-                self._tick()
+                self._put_due()
                 if time.monotonic() - forgotten > _FORGET_S:
                     self._opened().forget()
                     forgotten = time.monotonic()
-            except Exception as exc:  # what is due stays due: the next look finds it
+            except Exception as exc:  # the threads stay due: the next tick finds them
                 logger.error("background extraction is held up: %s: %s", type(exc).__name__, exc)
 
-    def _tick(self) -> None:
+    def _put_due(self) -> None:
         due = [job for job in self._due.jobs() if job.state == "due"]
         if not due:
             return
         queue = self._opened()
         live = queue.live()
         if any(live.get(job.key) for job in due):
-            for job in queue.take_back(self.pace.limit_s + _LATE_S):
-                self._record(job, LOST)
-        for job in queue.fatal():
-            self._record(job, LOST, final=True)
-        for job in [job for job in due if job.key not in live][: max(0, _AHEAD - len(live))]:
+            for job in queue.take_lost(self.pace.limit_s + _LATE_S):
+                self._record(job, _LOST)
+        for job in queue.take_fatal():
+            self._record(job, _LOST, final=True)
+        for job in [job for job in due if job.key not in live][: max(0, _QUEUED - len(live))]:
             queue.put(job)
 
-    def _extract_all(self) -> int:
-        return len(self._put_all(dead=True))
-
-    def _attempt(self, job: Job, anew: bool) -> dict[str, Any]:
+    def _attempt(self, job: Job) -> dict[str, Any]:
         """Extract a thread for the queue. A failure is noted on its watermark."""
         if self._stop.is_set():
             raise StoppedEarly
-        told = {"thread_id": job.thread_id, "namespace": list(job.namespace)}
+        result = {"thread_id": job.thread_id, "namespace": list(job.namespace)}
         self._running.add(job.key)
         try:
-            found = self._within_limit(job, anew)
+            found = self._within_limit(job)
             if isinstance(found, BaseException):
-                self._failed(job, found)
-                return told
-            self._tell(replace(job, state="done", report=found))
-            return {**told, "report": found}
+                self._fail(job, found)
+                return result
+            self._notify(replace(job, state="done", report=found))
+            return {**result, "report": found}
         finally:
             self._running.discard(job.key)
 
-    def _within_limit(self, job: Job, anew: bool) -> Any:
-        """The report, or the exception, of an extraction in a thread that can be left behind."""
-        box: list[Any] = []
+    def _within_limit(self, job: Job) -> Any:
+        """The report, or the exception, of an extraction in a thread that can be abandoned."""
+        results: list[Any] = []
         done = threading.Event()
 
         def extract() -> None:
             try:
-                box.append(self.extraction.extract(job.thread_id, job.config, anew=anew).noted())
+                results.append(asdict(self.extraction.extract(job.thread_id, job.config)))
             except BaseException as exc:
-                box.append(exc)
+                results.append(exc)
             done.set()
 
-        # a daemon: what hangs must not keep the process from ending
+        # a daemon: an extraction that hangs must not keep the process alive
         threading.Thread(target=extract, daemon=True).start()
         end = time.monotonic() + self.pace.limit_s
         while not done.wait(min(_TICK_S[0], max(0.0, end - time.monotonic()))):
@@ -299,36 +278,36 @@ class Background:
                 raise StoppedEarly
             if time.monotonic() >= end:
                 return TimeoutError(f"the extraction took more than {self.pace.limit_s:g} s")
-        return box[0]
+        return results[0]
 
-    def _failed(self, job: Job, exc: BaseException) -> None:
+    def _fail(self, job: Job, exc: BaseException) -> None:
         if isinstance(exc, UnknownThread):
             logger.info("%s: %s", job.thread_id, exc)  # it was deleted meanwhile
             return
-        self._record(job, f"{type(exc).__name__}: {_said(exc)}", final=_is_final(exc), exc=exc)
+        error = f"{type(exc).__name__}: {exc!s:.500}"
+        self._record(job, error, final=_is_final(exc), exc=exc)
 
     def _record(
         self, job: Job, error: str, *, final: bool = False, exc: BaseException | None = None
     ) -> None:
-        """Count a failure on the thread's watermark, and tell of it."""
+        """Count a failure on the thread's watermark, and report it."""
         adapter, name = self.extraction.adapter(), self.extraction.extractor.name
         for _ in range(3):
-            head = self.extraction.saver.checkpoints(job.thread_id, checkpoint_ns="", limit=1)
-            uid = head[0].checkpoint_id if head else None
+            heads = self.extraction.saver.checkpoints(job.thread_id, checkpoint_ns="", limit=1)
+            head = heads[0].checkpoint_id if heads else None
             mark = run(watermark(adapter, job.namespace, job.thread_id, name))
-            count = mark.attempts if mark.failed_head == uid else 0
+            count = mark.attempts if mark.failed_head == head else 0
             count = max(count, self.pace.retries) if final else count
-            mark = replace(mark, attempts=count).with_failure(error, datetime.now(UTC), uid)
+            mark = replace(mark, attempts=count).with_failure(error, datetime.now(UTC), head)
             try:
                 run(adapter.written([mark.put(job.namespace, job.thread_id)]))
-            except VersionConflict:  # another extracted meanwhile
+            except VersionConflict:  # another extraction wrote meanwhile
                 continue
-            dead = mark.attempts > self.pace.retries
-            state: State = "dead" if dead else "retrying"
-            self._tell(replace(job, state=state, attempts=mark.attempts, error=error), exc)
+            state: State = "dead" if mark.attempts > self.pace.retries else "retrying"
+            self._notify(replace(job, state=state, attempts=mark.attempts, error=error), exc)
             return
 
-    def _tell(self, job: Job, exc: BaseException | None = None) -> None:
+    def _notify(self, job: Job, exc: BaseException | None = None) -> None:
         level = {"done": logging.INFO, "dead": logging.ERROR}.get(job.state, logging.WARNING)
         known = exc is None or isinstance(exc, PerdureError)
         logger.log(level, "%s", job, exc_info=None if known else exc)
@@ -340,11 +319,11 @@ class Background:
 
 
 def run_worker(background: Background, *, timeout_s: float = 30.0) -> None:
-    """Work until the process is told to end by SIGINT or SIGTERM; call it in the main thread.
+    """Work until SIGINT or SIGTERM; call it in the main thread.
 
     Args:
-        background: Works.
-        timeout_s: How long to wait, at the end, for what is being extracted.
+        background: Started and stopped by this function.
+        timeout_s: How long to wait, at the end, for running extractions.
     """
     if not background.work:
         raise ConfigurationError("the Background has work=False; a worker needs one that works")
@@ -352,7 +331,7 @@ def run_worker(background: Background, *, timeout_s: float = 30.0) -> None:
     before = {each: signal.signal(each, lambda *_: ended.set()) for each in signals}
     try:
         with background:
-            while not ended.wait(1.0):  # a wait without an end would not be interrupted everywhere
+            while not ended.wait(1.0):  # a wait without an end cannot be interrupted everywhere
                 pass
             for each, handler in before.items():  # a second signal ends the process at once
                 signal.signal(each, handler)
@@ -362,18 +341,7 @@ def run_worker(background: Background, *, timeout_s: float = 30.0) -> None:
             signal.signal(each, handler)
 
 
-def _said(exc: BaseException) -> str:
-    try:
-        return f"{exc!s:.500}"
-    except Exception as inner:
-        return f"(its message cannot be had: {type(inner).__name__})"
-
-
 def _is_final(exc: BaseException) -> bool:
-    """Whether an extraction failed in a way that another cannot mend."""
-    cause = exc.__cause__
-    return (
-        isinstance(exc, _FINAL)
-        or model_call.is_final(exc)
-        or (cause is not None and _is_final(cause))
-    )
+    """Whether trying again cannot help."""
+    final = isinstance(exc, _FINAL) or model_call.is_final(exc)
+    return final or (exc.__cause__ is not None and _is_final(exc.__cause__))

@@ -1,12 +1,13 @@
-"""Which threads are due for extraction: a query over threads and watermarks, and no queue.
+"""Threads that are due for extraction: a query over threads and watermarks.
 
-A thread is due when its head is beyond the watermark of the extractor and it was quiet for the
-delay, or has waited for too long. Failed attempts are counted on the watermark: the next is made
-after a pause that doubles, and none after `retries` until something new is said.
+A thread is due if its head is beyond the watermark of the extractor, and it was quiet for a while
+or has waited too long. Failures are counted on the watermark: the next attempt is made after a
+pause that doubles, and none after `retries` until there is a new message.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -19,7 +20,7 @@ from langchain_core.runnables import RunnableConfig
 from perdure.checkpointers import ThreadHead
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import ConfigurationError, InvalidConfig
-from perdure.memory.effects import Effects, run
+from perdure.memory.effects import run
 from perdure.memory.extraction import Extraction
 from perdure.memory.options import instance, seconds, whole
 from perdure.memory.store_adapter import namespace_of
@@ -35,17 +36,14 @@ _LONGEST_PAUSE_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When threads are extracted, and how often it is tried.
+    """When threads are extracted, and how often a failed extraction is repeated.
 
     Attributes:
-        delay_s: How long nothing must have been said; None: only by cron and by hand.
-        max_wait_s: After how long a thread is extracted although its conversation goes on.
+        delay_s: How long a thread must be quiet; None: extraction only by cron and by hand.
+        max_wait_s: A thread is extracted after so long, also if its conversation goes on.
         retries: How often a failed extraction is repeated.
-        backoff_s: The pause after the first failure; twice as long after each.
-        limit_s: How long one extraction may take; then it counts as failed.
-
-    Raises:
-        ConfigurationError: A number is none that it can be.
+        backoff_s: The pause after the first failure; it doubles after each.
+        limit_s: An extraction that takes longer fails.
     """
 
     delay_s: float | None = 30.0
@@ -70,13 +68,13 @@ class Job:
     Attributes:
         thread_id: The thread.
         namespace: Where its memories are kept.
-        state: `"waiting"` for a pause of the conversation, `"due"`, `"retrying"` after a failure,
-            `"dead"`: given up until something new is said or `retry` is called, `"done"`.
-        attempts: How many extractions failed since something was said last.
+        state: `"waiting"` for a pause of the conversation, `"due"`, `"running"`, `"retrying"` after
+            a failure, `"dead"`: given up until there is a new message, `"done"`.
+        attempts: How many extractions failed since the newest message.
         error: Why the last one failed.
-        at: When it is due, or was done (UTC); None: by cron or by hand only.
-        configurable: What of the run's config fills in the namespace.
-        report: What came of it, if it is done; see `ExtractionReport`.
+        at: When it is due, or was done (UTC); None: only by cron or by hand.
+        configurable: The values of the run's config that fill in the namespace.
+        report: The result, if it is done; see `ExtractionReport`.
     """
 
     thread_id: str
@@ -90,7 +88,7 @@ class Job:
 
     @property
     def key(self) -> str:
-        """Names the thread and the namespace."""
+        """A hash of the thread and the namespace."""
         return sha256(orjson.dumps([*self.namespace, self.thread_id])).hexdigest()[:24]
 
     @property
@@ -108,17 +106,14 @@ class Job:
 
 
 class DueThreads:
-    """The threads with something that an extraction has not read yet.
+    """The threads with messages that an extraction has not read yet.
 
-    It remembers what was settled, so that a look costs what changed since the one before.
+    It remembers the unread threads between calls, so each call asks only for later activity.
 
     Args:
         extraction: Of a perdure checkpointer.
-        pace: When what is due.
-        defaults: What a run's `configurable` says where it says nothing: `{"user_id": "local"}`.
-
-    Raises:
-        ConfigurationError: The checkpointer cannot be asked for active threads.
+        pace: When threads are due.
+        defaults: Values for runs whose `configurable` lacks them: `{"user_id": "local"}`.
     """
 
     def __init__(
@@ -131,51 +126,54 @@ class DueThreads:
             "one of perdure, which lists active threads: SQLiteCheckpointer.open(path)",
         )
         self._extraction, self._pace, self._defaults = extraction, pace, dict(defaults or {})
-        self._open: dict[str, tuple[ThreadHead, datetime]] = {}  # with when it was first seen
+        self._unread: dict[str, tuple[ThreadHead, datetime]] = {}  # and when each was first seen
         self._since: datetime | None = None
+        self._lock = threading.Lock()  # a worker's thread and a user's may call `jobs` at once
 
     def jobs(self) -> list[Job]:
-        """The threads that are not settled, whatever their state."""
-        self._look()
-        asked = {id: self._asked(head) for id, (head, _) in self._open.items()}
-        for thread_id in [id for id, found in asked.items() if found is None]:
-            del self._open[thread_id]  # another extraction's
-        places = {id: found for id, found in asked.items() if found is not None}
-        marks = run(self._marks([(namespace, id) for id, (namespace, _) in places.items()]))
-        jobs, now = [], datetime.now(UTC)
-        for (thread_id, (namespace, given)), mark in zip(places.items(), marks, strict=True):
-            head, seen = self._open[thread_id]
-            if mark.checkpoint_id == head.checkpoint_id:
-                del self._open[thread_id]
-                continue
-            state, at = standing(self._pace, head, mark, seen, now)
-            tried = mark.failed_head == head.checkpoint_id
-            told = (mark.attempts, mark.error) if tried else (0, "")
-            jobs.append(Job(thread_id, namespace, state, *told, at, given))
-        return jobs
+        """The threads with unread messages, in any state but `"done"`."""
+        with self._lock:
+            self._refresh()
+            places = {id: self._place(head) for id, (head, _) in self._unread.items()}
+            for thread_id in [id for id, place in places.items() if place is None]:
+                del self._unread[thread_id], places[thread_id]  # another extraction's
+            found = [(id, *place) for id, place in places.items() if place is not None]
+            adapter, name = self._extraction.adapter(), self._extraction.extractor.name
+            marks = run(watermarks(adapter, [(space, id) for id, space, _ in found], name))
+            jobs, now = [], datetime.now(UTC)
+            for (thread_id, namespace, given), mark in zip(found, marks, strict=True):
+                head, seen = self._unread[thread_id]
+                if mark.checkpoint_id == head.checkpoint_id:
+                    del self._unread[thread_id]
+                    continue
+                state, at = standing(self._pace, head, mark, seen, now)
+                failed = mark.failed_head == head.checkpoint_id
+                failure = (mark.attempts, mark.error) if failed else (0, "")
+                jobs.append(Job(thread_id, namespace, state, *failure, at, given))
+            return jobs
 
     def job(self, thread_id: str, config: RunnableConfig | None) -> Job:
-        """The job of one thread, asked for by hand.
+        """The job of one thread; without a config, that of the thread's last run is taken.
 
         Raises:
-            InvalidConfig: Neither the config nor the thread's last run fills in the namespace.
+            InvalidConfig: The config does not fill in the namespace.
             UnknownThread: There is no such thread.
         """
         given = dict((config or {}).get("configurable", {}))
         if config is None:
             [head] = self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
             given = dict(head.metadata)
-        wanted = self._configurable({**self._defaults, **given})
+        wanted = self._configurable(given)
         namespace = namespace_of(self._extraction.namespace, {"configurable": wanted})
         return Job(thread_id, namespace, "due", configurable=wanted)
 
-    def _look(self) -> None:
-        """Note the threads that were written to since the last look."""
+    def _refresh(self) -> None:
+        """Add the threads that were written to since the last call."""
         begun = datetime.now(UTC)
         for head in self._heads():
-            _, seen = self._open.get(head.thread_id, (head, min(begun, head.updated_at)))
+            _, seen = self._unread.get(head.thread_id, (head, min(begun, head.updated_at)))
             if head.checkpoint_id is not None:
-                self._open[head.thread_id] = head, seen
+                self._unread[head.thread_id] = head, seen
         self._since = begun - _MARGIN
 
     def _heads(self) -> Iterator[ThreadHead]:
@@ -184,34 +182,23 @@ class DueThreads:
             yield from page
             after = page[-1].thread_id
 
-    def _asked(self, head: ThreadHead) -> tuple[Namespace, dict[str, str]] | None:
-        """Where a thread's memories belong, and what says so; None: not into our namespaces."""
-        given = self._configurable({**self._defaults, **head.metadata})
+    def _place(self, head: ThreadHead) -> tuple[Namespace, dict[str, str]] | None:
+        """The namespace of a thread's memories, and its values; None: the values do not fill it."""
+        given = self._configurable(head.metadata)
         try:
             return namespace_of(self._extraction.namespace, {"configurable": given}), given
         except (InvalidConfig, ConfigurationError):
             return None
 
     def _configurable(self, given: Mapping[str, Any]) -> dict[str, str]:
-        names = self._extraction.namespace.names
-        return {name: given[name] for name in names if isinstance(given.get(name), str)}
-
-    def _marks(self, places: list[tuple[Namespace, str]]) -> Effects[list[Watermark]]:
-        return watermarks(self._extraction.adapter(), places, self._extraction.extractor.name)
+        values, names = {**self._defaults, **given}, self._extraction.namespace.names
+        return {name: values[name] for name in names if isinstance(values.get(name), str)}
 
 
 def standing(
     pace: Pace, head: ThreadHead, mark: Watermark, seen: datetime, now: datetime
 ) -> tuple[State, datetime | None]:
-    """How it stands with a thread that is not extracted up to its head, and when it is due.
-
-    Args:
-        pace: When what is due.
-        head: Of the thread.
-        mark: The watermark of the extractor.
-        seen: Since when it is known that there is something to extract.
-        now: The present.
-    """
+    """The state of a thread with unread messages, first seen at `seen`, and when it is due."""
     if mark.failed_at is not None and mark.failed_head == head.checkpoint_id:
         if mark.attempts > pace.retries:
             return "dead", None

@@ -1,7 +1,7 @@
 """The queue of background extraction: jobs as workflows of DBOS, in SQLite or Postgres.
 
-DBOS hands each job to one worker, and recovers what a killed worker had when that is started again
-under its name. Importing this takes a second: it imports DBOS.
+DBOS gives each job to one worker, and recovers the jobs of a killed worker when it starts again
+under the same name. Importing this module takes a second: it imports DBOS.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ except ImportError as exc:
         'background extraction needs DBOS: pip install "perdure[background]"'
     ) from exc
 
-EXTRACT: Final = "perdure.extract"
-EXTRACT_ALL: Final = "perdure.extract_all"
-QUEUE: Final = "perdure.extraction"
-VERSION: Final = "2"  # of what workflows take; DBOS gives a job to workers of its own version only
-SCHEMA: Final = "perdure"  # where in a Postgres database the tables are
+_EXTRACT: Final = "perdure.extract"
+_EXTRACT_ALL: Final = "perdure.extract_all"
+_QUEUE: Final = "perdure.extraction"
+_VERSION: Final = "2"  # of the workflows; DBOS gives a job to workers of its version only
+_SCHEMA: Final = "perdure"  # of the tables in a Postgres database
 _POSTGRES: Final = ("postgresql://", "postgres://")
 _POLL_S: Final = 0.25
 _CONNECTIONS: Final = 6  # of DBOS's own threads
-_DONE: Final = 1_000  # jobs that are done, of those that are listed
-_KEPT: Final = timedelta(days=1)  # for how long they are
+_DONE: Final = 1_000  # jobs that are listed as done
+_KEPT: Final = timedelta(days=1)  # how long ended jobs are kept
 
 
 class StoppedEarly(Exception):
@@ -49,31 +49,21 @@ class StoppedEarly(Exception):
 
 
 class Work(NamedTuple):
-    """What a worker does.
+    """The functions of a worker: one extracts a thread, the other puts all threads on the queue.
 
-    Attributes:
-        extract: Extracts a thread, of all of it with `True`; returns what came of it.
-        extract_all: Puts all that is not extracted on the queue; returns how much that is.
-        tries: How often what was cut off is recovered.
+    A job that was cut off is recovered `tries` times.
     """
 
-    extract: Callable[[Job, bool], dict[str, Any]]
+    extract: Callable[[Job], dict[str, Any]]
     extract_all: Callable[[], int]
     tries: int
 
 
-_working: list[Work] = []  # of this process, at most one
+_working: list[Work] = []  # at most one in a process
 
 
 class JobQueue:
-    """The jobs on the queue, for whoever puts some there, looks, or works.
-
-    Args:
-        database: A file, or `"postgresql://…"`; None: a temporary file.
-
-    Raises:
-        StorageUnavailable: The database cannot be reached.
-    """
+    """The queue in a file or at `"postgresql://…"`; None: in a temporary file."""
 
     def __init__(self, database: str | None) -> None:
         self._stack = ExitStack()
@@ -81,13 +71,13 @@ class JobQueue:
         try:
             self._url, self._locks = _places(database, self._stack)
             with _mapped("opened"):
-                DBOS.migrate(self._url, schema=SCHEMA)
+                DBOS.migrate(self._url, schema=_SCHEMA)
                 self._client = DBOSClient(
                     system_database_url=self._url,
-                    dbos_system_schema=SCHEMA,
+                    dbos_system_schema=_SCHEMA,
                     serializer=DBOSPortableJSONSerializer(),
                     system_database_pool_size=3,
-                    application_name=SCHEMA,
+                    application_name=_SCHEMA,
                     retry_connection_errors=False,
                 )
             self._stack.callback(self._client.destroy)
@@ -96,19 +86,19 @@ class JobQueue:
             raise
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._stack.close()
 
-    def put(self, job: Job, *, anew: bool = False) -> None:
+    def put(self, job: Job) -> None:
         """Put a job on the queue, unless it is there."""
         options: Any = {
-            "workflow_name": EXTRACT,
-            "queue_name": QUEUE,
-            "deduplication_id": job.key + anew * "-anew",
+            "workflow_name": _EXTRACT,
+            "queue_name": _QUEUE,
+            "deduplication_id": job.key,
             "duplication_policy": "return-existing",
-            "app_version": VERSION,
+            "app_version": _VERSION,
         }
-        given = job.thread_id, list(job.namespace), dict(job.configurable), anew
+        given = job.thread_id, list(job.namespace), dict(job.configurable)
         with _mapped("written"):
             self._client.enqueue(options, *given)
 
@@ -118,21 +108,17 @@ class JobQueue:
         return {str(each.deduplication_id): each.status == "PENDING" for each in found}
 
     def done(self) -> list[Job]:
-        """The jobs that were done lately, oldest first."""
+        """The jobs that were done within a day, oldest first."""
         jobs = []
         for each in self._listed("SUCCESS", sort_desc=True, limit=_DONE, load_input=False):
             if isinstance(each.output, dict) and "report" in each.output and each.completed_at:
-                told = {**each.output, "namespace": tuple(each.output["namespace"])}
+                result = {**each.output, "namespace": tuple(each.output["namespace"])}
                 at = datetime.fromtimestamp(each.completed_at / 1e3, UTC)
-                jobs.append(Job(**told, state="done", at=at))
+                jobs.append(Job(**result, state="done", at=at))
         return jobs[::-1]
 
-    def take_back(self, limit_s: float) -> list[Job]:
-        """Take from the queue what workers had that are gone, and what ended every worker.
-
-        Args:
-            limit_s: After how long a worker of another machine is taken to be gone.
-        """
+    def take_lost(self, limit_s: float) -> list[Job]:
+        """Take jobs of ended workers from the queue; on other machines, jobs over the limit."""
         before = time.time() - limit_s
         lost = [
             each
@@ -142,17 +128,17 @@ class JobQueue:
         ]
         with _mapped("written"):
             self._client.cancel_workflows([each.workflow_id for each in lost])
-        return [_job(each) for each in lost]
+        return _jobs(lost)
 
-    def fatal(self) -> list[Job]:
-        """Take from the queue what was recovered too often."""
+    def take_fatal(self) -> list[Job]:
+        """Take the jobs from the queue that were recovered too often."""
         found = self._listed("MAX_RECOVERY_ATTEMPTS_EXCEEDED")
         if found:
             self._delete(found)
-        return [_job(each) for each in found]
+        return _jobs(found)
 
     def forget(self) -> None:
-        """Delete what ended long ago."""
+        """Delete jobs that ended long ago."""
         before = (datetime.now(UTC) - _KEPT).isoformat()
         ended = ["SUCCESS", "ERROR", "CANCELLED"]
         old = self._listed(ended, completed_before=before, load_input=False, load_output=False)
@@ -160,21 +146,17 @@ class JobQueue:
             self._delete(old)
 
     def every(self, cron: str | None, timezone: str | None) -> None:
-        """Put all that is not extracted on the queue by the clock; None: not any more.
-
-        Raises:
-            ConfigurationError: The expression, or the time zone, is malformed.
-        """
+        """Call `extract_all` on a schedule; None: end the schedule."""
         schedule: Any = {
-            "schedule_name": EXTRACT_ALL,
-            "workflow_name": EXTRACT_ALL,
+            "schedule_name": _EXTRACT_ALL,
+            "workflow_name": _EXTRACT_ALL,
             "schedule": cron,
             "cron_timezone": timezone,
-            "application_name": SCHEMA,
+            "application_name": _SCHEMA,
         }
         with _mapped("written"):
             if cron is None:
-                self._client.delete_schedule(EXTRACT_ALL)
+                self._client.delete_schedule(_EXTRACT_ALL)
                 return
             try:
                 self._client.apply_schedules([schedule])
@@ -186,18 +168,13 @@ class JobQueue:
 
     @contextmanager
     def working(self, workers: int, work: Work) -> Iterator[None]:
-        """Work in this process, until the context ends.
-
-        Raises:
-            ConfigurationError: This process runs DBOS already.
-            StorageUnavailable: DBOS refuses the database.
-        """
+        """Work in this process until the context ends."""
         with ExitStack() as stack:
             name = self._slot(stack)
             with _mapped("opened"):
                 if not _working:
                     DBOS(config=self._config(name, workers))
-                if _working or DBOS.executor_id != name:  # DBOS(…) gives the one that is there
+                if _working or DBOS.executor_id != name:  # DBOS(…) returns one that exists
                     raise ConfigurationError(
                         "this process runs DBOS already, and it can be run once only; stop the "
                         "other, or make this Background with work=False and run `perdure worker`"
@@ -206,22 +183,22 @@ class JobQueue:
                 _working.append(work)
                 stack.callback(_working.clear)
                 self._client.register_queue(
-                    QUEUE, worker_concurrency=workers, polling_interval_sec=_POLL_S
+                    _QUEUE, worker_concurrency=workers, polling_interval_sec=_POLL_S
                 )
-                DBOS.workflow(name=EXTRACT, max_recovery_attempts=work.tries)(_extract)
-                DBOS.workflow(name=EXTRACT_ALL, max_recovery_attempts=work.tries)(_extract_all)
-                DBOS.listen_queues([QUEUE])
+                DBOS.workflow(name=_EXTRACT, max_recovery_attempts=work.tries)(_extract)
+                DBOS.workflow(name=_EXTRACT_ALL, max_recovery_attempts=work.tries)(_extract_all)
+                DBOS.listen_queues([_QUEUE])
                 DBOS.launch()
             yield
 
     def _config(self, name: str, workers: int) -> Any:
         return {
-            "name": SCHEMA,
+            "name": _SCHEMA,
             "system_database_url": self._url,
-            "dbos_system_schema": SCHEMA,
+            "dbos_system_schema": _SCHEMA,
             "sys_db_pool_size": workers + _CONNECTIONS,
             "serializer": DBOSPortableJSONSerializer(),
-            "application_version": VERSION,
+            "application_version": _VERSION,
             "executor_id": name,
             "log_level": "ERROR",
             "notification_listener_polling_interval_sec": _POLL_S,
@@ -229,7 +206,7 @@ class JobQueue:
         }
 
     def _slot(self, stack: ExitStack) -> str:
-        """The first name of a worker of this machine that no process has."""
+        """The first worker's name of this machine that no process has locked."""
         number = 0
         while True:
             lock = FileLock(f"{self._locks}.worker-{number}", thread_local=False)
@@ -241,7 +218,7 @@ class JobQueue:
                 return f"{socket.gethostname()}/{number}"
 
     def _is_alive(self, worker: str) -> bool:
-        """Whether a process of this machine has a worker's name; of another machine it may."""
+        """Whether a process has a worker's name; on another machine it is taken to have it."""
         host, _, number = worker.rpartition("/")
         if host != socket.gethostname():
             return True
@@ -254,7 +231,7 @@ class JobQueue:
     def _listed(self, status: str | list[str], **options: Any) -> list[WorkflowStatus]:
         with _mapped("read"):
             return self._client.list_workflows(
-                status=status, name=EXTRACT, application_name=SCHEMA, **options
+                status=status, name=_EXTRACT, application_name=_SCHEMA, **options
             )
 
     def _delete(self, found: list[WorkflowStatus]) -> None:
@@ -262,32 +239,24 @@ class JobQueue:
             self._client.delete_workflows([each.workflow_id for each in found])
 
 
-def _extract(
-    thread_id: str, namespace: list[str], configurable: dict[str, str], anew: bool
-) -> dict[str, Any]:
-    job = Job(thread_id, tuple(namespace), "running", configurable=configurable)
-    return _working[0].extract(job, anew)
+def _extract(thread_id: str, namespace: list[str], configurable: dict[str, str]) -> dict[str, Any]:
+    return _working[0].extract(_job(thread_id, namespace, configurable))
 
 
 def _extract_all(scheduled_at: datetime, context: Any) -> int:
     return _working[0].extract_all()
 
 
-def _job(status: WorkflowStatus) -> Job:
-    thread_id, namespace, configurable, _ = (status.input or {"args": ()})["args"]
+def _job(thread_id: str, namespace: list[str], configurable: dict[str, str]) -> Job:
     return Job(thread_id, tuple(namespace), "running", configurable=configurable)
 
 
+def _jobs(found: list[WorkflowStatus]) -> list[Job]:
+    return [_job(*(each.input or {"args": ()})["args"]) for each in found]
+
+
 def place_of(given: Any, store: Any) -> str | None:
-    """The database of a queue: a path or a URL of Postgres; None: nowhere that lasts.
-
-    Args:
-        given: A file or a URL; None: a file beside the store's.
-        store: The store of the memories.
-
-    Raises:
-        ConfigurationError: It is something else.
-    """
+    """The given file or URL, else a file beside the store's; None: there is none."""
     if given is None:
         path = getattr(getattr(store, "database", None), "path", None)
         return f"{path}.jobs" if isinstance(path, str) and path != ":memory:" else None
@@ -302,7 +271,7 @@ def place_of(given: Any, store: Any) -> str | None:
 
 
 def _places(database: str | None, stack: ExitStack) -> tuple[str, str]:
-    """The URL of the database, and what the names of its workers' lock files begin with."""
+    """The URL of the database, and the prefix of its workers' lock files."""
     if database is not None and database.startswith(_POSTGRES):
         name = sha256(database.encode()).hexdigest()[:16]
         return database, os.path.join(tempfile.gettempdir(), f"perdure-{name}")
@@ -314,7 +283,7 @@ def _places(database: str | None, stack: ExitStack) -> tuple[str, str]:
 
 @contextmanager
 def _mapped(done: str) -> Iterator[None]:
-    """Turn what DBOS and its driver raise into what perdure raises."""
+    """Raise errors of DBOS and its driver as perdure's."""
     try:
         yield
     except (SQLAlchemyError, dbos_errors.DBOSException) as exc:
@@ -323,7 +292,7 @@ def _mapped(done: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep DBOS from adding a log handler of its own, and from logging what is no fault."""
+    """Keep DBOS from adding a log handler, and from logging what is no fault."""
     dbos, silent = logging.getLogger("dbos"), logging.NullHandler()
     level = dbos.level
 

@@ -9,7 +9,7 @@ import pytest
 
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory.background import Background
-from tests.memory.background_runs import PATIENCE_S, Runs, config_of, state_of, until
+from tests.memory.background_runs import PATIENCE_S, Runs, state_of, until
 
 
 @pytest.fixture(scope="module")
@@ -94,21 +94,6 @@ def test_an_error_that_stays_is_not_tried_again(runs: Runs, background: Backgrou
     until(lambda: state_of(background, "e") == "done")
 
     assert (dead.attempts, dead.error) == (2, "ConfigurationError: no such model")
-
-
-def test_a_thread_is_extracted_anew(runs: Runs, background: Background) -> None:
-    """What was extracted by then is extracted once more, and is the same memories."""
-    runs.say("j")
-    until(lambda: state_of(background, "j") == "done")
-    background.extract_now("j", config_of("j"), anew=True)
-    until(lambda: len([job for job in runs.told if job.thread_id == "j"]) > 1)
-    reports = [job.report or {} for job in runs.told if job.thread_id == "j"]
-
-    assert [(each["messages"], each["added"], each["unchanged"]) for each in reports] == [
-        (2, 2, 0),
-        (2, 0, 2),
-    ]
-    assert len(runs.memories("j")) == 2
 
 
 def test_what_is_said_meanwhile_is_extracted_too(runs: Runs, background: Background) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from perdure.checkpointers import ThreadHead
 from perdure.errors import ConfigurationError
+from perdure.memory import due
 from perdure.memory.due import DueThreads, Pace, standing
 from perdure.memory.extraction import Extraction
-from perdure.memory.watermarks import Watermark
+from perdure.memory.watermarks import Watermark, watermarks
 from perdure.stores import SQLiteStore
 from tests.memory.background_runs import Runs, config_of
 
@@ -66,12 +69,12 @@ def test_failures_are_repeated_ever_later_and_then_no_more() -> None:
 
 def test_threads_of_all_users_are_found_until_they_are_extracted(runs: Runs) -> None:
     """Whose they are stands in the metadata of the head; a new message makes a thread due again."""
-    due = DueThreads(runs.extraction, Pace(0))
+    threads = DueThreads(runs.extraction, Pace(0))
     for user in ("ann", "bo"):
         config = config_of(f"of {user}")
         config["configurable"]["user_id"] = user
         runs.graph.invoke({"messages": [HumanMessage("My cat is called Tom.")]}, config)
-    found = {job.thread_id: job for job in due.jobs()}
+    found = {job.thread_id: job for job in threads.jobs()}
 
     assert {name: job.namespace for name, job in found.items()} == {
         "of ann": ("memories", "ann"),
@@ -79,9 +82,9 @@ def test_threads_of_all_users_are_found_until_they_are_extracted(runs: Runs) -> 
     }
     for job in found.values():
         runs.extraction.extract(job.thread_id, job.config)
-    assert [] == due.jobs() == DueThreads(runs.extraction, Pace(0)).jobs()
+    assert [] == threads.jobs() == DueThreads(runs.extraction, Pace(0)).jobs()
     runs.say("of ann")
-    assert [job.thread_id for job in due.jobs()] == ["of ann"]
+    assert [job.thread_id for job in threads.jobs()] == ["of ann"]
 
 
 def test_threads_that_name_no_user(runs: Runs) -> None:
@@ -101,6 +104,36 @@ def test_another_extractions_threads_are_left_alone(runs: Runs) -> None:
 
     assert DueThreads(runs.extraction, Pace(0)).jobs() == []
     assert [job.namespace for job in DueThreads(other, Pace(0)).jobs()] == [("notes", "ann")]
+
+
+def test_two_threads_may_ask_at_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One waits for the other, also if threads are extracted meanwhile."""
+    names = [f"t{number}" for number in range(8)]
+    for name in names:
+        runs.say(name)
+    threads = DueThreads(runs.extraction, Pace(0))
+    inside, most = 0, 0
+
+    def watched(*args: Any) -> Any:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.01)
+        found = yield from watermarks(*args)
+        inside -= 1
+        return found
+
+    monkeypatch.setattr(due, "watermarks", watched)
+    with ThreadPoolExecutor(4) as pool:
+        asked = []
+        for name in names:
+            asked += [pool.submit(threads.jobs) for _ in range(3)]
+            runs.extraction.extract(name, config_of(name))
+        left = [{job.thread_id for job in each.result()} for each in asked]
+
+    assert most == 1
+    assert all(each <= {*names} for each in left)
+    assert threads.jobs() == []
 
 
 @pytest.mark.parametrize(
