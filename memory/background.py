@@ -93,7 +93,6 @@ class Background:
 
         Raises:
             ConfigurationError: This process runs DBOS already.
-            StorageUnavailable: The queue's database cannot be reached.
         """
         with self._lock:
             if self.work and not self._works:
@@ -146,11 +145,6 @@ class Background:
         Args:
             thread_id: The thread.
             config: Of a run on it; None: that of its last run.
-
-        Raises:
-            InvalidConfig: The config does not fill in the namespace.
-            UnknownThread: There is no such thread, and no config.
-            StorageError: The checkpointer, or the queue's database, refuses.
         """
         self._opened().put(self._due.job(thread_id, config))
 
@@ -162,10 +156,6 @@ class Background:
         Args:
             cron: Five fields, `"0 3 * * *"`; None: end the schedule.
             timezone: Like `"Europe/Berlin"`; None: UTC.
-
-        Raises:
-            ConfigurationError: It is malformed.
-            StorageUnavailable: The queue's database cannot be reached.
         """
         self._opened().every(cron, timezone)
 
@@ -181,11 +171,7 @@ class Background:
         return self._due.jobs()
 
     def jobs(self, state: State | None = None) -> list[Job]:
-        """The threads with unread messages, and those that were extracted within a day.
-
-        Args:
-            state: Only the jobs in that state; `"dead"`: those that were given up.
-        """
+        """The threads with unread messages, and those extracted within a day; or one state's."""
         if state is not None:
             choice("state", state, STATES)
         queue = self._opened()
@@ -321,9 +307,7 @@ class Background:
 def run_worker(background: Background, *, timeout_s: float = 30.0) -> None:
     """Work until SIGINT or SIGTERM; call it in the main thread.
 
-    Args:
-        background: Started and stopped by this function.
-        timeout_s: How long to wait, at the end, for running extractions.
+    At the end it waits for running extractions, up to the timeout.
     """
     if not background.work:
         raise ConfigurationError("the Background has work=False; a worker needs one that works")

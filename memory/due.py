@@ -65,26 +65,18 @@ class Pace:
 class Job:
     """The extraction of one thread.
 
-    Attributes:
-        thread_id: The thread.
-        namespace: Where its memories are kept.
-        state: `"waiting"` for a pause of the conversation, `"due"`, `"running"`, `"retrying"` after
-            a failure, `"dead"`: given up until there is a new message, `"done"`.
-        attempts: How many extractions failed since the newest message.
-        error: Why the last one failed.
-        at: When it is due, or was done (UTC); None: only by cron or by hand.
-        configurable: The values of the run's config that fill in the namespace.
-        report: The result, if it is done; see `ExtractionReport`.
+    Its state is `"waiting"` for a pause of the conversation, `"due"`, `"running"`, `"retrying"`
+    after a failure, `"dead"`: given up until there is a new message, or `"done"`.
     """
 
     thread_id: str
-    namespace: Namespace
+    namespace: Namespace  # of its memories
     state: State
-    attempts: int = 0
-    error: str = ""
-    at: datetime | None = None
-    configurable: Mapping[str, str] = field(default_factory=dict, repr=False)
-    report: Mapping[str, Any] | None = None
+    attempts: int = 0  # extractions that failed since the newest message
+    error: str = ""  # of the last of them
+    at: datetime | None = None  # when it is due, or was done; None: only by cron or by hand
+    configurable: Mapping[str, str] = field(default_factory=dict, repr=False)  # of the run
+    report: Mapping[str, Any] | None = None  # the `ExtractionReport`, if it is done
 
     @property
     def key(self) -> str:

@@ -40,16 +40,7 @@ Reads = Callable[[Watermark], Effects[ThreadHistory]]
 
 @dataclass(frozen=True, slots=True)
 class ExtractionReport:
-    """The result of an extraction.
-
-    Attributes:
-        thread_id: The thread.
-        messages: How many messages were read.
-        added: How many memories were added; the other changes likewise, see `Outcome`.
-        refused: How many memories were refused, by check or reason.
-        usage: The calls of the model.
-        batches: How many transactions were written.
-    """
+    """The result of an extraction: how many messages were read, and memories changed."""
 
     thread_id: str
     messages: int = 0
@@ -59,9 +50,9 @@ class ExtractionReport:
     deleted: int = 0
     unchanged: int = 0
     quarantined: int = 0
-    refused: Mapping[str, int] = field(default_factory=dict)
+    refused: Mapping[str, int] = field(default_factory=dict)  # by check, else by reason
     usage: Usage = field(default_factory=Usage)
-    batches: int = 0
+    batches: int = 0  # transactions that were written
 
     def __str__(self) -> str:
         parts = [f"{self.thread_id}: {self.messages} messages read"]

@@ -51,15 +51,10 @@ _SECTIONS: Final = "sections"  # the first version could keep each field as an i
 
 
 class Origin(NamedTuple):
-    """Where a change comes from.
-
-    Attributes:
-        provenance: The provenance that is stored with it.
-        messages: The texts of users that a model's change rests on; None: a change by hand.
-    """
+    """Where a change comes from."""
 
     provenance: Provenance | None = None
-    messages: tuple[str, ...] | None = None
+    messages: tuple[str, ...] | None = None  # the users' texts it rests on; None: it is by hand
 
 
 class ProfilePlace(NamedTuple):
@@ -73,39 +68,23 @@ class ProfilePlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProfileState(Generic[M]):
-    """A profile as it is stored.
+    """A profile as it is stored."""
 
-    Attributes:
-        items: Its item; if the first version stored it in sections, these follow.
-        document: The stored document, else the defaults.
-        profile: The same by the schema; None: the schema does not accept it.
-        fault: Why not; "" if it does.
-    """
-
-    items: tuple[Memory, ...]
-    document: Document
-    profile: M | None
-    fault: str = ""
+    items: tuple[Memory, ...]  # its item; sections of the first version follow
+    document: Document  # the stored one, else the defaults
+    profile: M | None  # None: the schema does not accept it
+    fault: str = ""  # why not
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileVersion:
-    """A version of a profile.
-
-    Attributes:
-        document: The profile.
-        version: Counts from 1; None: the store keeps no versions.
-        change: `"patch"`, `"merge"` or `"set"`.
-        valid_from: Since when it is or was the present one (UTC).
-        valid_to: Until when; None: it is the present one.
-        provenance: The thread, checkpoint and messages that it comes from, as far as known.
-    """
+    """A version of a profile, and the change (patch, merge, set) that made it."""
 
     document: Document = field(repr=False)
-    version: int | None
+    version: int | None  # None: the store keeps no versions
     change: str
     valid_from: datetime | None
-    valid_to: datetime | None
+    valid_to: datetime | None  # None: it is the present one
     provenance: Provenance | None
 
 
@@ -177,12 +156,7 @@ class Profile(Generic[M]):
         return versions
 
     def _patch(self, operations: Any, config: RunnableConfig | None = None) -> Effects[M]:
-        """Apply a JSON Patch (RFC 6902), and return the profile.
-
-        Args:
-            operations: Like `[{"op": "add", "path": "/likes/-", "value": "tea"}]`.
-            config: Of the run.
-        """
+        """Apply a JSON Patch (RFC 6902), and return the profile."""
         wanted = operations_of(operations)
         return (yield from self._change("patch", lambda old: patched(old, wanted), config))
 
@@ -260,11 +234,9 @@ class Profile(Generic[M]):
     def planning(
         self, place: ProfilePlace, operations: Sequence[Document], seen: Document
     ) -> Effects[list[PutItem]]:
-        """The puts of a model's patch, which was made for the document `seen`.
+        """The puts of a model's patch, made for the document `seen`.
 
-        Raises:
-            InvalidPatch: See `Profile`.
-            VersionConflict: A field that the patch concerns was changed since.
+        A `VersionConflict` if a field that it concerns was changed since.
         """
         wanted = operations_of(operations)
         state = yield from self.reading(place)

@@ -36,23 +36,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Messages that an extractor reads together.
-
-    Attributes:
-        thread_id: Their thread.
-        checkpoint_id: The checkpoint at which the thread was read.
-        messages: The messages, in order, each with its position.
-        before: The messages just before them, as context.
-        shown: The system messages of the thread.
-        edited: Ids of messages that were read before, and edited since.
-    """
+    """Messages that an extractor reads together."""
 
     thread_id: str
-    checkpoint_id: str | None
-    messages: Sequence[ThreadMessage]
-    before: Sequence[ThreadMessage] = ()
-    shown: tuple[str, ...] = ()
-    edited: frozenset[str] = frozenset()
+    checkpoint_id: str | None  # at which the thread was read
+    messages: Sequence[ThreadMessage]  # in order, each with its position
+    before: Sequence[ThreadMessage] = ()  # those just before, as context
+    shown: tuple[str, ...] = ()  # the system messages of the thread
+    edited: frozenset[str] = frozenset()  # ids of messages that were read before, and edited since
 
     def source(self, messages: Sequence[ThreadMessage]) -> Provenance:
         """The provenance of a memory that rests on these messages, at least one."""
@@ -108,17 +99,12 @@ Plan = Callable[[Gate], Effects[Planned]]
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The changes that an extractor proposes.
-
-    Attributes:
-        plans: Other items to be written with the memories: a profile, instructions.
-        outcomes: What the extractor refused itself.
-    """
+    """The changes that an extractor proposes."""
 
     additions: Sequence[Addition] = ()
     revisions: Sequence[Revision] = ()
-    plans: Sequence[Plan] = ()
-    outcomes: Sequence[Outcome] = ()
+    plans: Sequence[Plan] = ()  # of other items: a profile, instructions
+    outcomes: Sequence[Outcome] = ()  # what the extractor refused itself
     usage: Usage = field(default_factory=Usage)
 
 

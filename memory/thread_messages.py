@@ -36,18 +36,12 @@ REMEMBER: Final = "remember"
 
 @dataclass(frozen=True, slots=True)
 class ThreadMessage:
-    """A message of a thread.
-
-    Attributes:
-        id: The message's id; if it has none, a hash of its text.
-        position: Its place in the thread, which a watermark gives it.
-        at: Its time (UTC); None: not known.
-    """
+    """A message of a thread."""
 
     message: BaseMessage
-    id: str
-    position: int | None = None
-    at: datetime | None = None
+    id: str  # the message's own, else a hash of its text
+    position: int | None = None  # in the thread, given by a watermark
+    at: datetime | None = None  # None: not known
 
     @property
     def text(self) -> str:
@@ -115,13 +109,7 @@ def history_of_state(
 def read_history(
     saver: Any, thread_id: str, channel: str = "messages", known: Collection[str] = ()
 ) -> Effects[ThreadHistory]:
-    """Read the messages of a thread.
-
-    Args:
-        saver: Its checkpointer.
-        thread_id: The thread.
-        channel: The channel of the messages.
-        known: Ids of messages whose times are not needed.
+    """Read the messages of a thread; the times of known ones, by id, are not needed.
 
     Raises:
         UnknownThread: There is no such thread.
@@ -186,11 +174,9 @@ def _checkpoints(saver: Any, thread_id: str, limit: int | None) -> Effects[list[
 
 
 def _latest(versions: Iterable[tuple[ThreadMessage, bool]]) -> list[ThreadMessage]:
-    """Each message once, at its first place, in its present version.
+    """Each message once, at its first place; `versions` tell whether the state has them.
 
-    Args:
-        versions: All in order, each with whether the state has it. If the state has a shortened
-            version of a message, or none, the last whole version is taken.
+    If the state has a shortened version of a message, or none, the last whole version is taken.
     """
     found: dict[str, ThreadMessage] = {}
     settled: set[str] = set()

@@ -34,17 +34,11 @@ _LOG: Final = logging.getLogger("perdure")
 
 @dataclass(frozen=True, slots=True)
 class ProfileUpdate:
-    """The result of an update.
+    """The result of an update."""
 
-    Attributes:
-        outcomes: For each profile that the model changed: `"updated"` or `"unchanged"`.
-        usage: The calls of the model.
-        fault: Why the update failed; "" if it did not.
-    """
-
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()  # of each profile that the model changed
     usage: Usage = field(default_factory=Usage)
-    fault: str = ""
+    fault: str = ""  # why the update failed, if it did
 
 
 class UpdateProfile(Learner):
@@ -90,8 +84,6 @@ class UpdateProfile(Learner):
         Raises:
             ModelFailed: With `on_failure="raise"`: the model gave no patch that can be applied.
             VersionConflict: Likewise: others changed the profile, again and again.
-            ConfigurationError: There is no store, or the config does not fill the templates.
-            StorageError: The store refuses.
         """
         messages = checked(messages, "the messages")
         place = self._extractor.profiles[0].place(config)

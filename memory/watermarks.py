@@ -34,33 +34,19 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """Up to which message an extractor has read a thread.
-
-    Attributes:
-        extractor: The extractor's name.
-        known: The newest messages that were read, by position.
-        count: How many were read in all.
-        next: The position of the next message.
-        checkpoint_id: The head at which all of the thread was read; a thread with another is due.
-        version: Of the note, for compare-and-swap; 0: no note; None: the store has no versions.
-        attempts: How many extractions have failed in a row.
-        failed_at: When the last of them failed (UTC).
-        failed_head: The checkpoint at the thread's head then.
-        error: Why it failed.
-        first: The watermark of perdure's first version, which holds for all extractors.
-    """
+    """Up to which message an extractor has read a thread, and how often it failed since."""
 
     extractor: str = TURNS
-    known: tuple[Known, ...] = ()
-    count: int = 0
-    next: int = 0
-    checkpoint_id: str | None = None
-    version: int | None = None
-    attempts: int = 0
-    failed_at: datetime | None = None
-    failed_head: str | None = None
+    known: tuple[Known, ...] = ()  # the newest messages that were read, by position
+    count: int = 0  # messages that were read in all
+    next: int = 0  # the position of the next message
+    checkpoint_id: str | None = None  # the head when all was read; with another, the thread is due
+    version: int | None = None  # of the note; 0: there is none; None: the store has no versions
+    attempts: int = 0  # extractions that failed in a row
+    failed_at: datetime | None = None  # when the last of them failed (UTC)
+    failed_head: str | None = None  # the head of the thread then
     error: str = ""
-    first: Mapping[str, Any] | None = None
+    first: Mapping[str, Any] | None = None  # of perdure's first version: holds for all extractors
 
     @property
     def ids(self) -> frozenset[str]:

@@ -247,10 +247,8 @@ def test_an_operation_that_makes_no_sense_is_refused_alone(
     at = scripted(facts(wrong, TEA))
     at.say(said("I like green tea."))
     report = at.extraction().extract("t", user())
-    [note] = store.search(("perdure", "formed", *ANN))
 
     assert (report.refused, report.added) == ({"model": 1}, 1)
-    assert "the operation" in note.value["refusals"][0]["reason"]
     assert texts(store, ("memories", "bo")) == ["Bo is rich."]
 
 
