@@ -56,13 +56,9 @@ class Background:
             machines. None: a file beside the store's. It is never encrypted, and has thread ids,
             namespaces and reports.
         workers: How many threads this process extracts at the same time.
-        work: Whether this process extracts; if not, it only lists and adds jobs.
+        work: Whether this process extracts, or only lists and adds jobs.
         defaults: Values for runs whose `configurable` lacks them, as `{"user_id": "me"}`.
         on_job: Called with each job that this process has done or failed.
-
-    Raises:
-        ConfigurationError: An argument is wrong.
-        MissingDependency: DBOS is not installed.
     """
 
     def __init__(

@@ -176,7 +176,7 @@ class Pipeline:
         while True:  # again if another was quicker
             mark = yield from self._mark(thread_id)
             history = yield from reads(mark)
-            new = yield from self._unread(mark, history)
+            new = mark.beyond(history)
             if not new and (mark.checkpoint_id != history.checkpoint_id or mark.attempts):
                 after = mark.advanced((), history.checkpoint_id)  # it is no longer due
                 with suppress(VersionConflict):
@@ -215,17 +215,6 @@ class Pipeline:
 
     def _put(self, mark: Watermark, thread_id: str) -> PutItem:
         return mark.put(self.scope.namespace, thread_id)
-
-    def _unread(self, mark: Watermark, history: ThreadHistory) -> Effects[list[ThreadMessage]]:
-        new = mark.beyond(history)
-        if new is not None:
-            return new
-        new = []  # no known message is left, as after a fork far back: look for the memories
-        for each in mark.placed(history.messages):
-            key = self.extractor.key(history.thread_id, each)
-            found = key and (yield from self.scope.adapter.got(self.scope.namespace, key))
-            new += [] if found else [each]
-        return new
 
     def _written(
         self,

@@ -142,10 +142,6 @@ class ModelExtractor:
                 return max(1, count)
         return len(messages)
 
-    def key(self, thread_id: str, message: ThreadMessage) -> str | None:
-        """The key of the message's turn, if turns are kept."""
-        return self.turns.key(thread_id, message) if self.turns is not None else None
-
     def proposing(self, batch: Batch, scope: Scope) -> Effects[Proposal]:
         """Ask the model; a `ModelFailed` if it gives no usable answer."""
         turns = Proposal()

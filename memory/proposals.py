@@ -128,10 +128,7 @@ class Extractor(Protocol):
         """How many of these messages, from the first on, make one batch; 1 or more."""
 
     def proposing(self, batch: Batch, scope: Scope) -> Effects[Proposal]:
-        """What to keep of a batch."""
-
-    def key(self, thread_id: str, message: ThreadMessage) -> str | None:
-        """The key of a memory that exists for sure once the message was read, if there is one."""
+        """The memories of a batch; the same messages may be read again, as with `anew`."""
 
 
 def _role(messages: Sequence[ThreadMessage]) -> Literal["user", "assistant", "tool", "system"]:

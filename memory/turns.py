@@ -69,10 +69,6 @@ class TurnExtractor:
                 revisions += [Revision(old.key, "deleted", empty) for old in stored[len(texts) :]]
         return Proposal(list(additions.values()), revisions, outcomes=outcomes)
 
-    def key(self, thread_id: str, message: ThreadMessage) -> str | None:
-        """The key of the message's memory; None: there is none."""
-        return turn_key(thread_id, message.id, 0) if self._is_kept(message) else None
-
     def _is_kept(self, message: ThreadMessage) -> bool:
         return bool(message.text) and message.role in ("user", "assistant")
 

@@ -53,18 +53,17 @@ class Watermark:
         """The ids of the known messages."""
         return frozenset(each.id for each in self.known)
 
-    def beyond(self, history: ThreadHistory) -> list[ThreadMessage] | None:
+    def beyond(self, history: ThreadHistory) -> list[ThreadMessage]:
         """The messages that are not yet read, or were edited since, with their positions.
 
         If more were read than are known, only messages after the oldest known one count as unread.
-        None: no known message is left in the thread, so the watermark cannot tell.
+        If no known message is left, as after a fork far back, all messages do.
         """
         known = {each.id: each for each in self.known}
         messages = self.placed(history.messages)
         first = next((i for i, each in enumerate(messages) if each.id in known), None)
-        if first is None:
-            return None if self.count else messages
-        first = first if self.count > len(self.known) else 0
+        if first is None or self.count == len(self.known):
+            first = 0
         return [each for each in messages[first:] if _is_new(each, known.get(each.id))]
 
     def placed(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:

@@ -280,10 +280,10 @@ def test_a_fork_is_formed_from_where_it_began(
     assert {"user: one", "user: two", "user: three"} == set(texts(store))
 
 
-def test_a_thread_that_was_forked_far_back_is_told_by_its_memories(
+def test_a_thread_that_was_forked_far_back_is_read_again(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
-    """Where the watermark names no message that is left, those that have memories are not new."""
+    """If the watermark names no message that is left, all are read, and no memory is made twice."""
     graph, extraction = graph_of(file_saver, answers=False), extraction_of(file_saver, store)
     say(graph, "t", "one")
     old = graph.get_state(on("t")).config
@@ -292,7 +292,7 @@ def test_a_thread_that_was_forked_far_back_is_told_by_its_memories(
     graph.invoke({"messages": [HumanMessage("three", id="three")]}, old)
     report = extraction.extract("t", user())
 
-    assert (report.messages, report.added) == (1, 1)
+    assert (report.messages, report.added, report.unchanged) == (2, 1, 1)
     assert len(texts(store)) == 62
 
 
