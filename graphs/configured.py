@@ -22,11 +22,10 @@ from perdure.errors import ConfigurationError
 from perdure.graphs.chat import Part, chat_graph
 from perdure.graphs.memory_agent import memory_agent
 from perdure.graphs.offline import extraction_graph, reflection_graph
-from perdure.memory.extraction import Extraction
+from perdure.memory.extraction import Extraction, remember_turns
 from perdure.memory.gate import Gate
 from perdure.memory.instructions import Instructions
 from perdure.memory.recall import NAMESPACE
-from perdure.memory.remember_turns import remember_turns
 from perdure.memory.summary import summarize
 from perdure.memory.trim import trim
 from perdure.memory.update_instructions import update_instructions

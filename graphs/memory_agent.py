@@ -12,10 +12,10 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.store.base import BaseStore
 
 from perdure.graphs.chat import Part, chat_graph
+from perdure.memory.extraction import remember_turns
 from perdure.memory.gate import Gate
 from perdure.memory.instructions import UseInstructions
 from perdure.memory.recall import NAMESPACE
-from perdure.memory.remember_turns import remember_turns
 from perdure.memory.tools import manage_memory, search_memory
 from perdure.memory.use_memories import UseMemories, use_memories
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from perdure.memory.context import assemble
     from perdure.memory.due import Pace
     from perdure.memory.examples import Example, ExampleSelector
-    from perdure.memory.extraction import Extraction
+    from perdure.memory.extraction import Extraction, remember_turns
     from perdure.memory.gate import Gate
     from perdure.memory.instructions import Instructions, use_instructions
     from perdure.memory.middleware import MemoryMiddleware
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from perdure.memory.recall_check import acheck_recall, check_recall
     from perdure.memory.records import Candidate, Memory, Verdict
     from perdure.memory.reducers import ChatState, Keep, keepable, messages
-    from perdure.memory.remember_turns import remember_turns
     from perdure.memory.summary import SummaryState, summarize
     from perdure.memory.tokens import context_window, count_tokens, token_counter
     from perdure.memory.tool_outputs import aexpand, clear_tool_outputs, expand
@@ -104,7 +103,7 @@ _MODULES = {
     "context": "assemble",
     "due": "Pace",
     "examples": "Example ExampleSelector",
-    "extraction": "Extraction",
+    "extraction": "Extraction remember_turns",
     "gate": "Gate",
     "instructions": "Instructions use_instructions",
     "middleware": "MemoryMiddleware",
@@ -116,7 +115,6 @@ _MODULES = {
     "recall_check": "acheck_recall check_recall",
     "records": "Candidate Memory Verdict",
     "reducers": "ChatState Keep keepable messages",
-    "remember_turns": "remember_turns",
     "summary": "SummaryState summarize",
     "tokens": "context_window count_tokens token_counter",
     "tool_outputs": "aexpand clear_tool_outputs expand",

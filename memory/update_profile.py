@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ from perdure.memory.records import Outcome
 from perdure.memory.run_config import source
 from perdure.memory.thread_messages import history_of_state
 
-_CONFLICTS: Final = 10  # concurrent changes after which the update is given up
+_TRIES: Final = 11  # until an update is given up because other runs change the profile
 _LOG: Final = logging.getLogger("perdure")
 
 
@@ -109,23 +110,19 @@ class UpdateProfile(Learner):
         return self._learn(messages, config)
 
     def _written(self, batch: Batch, scope: Scope) -> Effects[ProfileUpdate]:
-        usage, conflicts, proposal = Usage(), 0, None
-        while True:
+        usage, proposal = Usage(), None
+        for _ in range(_TRIES):
             if proposal is None:
                 proposal = yield from self._extractor.proposing(batch, scope)
                 usage += proposal.usage
             planned = yield from self._planned(proposal)
-            try:
-                if any(each.check == CHANGED for each in planned.outcomes):
-                    proposal = None  # the model has to see the profile as it is now
-                    raise VersionConflict("the profile was changed, again and again")
-                yield from scope.adapter.written(planned.puts)
-            except VersionConflict:
-                conflicts += 1
-                if conflicts > _CONFLICTS:
-                    raise
+            if any(each.check == CHANGED for each in planned.outcomes):
+                proposal = None  # the model has to see the profile as it is now
                 continue
-            return ProfileUpdate(tuple(planned.outcomes), usage)
+            with suppress(VersionConflict):
+                yield from scope.adapter.written(planned.puts)
+                return ProfileUpdate(tuple(planned.outcomes), usage)
+        raise VersionConflict("other runs changed the profile, again and again")
 
     def _planned(self, proposal: Proposal) -> Effects[Planned]:
         plans = []

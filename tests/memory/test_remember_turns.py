@@ -23,8 +23,8 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory import ChatState, Extraction, Gate, TurnExtractor
 from perdure.memory.effects import run
+from perdure.memory.extraction import remember_turns
 from perdure.memory.records import Memory
-from perdure.memory.remember_turns import remember_turns
 from perdure.memory.store_adapter import StoreAdapter, memory_of
 from perdure.memory.turns import superseded_turns, turn_key
 from perdure.memory.watermarks import Watermark, watermark

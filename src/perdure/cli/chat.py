@@ -72,7 +72,7 @@ def chat(
 
 def _memory(mind: Mind | None) -> list[Any]:
     """The parts that recall and remember."""
-    from perdure.memory.remember_turns import remember_turns
+    from perdure.memory.extraction import remember_turns
     from perdure.memory.use_memories import use_memories
 
     if mind is None:
