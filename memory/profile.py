@@ -142,7 +142,7 @@ class Profile(Generic[M]):
         why = "does not fit the schema any more" if state.items else "is not there yet"
         raise ConfigurationError(
             f"the profile {place.key!r} in {place.namespace!r} {why}: {state.fault}; history() "
-            "shows what is stored, and patch() or set() mends it"
+            "shows what is stored, and patch() or set() repairs it"
         )
 
     def _history(self, config: RunnableConfig | None = None) -> Effects[list[ProfileVersion]]:
