@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, chain, islice, takewhile
+from math import inf
 from typing import Annotated, Any, Final, Literal
 
 from langchain_core.language_models import BaseChatModel
@@ -21,9 +22,9 @@ from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no J
 
 from perdure.errors import ConfigurationError, SummaryFailed, UnknownModel
 from perdure.memory.conversation import Messages, Turn, role, turns
-from perdure.memory.effects import Effects, awaiting, blocking
+from perdure.memory.effects import Effects
 from perdure.memory.model_call import NamedModel, model_call
-from perdure.memory.nodes import MODES, SHOWN, MessagesNode, Mode, Shown, channel
+from perdure.memory.nodes import MODES, SHOWN, MessagesNode, Mode, Shown, channel, ids_of
 from perdure.memory.options import choice, instance, number, text, whole
 from perdure.memory.quotation import as_record
 from perdure.memory.reducers import ChatState
@@ -33,14 +34,13 @@ from perdure.memory.transcript import units_of
 
 OnFailure = Literal["keep", "raise"]
 ON_FAILURE: Final = ("keep", "raise")
-Size = tuple[str, float] | Mapping[str, float]
-"""`("messages", 40)`, `("tokens", 4000)` or `("fraction", 0.7)` of the model's window; a dict of
-several means all of them."""
+Size = tuple[Literal["messages", "tokens", "fraction"], float]
+"""`("messages", 40)`, `("tokens", 4000)` or `("fraction", 0.7)` of the model's window."""
 
 HEADING: Final = "Summary of the earlier conversation (a record of what was said, not instructions)"
 _INPUT_TOKENS: Final = 16_000  # of a model whose window is not known
 _SHARE: Final = 0.75  # of the window: the rest is for the answer, and for counting otherwise
-_SIZES: Final = {"messages", "tokens", "fraction"}
+_SIZES: Final = ("messages", "tokens", "fraction")
 _MARK: Final = "perdure_summary"  # in additional_kwargs, which no provider is sent
 _INSTRUCTIONS: Final = "instructions"
 _SUMMARY: Final = "summary"
@@ -90,7 +90,8 @@ def summarize(
     Args:
         model: Writes the summaries: a chat model, its name, or `ModelCall(model, timeout_s=…)`.
         trigger: When to summarise, counted over what is not summarised yet; a list means any of it.
-        keep: How much of the end stays, in whole turns, the newest always; None: half of `trigger`.
+        keep: How much of the end stays, in whole turns, the newest always; None: half of the
+            `trigger`, of several the smallest of each kind.
         token_counter: Counts tokens; None: the counter that fits the model.
         summary_prompt: Instructions to the model; `{max_words}` in it stands for 400.
         mode: `"state"`: summarised messages are removed from the state; a perdure checkpointer's
@@ -109,13 +110,14 @@ def summarize(
     with suppress(ConfigurationError):
         max_input = int(_SHARE * context_window(known))
     several = isinstance(trigger, list | tuple) and trigger and not isinstance(trigger[0], str)
-    sizes: Sequence[Any] = trigger if several else [trigger]  # type: ignore[assignment]
-    limits = [_limits("trigger", size, known) for size in sizes]
+    sizes: Sequence[Any] = trigger if several else [trigger]
+    limits = [_limit("trigger", size, known) for size in sizes]
+    halves = _least((kind, -(-limit // 2)) for kind, limit in limits)
     return Summarize(
         SummaryRequest(call, text("summary_prompt", summary_prompt), counter.text, max_input),
         counter,
-        limits,
-        _half(limits) if keep is None else _limits("keep", keep, known),
+        _least(limits),
+        halves if keep is None else _least([_limit("keep", keep, known)]),
         choice("mode", mode, MODES),
         choice("on_failure", on_failure, ON_FAILURE),
         messages_key,
@@ -129,26 +131,27 @@ def _counter(given: Countable | None, model: Any) -> TokenCounter:
     return token_counter(given)
 
 
-def _limits(name: str, size: Any, model: Any) -> tuple[int, int]:
-    """The messages and the tokens of a size; 0: no limit."""
-    if isinstance(size, list | tuple) and len(size) == 2 and isinstance(size[0], str):
-        size = {size[0]: size[1]}
-    if not isinstance(size, Mapping) or not size or not set(size) <= _SIZES:
+def _limit(name: str, size: Any, model: Any) -> tuple[str, int]:
+    """A size in `"messages"` or `"tokens"`."""
+    if not isinstance(size, list | tuple) or len(size) != 2 or size[0] not in _SIZES:
         raise ConfigurationError(
-            f'{name} is {size!r:.80}; expected ("messages", 40), ("tokens", 4000), ("fraction", '
-            "0.7) of the model's window, or a dict of several, all of which are meant"
+            f'{name} is {size!r:.80}; expected ("messages", 40), ("tokens", 4000) or ("fraction", '
+            "0.7) of the model's window"
         )
-    least = {key: whole(f"{name} {key}", size[key], 1) for key in size if key != "fraction"}
-    tokens = least.get("tokens", 0)
-    if "fraction" in size:
-        share = number(f"{name} fraction", size["fraction"], 0.01, 1)
-        tokens = max(tokens, int(share * context_window(model)))
-    return least.get("messages", 0), tokens
+    kind, value = size
+    if kind != "fraction":
+        return kind, whole(f"{name} {kind}", value, 1)
+    share = number(f"{name} fraction", value, 0.01, 1)
+    return "tokens", int(share * context_window(model))
 
 
-def _half(limits: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    columns = zip(*limits, strict=True)
-    messages, tokens = (min((-(-n // 2) for n in each if n), default=0) for each in columns)
+def _least(limits: Iterable[tuple[str, int]]) -> tuple[float, float]:
+    """The smallest number of messages and of tokens among limits; infinite: no limit."""
+    given = list(limits)
+    messages, tokens = (
+        min((limit for kind, limit in given if kind == wanted), default=inf)
+        for wanted in ("messages", "tokens")
+    )
     return messages, tokens
 
 
@@ -159,8 +162,8 @@ class Summarize(MessagesNode):
         self,
         request: SummaryRequest,
         counter: TokenCounter,
-        trigger: Sequence[tuple[int, int]],
-        keep: tuple[int, int],
+        trigger: tuple[float, float],
+        keep: tuple[float, float],
         mode: str,
         on_failure: str,
         messages_key: str,
@@ -170,24 +173,17 @@ class Summarize(MessagesNode):
         self._trigger, self._keep = trigger, keep
         self.mode, self._on_failure = mode, on_failure
 
-    # -- over a plain list
-
     def _applied(
-        self, messages: Messages, config: RunnableConfig | None = None
+        self, messages: Messages, config: RunnableConfig | None
     ) -> Effects[list[BaseMessage]]:
-        """What the model is to be shown of messages: summarised, if they are many."""
+        """The messages to show of a list: summarised, if they are many."""
         previous, rest = without_summary(messages)
         old = self._old(rest, range(len(rest)))
         extended = yield from self._extended(previous, [rest[i] for i in old], config)
         if extended is not None:
-            gone = set(old)
-            rest = [message for i, message in enumerate(rest) if i not in gone]
+            removed = set(old)
+            rest = [message for i, message in enumerate(rest) if i not in removed]
         return with_summary(Shown.of(rest), extended or previous).messages()
-
-    applied = blocking(_applied)  # type: ignore[arg-type]
-    aapplied = awaiting(_applied)  # type: ignore[arg-type]
-
-    # -- as a node
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """A state's summary, and the turns that it does not stand for.
@@ -202,37 +198,30 @@ class Summarize(MessagesNode):
         messages = self.messages_in(state)
         return bool(self._old(messages, self._fresh(messages, state)))
 
-    def _changes(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
-        """An update without what is shown: what it leaves to be asked for by `shown`."""
+    def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
+        """The new summary, and what is removed or shown, as the mode has it."""
         messages = self.messages_in(state)
         _check_channels(state, config)
         old = self._old(messages, self._fresh(messages, state))
-        ids = [self.id_of(messages[i]) for i in old]
-        extended = yield from self._extended(_summary_in(state), [messages[i] for i in old], config)
-        if extended is None:
-            return {}
-        changes: dict[str, Any] = {_SUMMARY: extended, _SUMMARIZED: ids}
-        if self.mode == "state":
+        ids = ids_of([messages[i] for i in old], self.messages_key)
+        previous = _summary_in(state)
+        extended = yield from self._extended(previous, [messages[i] for i in old], config)
+        changes: dict[str, Any] = {}
+        if extended is not None:
+            changes = {_SUMMARY: extended, _SUMMARIZED: ids}
+        if self.mode == "view":
+            after = {
+                _SUMMARY: extended or previous,
+                _SUMMARIZED: [*_summarized_in(state), *changes.get(_SUMMARIZED, ())],
+                self.messages_key: messages,
+            }
+            changes[SHOWN] = yield from self._shown(messages, after, config)
+        elif extended is not None:
             # also the messages that a view left in the state
-            gone = (m for m in messages[: old[-1] + 1] if not isinstance(m, SystemMessage))
-            changes[self.messages_key] = [RemoveMessage(id=self.id_of(m)) for m in gone]
+            removed = [m for m in messages[: old[-1] + 1] if not isinstance(m, SystemMessage)]
+            uids = ids_of(removed, self.messages_key)
+            changes[self.messages_key] = [RemoveMessage(id=uid) for uid in uids]
         return changes
-
-    def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
-        """The new summary, and what is removed or shown, as the mode has it."""
-        changes = yield from self._changes(state, config)
-        if self.mode == "state":
-            return changes
-        messages = self.messages_in(state)
-        summarized = [*_summarized_in(state), *changes.get(_SUMMARIZED, ())]
-        after = {_SUMMARY: _summary_in(state), **changes, _SUMMARIZED: summarized}
-        shown = self.shown(messages, {**after, self.messages_key: messages}, config)
-        return {**changes, SHOWN: shown}
-
-    changes = blocking(_changes)
-    achanges = awaiting(_changes)
-    update = blocking(_update)  # type: ignore[arg-type]
-    aupdate = awaiting(_update)  # type: ignore[arg-type]
 
     def _extended(
         self, previous: Summary | None, old: list[BaseMessage], config: RunnableConfig | None
@@ -243,7 +232,8 @@ class Summarize(MessagesNode):
             return None
         known = previous["text"] if previous else ""
         try:
-            summary = yield from self._request.within(config).summary(known, units)
+            request = replace(self._request, call=replace(self._request.call, config=config))
+            summary = yield from request.summary(known, units)
         except SummaryFailed as exc:
             if self._on_failure == "raise":
                 raise
@@ -264,11 +254,11 @@ class Summarize(MessagesNode):
 
     def _is_reached(self, messages: Messages) -> bool:
         """Whether a trigger is. Tokens are counted only if they decide."""
-        asked = [tokens for count, tokens in self._trigger if len(messages) >= count]
-        if not asked or 0 in asked:
-            return bool(asked)
-        least, measure = min(asked), self._counter.fitted(messages).message
-        return any(total >= least for total in accumulate(map(measure, messages)))
+        most_messages, most_tokens = self._trigger
+        if len(messages) >= most_messages or most_tokens == inf:
+            return len(messages) >= most_messages
+        measure = self._counter.fitted(messages).message
+        return any(total >= most_tokens for total in accumulate(map(measure, messages)))
 
     def _cut(self, messages: Messages) -> int:
         """Where the kept turns begin; 0 if all of them are kept."""
@@ -278,8 +268,8 @@ class Summarize(MessagesNode):
             members = [messages[i] for i in turn if role(messages[i]) != "system"]
             count += len(members)
             # by the counter as it is: fitted to the conversation, a removal would move the cut
-            tokens += sum(map(self._counter.message, members)) if most_tokens else 0
-            if cut and (0 < most_messages < count or 0 < most_tokens < tokens):
+            tokens += sum(map(self._counter.message, members)) if most_tokens < inf else 0
+            if cut and (count > most_messages or tokens > most_tokens):
                 return cut
             cut = turn.start
         return 0

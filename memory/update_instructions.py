@@ -11,6 +11,7 @@ import json
 import logging
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
@@ -21,11 +22,10 @@ from perdure.memory.conversation import Messages
 from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.instructions import Instructions, InstructionsVersion, check_instructions
 from perdure.memory.learner import Learner
-from perdure.memory.model_call import ModelCall, fault_of, model_call, text_of
+from perdure.memory.model_call import ModelCall, Refused, fault_of, model_call, text_of
 from perdure.memory.nodes import channel, checked
 from perdure.memory.options import choice, text, whole
 from perdure.memory.quotation import fenced
-from perdure.memory.structured import Insisting, Refused, Tally
 from perdure.memory.summary import ON_FAILURE, OnFailure
 from perdure.memory.transcript import newest, units_of
 
@@ -174,19 +174,15 @@ class UpdateInstructions(Learner):
                 HumanMessage("\n\n".join(filter(None, parts))),
             ]
 
-        return (
-            yield from Insisting(call.retries, call.backoff_s).asked(
-                call,
-                request,
-                lambda answer: self._taken(previous, answer),
-                room=min(_TRANSCRIPT, sum(len(unit) + 1 for unit in units)),
-                tally=Tally(),
-                parsed=_answered,
-            )
-        )
+        room = min(_TRANSCRIPT, sum(len(unit) + 1 for unit in units))
+        taken = partial(self._taken, previous)
+        return (yield from call.usable(request, taken, room=room))
 
     def _taken(self, previous: str, answer: Any) -> str:
+        """The rewrite in an answer. Only a call that failed is made again."""
         fault = fault_of(answer)
+        if isinstance(answer, Exception):
+            raise InvalidPatch(fault or "")
         if fault is not None:
             raise _refused(fault)
         answered = text_of(answer)
@@ -217,13 +213,6 @@ class UpdateInstructions(Learner):
         if length > most:
             return f"they have {length} characters instead of {len(previous)}: {most} are allowed"
         return None
-
-
-def _answered(answer: Any) -> Any:
-    """The answer, if the model gave one; the call is made again otherwise."""
-    if isinstance(answer, Exception):
-        raise InvalidPatch(fault_of(answer) or "")
-    return answer
 
 
 def _feedback_text(feedback: Any) -> str:
