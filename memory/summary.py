@@ -1,7 +1,6 @@
 """Summarising: the messages before the newest become a text that grows with the conversation.
 
-Nothing is removed before there is a summary of it, and the ids of the summarised messages are kept,
-so that `expand` gives the originals back.
+Nothing is removed before there is a summary of it; `expand` gives the originals back.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import logging
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, takewhile
 from math import inf
 from typing import Annotated, Any, Final, Literal
@@ -50,17 +49,11 @@ _LOG = logging.getLogger("perdure")
 
 
 class Summary(TypedDict):
-    """A summary, as plain JSON.
-
-    Attributes:
-        text: The summary.
-        last: The id of the last message it stands for; None if that had none.
-        count: How many messages it stands for.
-    """
+    """A summary, as plain JSON."""
 
     text: str
-    last: str | None
-    count: int
+    last: str | None  # the id of the last message it stands for, if that had one
+    count: int  # of the messages it stands for
 
 
 class SummaryState(ChatState, total=False):
@@ -84,8 +77,7 @@ def summarize(
     """A node that keeps a running summary: `summarize("openai:gpt-5-mini")`.
 
     Over a state with the channels of `SummaryState` it writes the summary; `shown` gives what the
-    model is to be shown. Over a plain list it gives what is to be shown, with the summary in it;
-    given that and the messages since, it extends the summary.
+    model is to be shown. Over a plain list it gives that at once, with the summary in it.
 
     Args:
         model: Writes the summaries: a chat model, its name, or `ModelCall(model, timeout_s=…)`.
@@ -155,23 +147,20 @@ def _least(limits: Iterable[tuple[str, int]]) -> tuple[float, float]:
     return messages, tokens
 
 
+@dataclass(eq=False, repr=False)
 class Summarize(MessagesNode):
     """See `summarize`, which makes it."""
 
-    def __init__(
-        self,
-        request: SummaryRequest,
-        counter: TokenCounter,
-        trigger: tuple[float, float],
-        keep: tuple[float, float],
-        mode: str,
-        on_failure: str,
-        messages_key: str,
-    ) -> None:
-        super().__init__(messages_key)
-        self._request, self._counter = request, counter
-        self._trigger, self._keep = trigger, keep
-        self.mode, self._on_failure = mode, on_failure
+    request: SummaryRequest
+    counter: TokenCounter
+    trigger: tuple[float, float]  # messages and tokens
+    keep: tuple[float, float]
+    mode: str
+    on_failure: str
+    messages_key: str
+
+    def __post_init__(self) -> None:
+        super().__init__(self.messages_key)
 
     def _applied(
         self, messages: Messages, config: RunnableConfig | None
@@ -186,10 +175,7 @@ class Summarize(MessagesNode):
         return with_summary(Shown.of(rest), extended or previous).messages()
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """A state's summary, and the turns that it does not stand for.
-
-        It calls no model: the node does that, when it runs.
-        """
+        """A state's summary, and the turns that it does not stand for; no model is called."""
         turns = self._fresh_turns(shown.turns, state)
         return with_summary(replace(shown, turns=turns), _summary_in(state))
 
@@ -204,6 +190,9 @@ class Summarize(MessagesNode):
         _check_channels(state, config)
         old = self._old(messages, self._fresh(messages, state))
         ids = ids_of([messages[i] for i in old], self.messages_key)
+        # those too that a view left in the state
+        before = messages[: old[-1] + 1] if old else []
+        removed = ids_of([m for m in before if role(m) != "system"], self.messages_key)
         previous = _summary_in(state)
         extended = yield from self._extended(previous, [messages[i] for i in old], config)
         changes: dict[str, Any] = {}
@@ -217,10 +206,7 @@ class Summarize(MessagesNode):
             }
             changes[SHOWN] = yield from self._shown(messages, after, config)
         elif extended is not None:
-            # also the messages that a view left in the state
-            removed = [m for m in messages[: old[-1] + 1] if not isinstance(m, SystemMessage)]
-            uids = ids_of(removed, self.messages_key)
-            changes[self.messages_key] = [RemoveMessage(id=uid) for uid in uids]
+            changes[self.messages_key] = [RemoveMessage(id=uid) for uid in removed]
         return changes
 
     def _extended(
@@ -232,10 +218,10 @@ class Summarize(MessagesNode):
             return None
         known = previous["text"] if previous else ""
         try:
-            request = replace(self._request, call=replace(self._request.call, config=config))
+            request = replace(self.request, call=replace(self.request.call, config=config))
             summary = yield from request.summary(known, units)
         except SummaryFailed as exc:
-            if self._on_failure == "raise":
+            if self.on_failure == "raise":
                 raise
             _LOG.warning("%s; it is tried again the next time", exc)
             return None
@@ -254,21 +240,21 @@ class Summarize(MessagesNode):
 
     def _is_reached(self, messages: Messages) -> bool:
         """Whether a trigger is. Tokens are counted only if they decide."""
-        most_messages, most_tokens = self._trigger
+        most_messages, most_tokens = self.trigger
         if len(messages) >= most_messages or most_tokens == inf:
             return len(messages) >= most_messages
-        measure = self._counter.fitted(messages).message
+        measure = self.counter.fitted(messages).message
         return any(total >= most_tokens for total in accumulate(map(measure, messages)))
 
     def _cut(self, messages: Messages) -> int:
         """Where the kept turns begin; 0 if all of them are kept."""
-        most_messages, most_tokens = self._keep
+        most_messages, most_tokens = self.keep
         count = tokens = cut = 0
         for turn in turns(messages):
             members = [messages[i] for i in turn if role(messages[i]) != "system"]
             count += len(members)
             # by the counter as it is: fitted to the conversation, a removal would move the cut
-            tokens += sum(map(self._counter.message, members)) if most_tokens < inf else 0
+            tokens += sum(map(self.counter.message, members)) if most_tokens < inf else 0
             if cut and (count > most_messages or tokens > most_tokens):
                 return cut
             cut = turn.start

@@ -1,8 +1,7 @@
 """Reflection: a model rewrites the instructions after a conversation, or they stay.
 
-See "Update own instructions" in https://docs.langchain.com/oss/python/concepts/memory. A rewrite
-that was cut off or lost most of the rules would spoil every later conversation, so it comes between
-marks and is checked before it is written.
+A rewrite that was cut off or lost most of the rules would spoil every later conversation, so it
+comes between marks and is checked before it is written.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -78,8 +77,8 @@ def update_instructions(
         prompt: What the model is told to do; the form of its answer is always added.
         max_chars: Characters that the instructions have at most. A rewrite that has less than 40 %
             of the previous length, or more than twice (of 1,000 characters at least), is refused.
-        on_failure: If there is no usable rewrite: `"keep"` what holds, log a warning, and learn
-            again the next time; or `"raise"`.
+        on_failure: If there is no usable rewrite: `"keep"` what holds and log a warning; or
+            `"raise"`.
         feedback_key: The channel of the state that may hold feedback on the conversation.
         messages_key: The channel of the messages.
 
@@ -90,31 +89,27 @@ def update_instructions(
         check_instructions(instructions),
         model_call(model),
         text("prompt", prompt),
-        max_chars=whole("max_chars", max_chars, _SHORTEST),
-        keeps=choice("on_failure", on_failure, ON_FAILURE) == "keep",
-        feedback_key=text("feedback_key", feedback_key, "a channel's name"),
-        messages_key=messages_key,
+        whole("max_chars", max_chars, _SHORTEST),
+        choice("on_failure", on_failure, ON_FAILURE) == "keep",
+        text("feedback_key", feedback_key, "a channel's name"),
+        messages_key,
     )
 
 
+@dataclass(eq=False, repr=False)
 class UpdateInstructions(Learner):
     """See `update_instructions`, which makes it."""
 
-    def __init__(
-        self,
-        instructions: Instructions,
-        call: ModelCall,
-        prompt: str,
-        *,
-        max_chars: int,
-        keeps: bool,
-        feedback_key: str,
-        messages_key: str,
-    ) -> None:
-        super().__init__(messages_key)
-        self.instructions, self.feedback_key = instructions, feedback_key
-        self._call_model, self._prompt = call, prompt
-        self._max_chars, self._keeps = max_chars, keeps
+    instructions: Instructions
+    call: ModelCall
+    prompt: str
+    max_chars: int
+    keeps: bool
+    feedback_key: str
+    messages_key: str
+
+    def __post_init__(self) -> None:
+        super().__init__(self.messages_key)
 
     def learning(
         self, messages: Messages, state: Any, config: RunnableConfig | None
@@ -131,11 +126,10 @@ class UpdateInstructions(Learner):
         Raises:
             ModelFailed: With `on_failure="raise"`: the model gave no usable rewrite.
             VersionConflict: So too: others wrote, again and again, while the model was asked.
-            ConfigurationError: See `Instructions.current`.
         """
         units = ["\n".join(unit) for unit in units_of(checked(messages, "the messages"))]
         place, conflicts = self.instructions.place(config), 0
-        call = replace(self._call_model, config=config)
+        call = replace(self.call, config=config)
         while True:
             previous = yield from self.instructions.reading(place)
             if not units and not feedback:
@@ -148,12 +142,11 @@ class UpdateInstructions(Learner):
                 return (yield from writing)
             except (ModelFailed, VersionConflict) as exc:
                 conflicts += 1
-                if isinstance(exc, VersionConflict) and conflicts <= _CONFLICTS:
-                    continue
-                if not self._keeps:
-                    raise
-                _LOG.warning("the instructions stay as they are: %s", exc)
-            return (yield from self.instructions.reading(place))
+                if isinstance(exc, ModelFailed) or conflicts > _CONFLICTS:
+                    if not self.keeps:
+                        raise
+                    _LOG.warning("the instructions stay as they are: %s", exc)
+                    return (yield from self.instructions.reading(place))
 
     rewrite = blocking(_rewrite)
     arewrite = awaiting(_rewrite)
@@ -170,7 +163,7 @@ class UpdateInstructions(Learner):
                 fenced("feedback", _feedback_text(feedback)),
             ]
             return [
-                SystemMessage(f"{self._prompt}\n\n{_FORM}"),
+                SystemMessage(f"{self.prompt}\n\n{_FORM}"),
                 HumanMessage("\n\n".join(filter(None, parts))),
             ]
 
@@ -203,7 +196,7 @@ class UpdateInstructions(Learner):
     def _fault(self, previous: str, rewritten: str) -> str | None:
         """Why a text cannot take the place of the previous one; None: it can."""
         length, letters = len(rewritten), sum(map(str.isalnum, rewritten))
-        most = min(self._max_chars, int(_GROWTH * max(len(previous), _SHORT)))
+        most = min(self.max_chars, int(_GROWTH * max(len(previous), _SHORT)))
         if any("\ud800" <= char <= "\udfff" for char in rewritten):
             return "they are no Unicode text"
         if length < _SHORTEST or 2 * letters < _SHORTEST:
