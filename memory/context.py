@@ -78,20 +78,12 @@ class PartReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A packed context; printed, it lists what takes how many tokens.
-
-    Attributes:
-        system: The system message.
-        turns: The turns of the conversation, newest first.
-        parts: What became of each part, in order of priority.
-        tokens: What all of it takes, tools and request included.
-        max_tokens: What it was allowed to take.
-    """
+    """A packed context; printed, it lists what takes how many tokens."""
 
     system: SystemMessage | None
-    turns: list[Turn]
-    parts: tuple[PartReport, ...]
-    tokens: int
+    turns: list[Turn]  # newest first
+    parts: tuple[PartReport, ...]  # in order of priority
+    tokens: int  # what all of it takes, tools and request included
     max_tokens: int
 
     def shown(self) -> Shown:
@@ -129,12 +121,10 @@ def assemble(
         summary: A summary of earlier messages; None: what `summarize` wrote into the state.
         memories: Recalled memories, best first: items of a store, texts or JSON objects.
         examples: Examples of earlier cases, best first: as memories.
-        token_counter: A chat model, also with tools bound, the name of an OpenAI model, or a
-            function over messages; None: an estimate.
+        token_counter: See `perdure.memory.token_counter`.
         messages_key: The channel of the messages.
 
     Raises:
-        ConfigurationError: An option is wrong.
         BudgetExceeded: When it runs: what may not be left out takes more than the budget.
     """
     parts = {"profile": profile, "summary": summary, "memories": memories, "examples": examples}

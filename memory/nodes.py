@@ -34,15 +34,10 @@ class Shown:
 
     A part that shows the last ten turns of a thread costs what ten turns cost.
 
-    Attributes:
-        system: The system message.
-        turns: The turns, newest first.
-        before: Messages between the system message and the turns.
     """
 
     system: BaseMessage | None
-    turns: Iterator[Turn]
-    before: tuple[BaseMessage, ...] = ()
+    turns: Iterator[Turn]  # newest first
 
     @classmethod
     def of(cls, messages: Messages, *, to_answer: bool = True) -> Self:
@@ -57,16 +52,10 @@ class Shown:
             return self
         return replace(self, system=SystemMessage(text))
 
-    def fixed(self) -> list[BaseMessage]:
-        """The messages before the turns."""
-        return [*([] if self.system is None else [self.system]), *self.before]
-
     def messages(self) -> list[BaseMessage]:
         """All of it, in the order in which a model takes it."""
-        turns = list(self.turns)
-        turns.reverse()
-        units = (unit.messages for turn in turns for unit in turn.units)
-        return [*self.fixed(), *chain.from_iterable(units)]
+        units = (unit.messages for turn in reversed([*self.turns]) for unit in turn.units)
+        return [*filter(None, [self.system]), *chain.from_iterable(units)]
 
 
 class MessagesNode(Runnable[Any, Any]):
@@ -113,13 +102,7 @@ class MessagesNode(Runnable[Any, Any]):
     def _shown(
         self, messages: Messages, state: Any = None, config: RunnableConfig | None = None
     ) -> Effects[list[BaseMessage]]:
-        """The messages to show the model: always a valid sequence.
-
-        Args:
-            messages: Those of the state, or what other parts left of them.
-            state: The other channels.
-            config: Of the run.
-        """
+        """The messages to show the model: always a valid sequence."""
         given = Shown.of(messages), state, config
         shown = yield Effect(lambda: self.through(*given), lambda: self.athrough(*given))
         return shown.messages()  # type: ignore[no-any-return]

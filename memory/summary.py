@@ -284,16 +284,16 @@ class Summarize(MessagesNode):
     def _fresh_turns(self, turns: Iterator[Turn], state: Any) -> Iterator[Turn]:
         """The turns, newest first, up to those that the summary stands for."""
         messages = channel(state, self.messages_key)
-        if messages is None:
+        if messages is None:  # they come from elsewhere
             every = list(turns)
             messages = [message for turn in reversed(every) for message in turn.messages]
             turns = iter(every)
         fresh = self._fresh(messages, state)
         if not fresh.start:
             return turns
-        gone = {message.id for message in messages[: fresh.start]}
+        covered = {message.id for message in messages[: fresh.start]}
         newest = islice(turns, 1)  # is shown whatever a summary claims to stand for
-        rest = takewhile(lambda turn: not all(m.id in gone for m in turn.messages), turns)
+        rest = takewhile(lambda turn: not all(m.id in covered for m in turn.messages), turns)
         return chain(newest, rest)
 
 

@@ -50,9 +50,6 @@ def clear_tool_outputs(
         exclude_tools: Names of tools whose results stay.
         token_counter: What counts tokens; see `perdure.memory.token_counter`.
         messages_key: The channel of the messages.
-
-    Raises:
-        ConfigurationError: An option is wrong.
     """
     expected = "names of tools, in a list"
     instance("exclude_tools", exclude_tools, (list, tuple, set, frozenset), expected)
@@ -130,9 +127,7 @@ def _expand(
 
     Raises:
         ConfigurationError: The checkpointer keeps no history.
-        InvalidConfig: The config names no thread.
-        UnknownThread: There is no such thread.
-        UnknownCheckpoint: It has no such checkpoint.
+        UnknownThread: There is no such thread; so too `UnknownCheckpoint`.
     """
     saver: Any = checkpointer
     if not callable(getattr(saver, "history", None)):
@@ -144,21 +139,19 @@ def _expand(
         partial(saver.get_tuple, config), partial(saver.aget_tuple, config)
     )
     if found is None:
-        wanted = config["configurable"]
-        if wanted.get("checkpoint_id"):
-            raise UnknownCheckpoint(
-                f"thread {wanted['thread_id']!r} has no checkpoint {wanted['checkpoint_id']!r}"
-            )
-        raise UnknownThread(f"there is no thread {wanted['thread_id']!r}; threads() lists them")
+        thread, at = (config["configurable"].get(name) for name in ("thread_id", "checkpoint_id"))
+        if at:
+            raise UnknownCheckpoint(f"thread {thread!r} has no checkpoint {at!r}")
+        raise UnknownThread(f"there is no thread {thread!r}; threads() lists them")
     values = found.checkpoint["channel_values"]
     ids: Sequence[str] = values.get("summarized") or []
     if summary is not None:
         ids = ids[: summary["count"]]
     if not ids:
         return []
-    at = {name: value for name, value in found.config["configurable"].items() if name in _AT}
-    read = partial(saver.history, channel=messages_key, **at)
-    history = yield Effect(read, partial(saver.ahistory, channel=messages_key, **at))
+    place = {name: value for name, value in found.config["configurable"].items() if name in _AT}
+    read = partial(saver.history, channel=messages_key, **place)
+    history = yield Effect(read, partial(saver.ahistory, channel=messages_key, **place))
     asked, originals = set(ids), dict[str, BaseMessage]()
     for item in history:
         message = item.value

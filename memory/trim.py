@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from langchain_core.messages import BaseMessage, RemoveMessage
 from langchain_core.runnables import RunnableConfig
@@ -127,8 +127,8 @@ class Trim(MessagesNode):
             return self._within(shown, one)
         fits = self._within(shown, self.counter.message)
         turns = list(fits.turns)
+        counter = self.counter.fitted(replace(fits, turns=iter(turns)).messages())
         fits = replace(fits, turns=iter(turns))
-        counter = self.counter.fitted([*fits.fixed(), *_messages(turns)])
         # by what its own answers took; never less, so it is a part of what fitted at first
         return fits if counter is self.counter else self._within(fits, counter.message)
 
@@ -160,7 +160,8 @@ class Trim(MessagesNode):
         cut = _level(needed, left, measure) if self.allow_partial and tokens else None
         if cut is None:
             what = "tokens" if tokens else "messages"
-            listed = [f"{each.type} message {measure(each)}" for each in (*shown.fixed(), *needed)]
+            before = [] if shown.system is None else [shown.system]
+            listed = [f"{each.type} message {measure(each)}" for each in (*before, *needed)]
             raise BudgetExceeded(
                 f"what may not be left out takes {self.size + window.over} {what}, {self.size} are "
                 f"allowed ({', '.join(listed)}, the request itself {self._fixed}): allow more, "
@@ -188,10 +189,6 @@ def removals(messages: Messages, kept: list[BaseMessage], key: str) -> dict[str,
     ids = ids_of(messages, key)
     removed = [RemoveMessage(id=uid) for place, uid in enumerate(ids) if place not in stays]
     return {key: [*removed, *changed]}
-
-
-def _messages(turns: list[Turn]) -> Iterator[BaseMessage]:
-    return (message for turn in turns for unit in turn.units for message in unit.messages)
 
 
 def _ending(turns: Iterator[Turn], ends: tuple[End, ...]) -> Iterator[Turn]:
@@ -237,8 +234,7 @@ def one(message: BaseMessage) -> int:
     return 1
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """A choice among the turns of a conversation."""
 
     turns: list[Turn]  # that fit, newest first
@@ -248,7 +244,7 @@ class Window:
 
 def choose(shown: Shown, limit: int, measure: Measure, strategy: Strategy = "last") -> Window:
     """As much as fits of the newest turns (`"last"`), or of the oldest beside the newest."""
-    left = limit - sum(map(measure, shown.fixed()))
+    left = limit - (0 if shown.system is None else measure(shown.system))
     newest = next(shown.turns, None)
     if newest is None:
         return Window([], [], max(0, -left))
@@ -282,11 +278,6 @@ def _taken(turns: Iterable[Turn], left: int, measure: Measure) -> tuple[list[Tur
 
 
 def _cost(units: list[Unit], measure: Measure) -> int:
-    total = 0
-    for unit in units:
-        if measure is one:
-            total += len(unit.messages)
-            continue
-        for message in unit.messages:
-            total += measure(message)
-    return total
+    if measure is one:
+        return sum(len(unit.messages) for unit in units)
+    return sum(measure(message) for unit in units for message in unit.messages)

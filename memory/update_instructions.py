@@ -23,7 +23,7 @@ from perdure.memory.instructions import Instructions, InstructionsVersion, check
 from perdure.memory.learner import Learner
 from perdure.memory.model_call import ModelCall, Refused, fault_of, model_call, text_of
 from perdure.memory.nodes import channel, checked
-from perdure.memory.options import choice, text, whole
+from perdure.memory.options import choice, text
 from perdure.memory.quotation import fenced
 from perdure.memory.summary import ON_FAILURE, OnFailure
 from perdure.memory.transcript import newest, units_of
@@ -48,6 +48,7 @@ _BEGIN: Final = "<instructions>"
 _END: Final = "</instructions>"
 _MARKED: Final = re.compile(f"{_BEGIN}((?:(?!</?instructions>).)*){_END}", re.DOTALL)
 _SHORTEST: Final = 10  # characters that instructions have at least
+_LONGEST: Final = 20_000
 _LEAST_SHARE: Final = 0.4  # of the previous length; less has lost most of them
 _GROWTH: Final = 2.0  # times the previous length at most
 _SHORT: Final = 1_000  # characters: growth counts from here, or a first sentence could not grow
@@ -61,7 +62,6 @@ def update_instructions(
     instructions: Instructions,
     *,
     prompt: str = PROMPT,
-    max_chars: int = 20_000,
     on_failure: OnFailure = "keep",
     feedback_key: str = "feedback",
     messages_key: str = "messages",
@@ -69,27 +69,22 @@ def update_instructions(
     """A node that learns: the model rewrites the instructions after a conversation.
 
     The rewrite is a new version. If another run wrote meanwhile, the model is asked again with the
-    newer text, so no change is lost. The state stays as it is.
+    newer text, so no change is lost. A rewrite that has less than 40 % of the previous length, or
+    more than twice (of 1,000 characters at least), is refused. The state stays as it is.
 
     Args:
         model: Rewrites them: a chat model, its name, or `ModelCall(model, timeout_s=…)`.
         instructions: Where they are.
         prompt: What the model is told to do; the form of its answer is always added.
-        max_chars: Characters that the instructions have at most. A rewrite that has less than 40 %
-            of the previous length, or more than twice (of 1,000 characters at least), is refused.
         on_failure: If there is no usable rewrite: `"keep"` what holds and log a warning; or
             `"raise"`.
         feedback_key: The channel of the state that may hold feedback on the conversation.
         messages_key: The channel of the messages.
-
-    Raises:
-        ConfigurationError: An argument is wrong.
     """
     return UpdateInstructions(
         check_instructions(instructions),
         model_call(model),
         text("prompt", prompt),
-        whole("max_chars", max_chars, _SHORTEST),
         choice("on_failure", on_failure, ON_FAILURE) == "keep",
         text("feedback_key", feedback_key, "a channel's name"),
         messages_key,
@@ -103,7 +98,6 @@ class UpdateInstructions(Learner):
     instructions: Instructions
     call: ModelCall
     prompt: str
-    max_chars: int
     keeps: bool
     feedback_key: str
     messages_key: str
@@ -196,7 +190,7 @@ class UpdateInstructions(Learner):
     def _fault(self, previous: str, rewritten: str) -> str | None:
         """Why a text cannot take the place of the previous one; None: it can."""
         length, letters = len(rewritten), sum(map(str.isalnum, rewritten))
-        most = min(self.max_chars, int(_GROWTH * max(len(previous), _SHORT)))
+        most = min(_LONGEST, int(_GROWTH * max(len(previous), _SHORT)))
         if any("\ud800" <= char <= "\udfff" for char in rewritten):
             return "they are no Unicode text"
         if length < _SHORTEST or 2 * letters < _SHORTEST:
