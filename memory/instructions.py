@@ -11,6 +11,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.errors import VersionConflict
+from perdure.memory.clock import Clock, clock_of
 from perdure.memory.effects import Effect, Effects, awaiting, blocking
 from perdure.memory.nodes import MessagesNode, Shown
 from perdure.memory.options import choice, instance, whole
@@ -196,26 +197,29 @@ def _version(item: StoredItem) -> InstructionsVersion:
 def use_instructions(
     instructions: Instructions,
     *,
+    as_of: Clock | str | None = None,
     messages_key: str = "messages",
 ) -> UseInstructions:
     """A node that shows the current instructions as the one system message.
 
     A different system message is replaced; the summary of `summarize()` in it stays. In a `view` it
-    comes before the part that cuts.
+    comes before the part that cuts. `as_of` gives the moment whose instructions are used: a
+    function of the run's config, or the name of the moment there; None: now.
     """
-    return UseInstructions(instructions, messages_key)
+    return UseInstructions(instructions, messages_key, clock_of("as_of", as_of))
 
 
 class UseInstructions(MessagesNode):
     """See `use_instructions`, which makes it."""
 
-    def __init__(self, instructions: Instructions, messages_key: str) -> None:
+    def __init__(self, instructions: Instructions, messages_key: str, as_of: Clock) -> None:
         super().__init__(messages_key)
-        self.instructions = check_instructions(instructions)
+        self.instructions, self._as_of = check_instructions(instructions), as_of
 
     def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Effects[Shown]:
         """The same, under the instructions."""
-        text = (yield from self.instructions.reading(self.instructions.place(config))).text
+        place = self.instructions.place(config)
+        text = (yield from self.instructions.reading(place, self._as_of(config))).text
         if shown.system is None:
             return shown.under(text)
         summary, plain = without_summary([shown.system])

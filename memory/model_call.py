@@ -160,10 +160,6 @@ class ModelCall:
         config: Of the run.
         retries: How often a call is made again that failed, or whose answer cannot be used.
         backoff_s: Seconds before a failed call is made again; they double.
-
-    Raises:
-        ConfigurationError: An argument is wrong.
-        MissingDependency: See `chat_model`.
     """
 
     model: Any

@@ -86,14 +86,13 @@ def summarize(
             `trigger`, of several the smallest of each kind.
         token_counter: Counts tokens; None: the counter that fits the model.
         summary_prompt: Instructions to the model; `{max_words}` in it stands for 400.
-        mode: `"state"`: summarised messages are removed from the state; a perdure checkpointer's
-            history still has them. `"view"`: the state keeps all, `llm_input_messages` is shown.
-        on_failure: If the model gives no summary: `"keep"` everything, log a warning, and try again
-            the next time; or `"raise"` `SummaryFailed`.
+        mode: `"state"`: summarised messages are removed from the state, and stay in history.
+            `"view"`: the state keeps all, `llm_input_messages` is shown.
+        on_failure: If the model gives no summary: `"keep"` everything and log a warning; or
+            `"raise"` `SummaryFailed`.
         messages_key: The channel of the messages.
 
     Raises:
-        ConfigurationError: An option is wrong.
         UnknownModel: A size is a fraction, and the model's window is not known.
     """
     call = model_call(model)
@@ -265,7 +264,7 @@ class Summarize(MessagesNode):
 
         It stands for those before the first that it does not know. What follows that one is fresh
         even under an id that was summarised: it is a new message. In the mode `"state"` summarised
-        messages are gone, unless all of them are there: then the thread was a view.
+        messages are removed; if all of them are there, the thread was a view before.
         """
         previous = _summary_in(state)
         done = list(_summarized_in(state)) if previous and previous["last"] is not None else []
@@ -340,11 +339,7 @@ def _changed(system: BaseMessage, content: Any, mark: Any) -> BaseMessage:
 
 
 def summary_of(value: Any) -> Summary | None:
-    """The summary in a channel. Text alone is one too, which stands for no message any more.
-
-    Raises:
-        ConfigurationError: The channel holds something else.
-    """
+    """The summary in a channel. Text alone is one too, which stands for no message any more."""
     if not value:
         return None
     if isinstance(value, str):

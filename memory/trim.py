@@ -52,21 +52,17 @@ def trim(
     Args:
         max_tokens: Tokens of the request; from above 0 to 1.0, a share of the model's window.
         max_messages: Messages that may stay, the system message included.
-        token_counter: A chat model, also with tools bound, the name of an OpenAI model, or a
-            function over messages; None: an estimate. See `perdure.memory.token_counter`.
+        token_counter: See `perdure.memory.token_counter`.
         strategy: `"last"` keeps the newest turns; `"first"` the oldest, and the newest human
             message with what follows it.
         end_on: Leave out what follows the last message of this type, or of one of these.
         allow_partial: Shorten in the middle what is too long and may not be left out; else that
             raises `BudgetExceeded`.
         mode: `"view"`: the state keeps all, the model is shown the window (`llm_input_messages`).
-            `"state"`: what does not fit is removed from the state; a perdure checkpointer's
-            history still has it.
+            `"state"`: what does not fit is removed from the state, and stays in history.
         messages_key: The channel of the messages.
 
     Raises:
-        ConfigurationError: The options contradict each other.
-        UnknownModel: The model's tokens or window are not known.
         BudgetExceeded: The tools alone take all the tokens; or, when it runs, what may not be left
             out takes more than is allowed.
     """

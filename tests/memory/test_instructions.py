@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -427,3 +428,22 @@ def test_bad_input_is_refused(store: SQLiteStore) -> None:
             node.invoke(state)
     with pytest.raises(ConfigurationError, match="Instructions"):
         use_instructions(store)  # type: ignore[arg-type]
+
+
+def test_instructions_as_they_were(store: SQLiteStore) -> None:
+    """A run that is to remember as of a moment is given what held then; before all, the default."""
+    instructions = Instructions(store, default="Answer.")
+    before = datetime.now(UTC)
+    first = instructions.set("Answer in verse.")
+    instructions.set("Answer in prose.")
+    shown = use_instructions(instructions, as_of="as_of")
+
+    def told(moment: Any) -> str:
+        config: Any = {"configurable": {"as_of": moment} if moment else {}}
+        return shown([HumanMessage("hi")], config)[0].text
+
+    assert first.valid_from is not None
+    assert told(first.valid_from.isoformat()) == "Answer in verse."
+    assert [told(before), told(None)] == ["Answer.", "Answer in prose."]
+    with pytest.raises(InvalidConfig, match="as_of"):
+        told("yesterday")
