@@ -69,11 +69,14 @@ class TokenCounter:
 
     def message(self, message: BaseMessage) -> int:
         """Tokens of a message: frame, name, content, tool calls."""
-        if not isinstance(message, BaseMessage):
-            checked([message], "the messages")
         if self._function is not None:
-            return whole("what the token counter returned", self._function([message]), 0)
-        content, kind = message.content, role(message)
+            [one] = checked([message], "the messages")
+            return whole("what the token counter returned", self._function([one]), 0)
+        try:
+            content, kind = message.content, role(message)
+        except AttributeError:
+            checked([message], "the messages")
+            raise
         total = _FRAME + (self.text(content) if type(content) is str else self._blocks(content))
         if message.name:
             total += _NAME + self.text(message.name)

@@ -276,4 +276,8 @@ def _taken(turns: Iterable[Turn], left: int, measure: Measure) -> tuple[list[Tur
 def _cost(units: list[Unit], measure: Measure) -> int:
     if measure is one:
         return sum(len(unit.messages) for unit in units)
-    return sum(measure(message) for unit in units for message in unit.messages)
+    total = 0
+    for unit in units:
+        for message in unit.messages:
+            total += measure(message)
+    return total
