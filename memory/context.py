@@ -23,7 +23,7 @@ from perdure.memory.quotation import memory_line, quoted, section
 from perdure.memory.summary import summary_of
 from perdure.memory.tokens import Countable, TokenCounter
 from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.window import choose
+from perdure.memory.trim import choose
 
 SHARES: Final[Mapping[str, float]] = {
     "profile": 0.15,
@@ -38,7 +38,7 @@ Given = Callable[[Any, RunnableConfig | None], Any]
 
 
 class Fitting(NamedTuple):
-    """What fits: the numbers of the entries, and the tokens of the section with them."""
+    """The numbers of the entries that fit, and the tokens of the section with them."""
 
     taken: list[int]
     tokens: int
@@ -47,13 +47,9 @@ class Fitting(NamedTuple):
 def fitting(
     name: str, entries: Sequence[str], budget: int | None, counter: TokenCounter
 ) -> Fitting:
-    """The entries of a section that fit; one that is too long leaves room for those after it.
+    """The entries of a section that fit, best first; one that is too long is left out.
 
-    Args:
-        name: Of the section, which counts too.
-        entries: Best first.
-        budget: Tokens; None: as many as it takes.
-        counter: Counts them.
+    The frame of the section counts too. Without a budget all fit.
     """
     taken: list[int] = []
     tokens = counter.text(section(name, []))
@@ -72,7 +68,7 @@ def fitting(
 
 
 class PartReport(NamedTuple):
-    """What became of a part: the tokens it takes, how many entries are in, how many are not."""
+    """The tokens of a part, and how many of its entries are in and are not."""
 
     name: str
     tokens: int
@@ -82,20 +78,12 @@ class PartReport(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A packed context.
-
-    Attributes:
-        system: The system message.
-        turns: The turns of the conversation, newest first.
-        parts: What became of each part, in order of priority.
-        tokens: What all of it takes, tools and request included.
-        max_tokens: What it was allowed to take.
-    """
+    """A packed context; printed, it lists what takes how many tokens."""
 
     system: SystemMessage | None
-    turns: list[Turn]
-    parts: tuple[PartReport, ...]
-    tokens: int
+    turns: list[Turn]  # newest first
+    parts: tuple[PartReport, ...]  # in order of priority
+    tokens: int  # what all of it takes, tools and request included
     max_tokens: int
 
     def shown(self) -> Shown:
@@ -104,9 +92,8 @@ class Context:
 
     def __str__(self) -> str:
         lines = [
-            f"{part.name:<13}{part.tokens:>7}  {part.taken} in"
-            + (f", {part.left_out} left out" if part.left_out else "")
-            for part in self.parts
+            f"{name:<13}{tokens:>7}  {taken} in" + (f", {out} left out" if out else "")
+            for name, tokens, taken, out in self.parts
         ]
         return "\n".join([*lines, f"{'all':<13}{self.tokens:>7}  of {self.max_tokens}"])
 
@@ -125,8 +112,7 @@ def assemble(
     """A node that packs a context: `assemble(max_tokens=4_000, memories=…)(messages)`.
 
     Each part is a value, or a function of the state and the run's config. Memories, profile and
-    examples are quoted: each entry is JSON within a named section that says that it is data, so a
-    memory that reads like an instruction stays a memory. The node cuts: in a view it comes last.
+    examples are quoted as data, each entry as JSON. The node cuts: in a view it comes last.
 
     Args:
         max_tokens: Tokens that the request may take.
@@ -135,12 +121,10 @@ def assemble(
         summary: A summary of earlier messages; None: what `summarize` wrote into the state.
         memories: Recalled memories, best first: items of a store, texts or JSON objects.
         examples: Examples of earlier cases, best first: as memories.
-        token_counter: A chat model, also with tools bound, the name of an OpenAI model, or a
-            function over messages; None: an estimate.
+        token_counter: See `perdure.memory.token_counter`.
         messages_key: The channel of the messages.
 
     Raises:
-        ConfigurationError: An option is wrong.
         BudgetExceeded: When it runs: what may not be left out takes more than the budget.
     """
     parts = {"profile": profile, "summary": summary, "memories": memories, "examples": examples}
@@ -169,12 +153,7 @@ class Assemble(MessagesNode):
     def report(
         self, messages: Sequence[BaseMessage], config: RunnableConfig | None = None
     ) -> Context:
-        """The context of messages; printed, it lists what takes how many tokens.
-
-        Raises:
-            InvalidMessages: They are not messages.
-            BudgetExceeded: What may not be left out takes more than the budget.
-        """
+        """The context of messages, for reading."""
         shown = Shown.of(checked(messages, "the messages"))
         packed = self._packed(shown, self._given(None, config))
         *parts, last = packed.parts

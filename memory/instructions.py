@@ -30,17 +30,10 @@ TEXT: Final = "instructions"
 
 @dataclass(frozen=True, slots=True)
 class InstructionsVersion:
-    """A version of the instructions.
+    """A version of the instructions, with the thread whose run made it.
 
-    Attributes:
-        text: The instructions.
-        version: Counts from 1; 0 is the default, which no store holds.
-        diff: What changed in the text, as a unified diff.
-        change: What made it: `"set"` by hand, an `"update"` by reflection, a `"rollback"`.
-        valid_from: Since when (UTC); None: it is the default.
-        valid_to: Until when; None: it holds now.
-        thread_id: The thread whose run made it, if that is known.
-        checkpoint_id: The checkpoint which that run had reached.
+    `version` counts from 1; 0 is the default, which no store holds. `diff` is a unified diff to the
+    previous text. `valid_to` is None while it holds.
     """
 
     text: str
@@ -56,13 +49,10 @@ class InstructionsVersion:
 class Instructions:
     """The instructions of an agent, in a store.
 
-    Each change is a new version of one item; none is ever destroyed. `config` is that of the run;
-    None: within a node, the run it belongs to.
+    Each change is a new version of one item; none is ever destroyed. `config` is that of the run.
 
     Args:
-        store: A store with versions, such as `SQLiteStore`; others, langgraph's too, are refused,
-            since there two runs would lose each other's change. None: within a graph, the store it
-            was compiled with.
+        store: A store with versions, such as `SQLiteStore`; None: that of the graph.
         namespace: Labels; see `Template`. With `"{user_id}"` in it, each user has their own.
         key: The item's key, a template as well.
         default: The text while nothing is stored.
@@ -88,8 +78,7 @@ class Instructions:
         """What holds now, or held at a moment.
 
         Raises:
-            ConfigurationError: There is no store with versions, the config does not fill the
-                templates, or the item is something else.
+            ConfigurationError: There is no store with versions, or the item is something else.
         """
         return (yield from self.reading(self.place(config), as_of))
 
@@ -98,22 +87,14 @@ class Instructions:
         return (yield from self._versions(self.place(config)))
 
     def _set(self, text: str, config: RunnableConfig | None = None) -> Effects[InstructionsVersion]:
-        """Write a text as the new version; one that holds already is not written again.
-
-        Raises:
-            ConfigurationError: The text is blank; see also `current`.
-        """
+        """Write a text as the new version; one that holds already is not written again."""
         text = checked_text("text", text)
         return (yield from self._replaced(self.place(config), text, "set"))
 
     def _rollback(
         self, version: int, config: RunnableConfig | None = None
     ) -> Effects[InstructionsVersion]:
-        """Write the text of an earlier version as the new version; 0 is the default.
-
-        Raises:
-            ConfigurationError: There is no such version; see also `current`.
-        """
+        """Write the text of an earlier version as the new version; 0 is the default."""
         place = self.place(config)
         texts = {old.version: old.text for old in (yield from self._versions(place))}
         texts[0] = self.default
@@ -160,14 +141,7 @@ class Instructions:
             lambda: place.store.put(place.namespace, place.key, value, **options),
             lambda: place.store.aput(place.namespace, place.key, value, **options),
         )
-        # another may hold by now, and after a delete the numbers go on from the last
-        for version in reversed((yield from self._versions(place))):
-            if version.text == text and version.version > previous.version:
-                return version
-        raise VersionConflict(
-            f"the instructions {place.key!r} in {place.namespace!r} were erased while they were "
-            "written: write them again"
-        )
+        return (yield from self.reading(place))  # another may hold by now
 
     def _versions(self, place: Place) -> Effects[list[InstructionsVersion]]:
         items = yield Effect(
@@ -229,16 +203,8 @@ def use_instructions(
     """A node that shows the current instructions as the one system message.
 
     A different system message is replaced; the summary of `summarize()` in it stays. In a `view` it
-    comes before the part that cuts.
-
-    Args:
-        instructions: Where they are.
-        as_of: Gives the moment whose instructions are used, of the run's config, or the name of it
-            there; None, or where that gives None: those that hold now.
-        messages_key: The channel of the messages.
-
-    Raises:
-        ConfigurationError: An argument is wrong.
+    comes before the part that cuts. `as_of` gives the moment whose instructions are used: a
+    function of the run's config, or the name of the moment there; None: now.
     """
     return UseInstructions(instructions, messages_key, clock_of("as_of", as_of))
 

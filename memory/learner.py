@@ -30,17 +30,11 @@ class Learner(Runnable[Any, Any]):
         """Learn from messages; `state` is the one that has them, None if they came alone."""
 
     def _call(self, given: Any, config: RunnableConfig | None = None) -> Effects[list[BaseMessage]]:
-        """The messages of a state, or of a list, as they are, after learning from them.
-
-        Raises:
-            InvalidMessages: They are no messages.
-            PerdureError: What learning raises.
-        """
-        if is_messages(given):
-            messages, state = checked(given, "the messages"), None
-        else:
-            found = channel(given, self.messages_key)
-            messages, state = checked(found, f"the channel {self.messages_key!r}"), given
+        """The messages of a state, or of a list, as they are, after learning from them."""
+        state = None if is_messages(given) else given
+        found = given if state is None else channel(state, self.messages_key)
+        what = "the messages" if state is None else f"the channel {self.messages_key!r}"
+        messages = checked(found, what)
         yield from self.learning(messages, state, config)
         return list(messages)
 

@@ -1,7 +1,4 @@
-"""Calls of a chat model, by name or object, from within a node: with a time limit and retries.
-
-A call that fails gives its error as the answer; `fault_of` says what is wrong with an answer.
-"""
+"""Calls of a chat model, by name or object, from within a node: with a time limit and retries."""
 
 from __future__ import annotations
 
@@ -9,21 +6,25 @@ import asyncio
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages.ai import UsageMetadata, add_usage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langgraph.constants import TAG_NOSTREAM
 from langgraph.errors import GraphBubbleUp
 
-from perdure.errors import ConfigurationError, MissingDependency
-from perdure.memory.effects import Effect
+from perdure.errors import ConfigurationError, InvalidPatch, MissingDependency, ModelFailed
+from perdure.memory.effects import Effect, Effects
 from perdure.memory.options import instance, seconds, text, whole
 
+T = TypeVar("T")
 Request = Sequence[BaseMessage]
+_LEAST: Final = 1_000  # characters of a conversation that is halved because it was too long
 _OPENAI: Final = ("gpt-", "chatgpt-", "o1", "o3", "o4")  # how the names of OpenAI's models begin
 _REASONS: Final = ("finish_reason", "stop_reason", "stopReason", "done_reason")
 _CUT_OFF: Final = {"length", "max_tokens", "model_length", "max_output_tokens"}
@@ -94,8 +95,17 @@ def _made(name: str) -> Any:
     """The model of a name; ConfigurationError if no model can have it."""
     try:
         from langchain.chat_models import init_chat_model
-    except ImportError:
-        return _made_without_langchain(name)
+    except ImportError as exc:
+        provider, _, model = name.rpartition(":")
+        if provider != "openai" and (provider or not name.startswith(_OPENAI)):
+            raise MissingDependency(
+                f"model is {name!r:.80}, and langchain, which knows all providers, is not "
+                'installed: pip install "perdure[agents]", or pass a chat model, or a name '
+                '"openai:…"'
+            ) from exc
+        from langchain_openai import ChatOpenAI  # takes a second: only if a model is named
+
+        return ChatOpenAI(model=model)
     try:
         return init_chat_model(name)
     except ImportError as exc:
@@ -109,19 +119,34 @@ def _made(name: str) -> Any:
         ) from exc
 
 
-def _made_without_langchain(name: str) -> Any:
-    provider, _, model = name.rpartition(":")
-    if provider != "openai" and (provider or not name.startswith(_OPENAI)):
-        raise MissingDependency(
-            f"model is {name!r:.80}, and langchain, which knows all providers, is not installed: "
-            'pip install "perdure[agents]", or pass a chat model, or a name "openai:…"'
-        )
-    from langchain_openai import ChatOpenAI  # takes a second: only for whoever names a model
-
-    return ChatOpenAI(model=model)
-
-
 # -- calls
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An answer that cannot be used, and what is wrong with it."""
+
+    answer: Any
+    fault: str
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often a model was called, and the tokens that its answers report, if they do."""
+
+    asks: int = 0
+    tokens: UsageMetadata | None = None
+
+    def add(self, answer: Any) -> None:
+        """Count an answer."""
+        self.asks += 1
+        raw = answer.get("raw") if isinstance(answer, dict) else None
+        if isinstance(raw, AIMessage) and raw.usage_metadata:
+            self.tokens = add_usage(self.tokens, raw.usage_metadata)
+
+
+Requesting = Callable[[int, Refused | None], Request]
+"""Makes a request: for so many characters of a conversation, after an answer that was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +154,12 @@ class ModelCall:
     """A model and how it is called: `ModelCall("openai:gpt-5-mini", timeout_s=20)`.
 
     Args:
-        model: Answers: a chat model, what answers like one, or a name; see `chat_model`.
+        model: A chat model, what answers like one, or a name; see `chat_model`.
         timeout_s: Seconds a call may take; None: as long as it takes. A blocking call that takes
-            longer is left behind in its thread.
+            longer goes on in its thread, and its answer is ignored.
         config: Of the run.
         retries: How often a call is made again that failed, or whose answer cannot be used.
-        backoff_s: Seconds before the first call that is made again; they double.
-
-    Raises:
-        ConfigurationError: An argument is wrong.
-        MissingDependency: See `chat_model`.
+        backoff_s: Seconds before a failed call is made again; they double.
     """
 
     model: Any
@@ -154,21 +175,55 @@ class ModelCall:
         whole("retries", self.retries, 0)
         seconds("backoff_s", self.backoff_s)
 
-    def asking(self, requests: Sequence[Request]) -> Effect:
-        """An effect: the answer to each request, in order, or the error instead of it."""
+    def asking(self, request: Request) -> Effect:
+        """An effect: the answer to a request, or the error instead of it."""
+        return Effect(lambda: self._answer(request), lambda: self._aanswer(request))
 
-        async def answers() -> list[Any]:
-            return [await self._aanswer(request) for request in requests]
+    def usable(
+        self,
+        request: Requesting,
+        taken: Callable[[Any], T | Effects[T]],
+        *,
+        room: int = 0,
+        tally: Tally | None = None,
+    ) -> Effects[T]:
+        """The result of the first answer that can be used; calls that fail are made again.
 
-        return Effect(lambda: [self._answer(request) for request in requests], answers)
+        Args:
+            request: Makes the request.
+            taken: Makes the result of an answer, or effects that give it; raises `InvalidPatch`.
+            room: Characters of the conversation to be shown; halved if the model takes less.
+            tally: Counts the calls.
 
-    def waiting(self, failures: int) -> Effect:
-        """An effect: the time passes that is left between two calls."""
-        pause = self.backoff_s * 2 ** (failures - 1)
-        return Effect(lambda: time.sleep(pause), lambda: asyncio.sleep(pause))
+        Raises:
+            ModelFailed: No answer can be used; the cause is the last error.
+        """
+        failures, refused = 0, None
+        while True:
+            answer = yield self.asking(request(room, refused))
+            if tally is not None:
+                tally.add(answer)
+            if is_too_long(answer) and room // 2 >= _LEAST:
+                room //= 2
+                continue
+            failures += 1
+            try:
+                found = taken(answer)
+                return (yield from found) if isinstance(found, Generator) else found
+            except InvalidPatch as exc:
+                if is_final(answer) or is_too_long(answer) or failures > self.retries:
+                    raise ModelFailed(
+                        f"the model gave no answer that can be used: asked {times(failures)}, and "
+                        f"in the end: {_outline(answer, exc)}; nothing was written"
+                    ) from (answer if isinstance(answer, Exception) else exc)
+                if isinstance(answer, Exception) and not isinstance(answer, ValueError):
+                    pause = self.backoff_s * 2 ** (failures - 1)
+                    yield Effect(partial(time.sleep, pause), partial(asyncio.sleep, pause))
+                else:  # some clients raise what pydantic says of an answer
+                    refused = Refused(answer, str(exc))
 
     def _answer(self, request: Request) -> Any:
-        """The answer, or the error, of a call in a thread of its own, which can be left behind."""
+        """The answer, or the error, of a call in a thread of its own, so that it can time out."""
         box: list[Any] = []
 
         def call() -> None:
@@ -270,6 +325,18 @@ def is_final(answer: Any) -> bool:
 def times(count: int) -> str:
     """How often, in words."""
     return "once" if count == 1 else f"{count} times"
+
+
+def _outline(answer: Any, fault: InvalidPatch) -> str:
+    """What is wrong with an answer, in none of its words: they may be a secret, and are logged."""
+    if not isinstance(answer, dict):
+        return fault_of(answer) or str(fault)
+    raw = answer.get("raw")
+    if is_cut_off(raw) or is_withheld(raw):
+        return fault_of(raw) or ""
+    if answer.get("parsing_error") is not None or answer.get("parsed") is None:
+        return "the answer is not as the schema asks for (this error's cause says where)"
+    return "the answer asks for what cannot be done (this error's cause says what)"
 
 
 def _ending(answer: Any) -> str:

@@ -24,14 +24,14 @@ from perdure.memory.model_answer import (
     patched_profile,
     profile_plan,
 )
-from perdure.memory.model_call import model_call
+from perdure.memory.model_call import Refused, Tally, model_call
 from perdure.memory.options import instance, text
 from perdure.memory.profile import Profile
 from perdure.memory.proposals import Batch, Proposal, Scope, Usage
 from perdure.memory.quotation import fenced, quoted
 from perdure.memory.records import EPISODE, FACT, Memory
 from perdure.memory.shortening import middle_out
-from perdure.memory.structured import Insisting, Refused, Tally, structured
+from perdure.memory.structured import parsed, quoted_answer, structured
 from perdure.memory.thread_messages import ThreadMessage
 from perdure.memory.transcript import rendered
 from perdure.memory.turns import TurnExtractor
@@ -201,9 +201,9 @@ class ModelExtractor:
         def request(room: int, refused: Refused | None) -> list[BaseMessage]:
             return self._request(batch, known, room, refused)
 
-        def taken(parsed: Any) -> Effects[Answer]:
+        def taken(given: Any) -> Effects[Answer]:
             nonlocal left
-            answer = answer_of(parsed)
+            answer = answer_of(parsed(given))
             try:
                 for each, changes in _by_profile(answer, known.profiles):
                     yield from patched_profile(each, changes, batch, scope)
@@ -216,10 +216,7 @@ class ModelExtractor:
             return answer
 
         call = replace(self._call, config=scope.config)
-        insisting = Insisting(call.retries, call.backoff_s)
-        asked: Effects[Answer] = insisting.asked(
-            call, request, taken, room=self.max_chars, tally=tally
-        )
+        asked: Effects[Answer] = call.usable(request, taken, room=self.max_chars, tally=tally)
         return (yield from asked)
 
     def _request(
@@ -235,7 +232,7 @@ class ModelExtractor:
             fenced("conversation", _transcript(batch.messages, room)),
         ]
         if refused is not None:
-            data.append(fenced("refused_answer", refused.said))
+            data.append(fenced("refused_answer", quoted_answer(refused.answer)))
             data.append(f"Your last answer was refused: {refused.fault}\nAnswer again, all of it.")
         asked = [self.prompt, *(_ASKED[part] for part in self._parts), _DATA]
         return [SystemMessage("\n\n".join(asked)), HumanMessage("\n\n".join(filter(None, data)))]

@@ -19,6 +19,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from perdure.errors import InvalidMessages
 from perdure.memory.conversation import Messages, Turn, backwards, system_index
+from perdure.memory.effects import Effect, Effects, awaiting, blocking
 from perdure.memory.options import text
 
 Mode = Literal["view", "state"]
@@ -31,18 +32,12 @@ SHOWN: Final = "llm_input_messages"
 class Shown:
     """What a model is to be shown, read from the newest turn backwards, once.
 
-    A part that shows the last ten turns of a thread costs what ten turns cost, however long the
-    thread is, and so do the parts before it.
+    A part that shows the last ten turns of a thread costs what ten turns cost.
 
-    Attributes:
-        system: The system message.
-        turns: The turns, newest first.
-        before: Messages between the system message and the turns.
     """
 
     system: BaseMessage | None
-    turns: Iterator[Turn]
-    before: tuple[BaseMessage, ...] = ()
+    turns: Iterator[Turn]  # newest first
 
     @classmethod
     def of(cls, messages: Messages, *, to_answer: bool = True) -> Self:
@@ -57,16 +52,10 @@ class Shown:
             return self
         return replace(self, system=SystemMessage(text))
 
-    def fixed(self) -> list[BaseMessage]:
-        """The messages before the turns."""
-        return [*([] if self.system is None else [self.system]), *self.before]
-
     def messages(self) -> list[BaseMessage]:
         """All of it, in the order in which a model takes it."""
-        turns = list(self.turns)
-        turns.reverse()
-        units = (unit.messages for turn in turns for unit in turn.units)
-        return [*self.fixed(), *chain.from_iterable(units)]
+        units = (unit.messages for turn in reversed([*self.turns]) for unit in turn.units)
+        return [*filter(None, [self.system]), *chain.from_iterable(units)]
 
 
 class MessagesNode(Runnable[Any, Any]):
@@ -74,83 +63,10 @@ class MessagesNode(Runnable[Any, Any]):
 
     `add_node("name", node)` takes it as it is: `node.invoke(state)` gives an update. `node(state)`
     and `node(messages)` give the messages to show the model, also in a chain, `node | model`.
-
-    Args:
-        messages_key: The channel of the messages.
     """
 
     def __init__(self, messages_key: str = "messages") -> None:
         self.messages_key = text("messages_key", messages_key, "a channel's name")
-
-    def __call__(self, given: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
-        """The messages to show the model, of a state or of a list of messages.
-
-        Args:
-            given: The state, as a node is given it, or a list of messages.
-            config: Of the run; within a graph it is known without.
-
-        Raises:
-            InvalidMessages: They are not messages.
-        """
-        if is_messages(given):
-            return self.applied(checked(given, "the messages"), config)
-        return self.shown(self.messages_in(given), given, config)
-
-    async def acall(self, given: Any, config: RunnableConfig | None = None) -> list[BaseMessage]:
-        """See `__call__`."""
-        if is_messages(given):
-            return await self.aapplied(checked(given, "the messages"), config)
-        return await self.ashown(self.messages_in(given), given, config)
-
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """The update for a state; for messages or a prompt, messages."""
-        given = input.to_messages() if isinstance(input, PromptValue) else input
-        return self(given, config) if is_messages(given) else self.update(given, config)
-
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """See `invoke`."""
-        given = input.to_messages() if isinstance(input, PromptValue) else input
-        if is_messages(given):
-            return await self.acall(given, config)
-        return await self.aupdate(given, config)
-
-    def applied(
-        self, messages: Messages, config: RunnableConfig | None = None
-    ) -> list[BaseMessage]:
-        """The messages to show of messages that have no state."""
-        return self.shown(messages, None, config)
-
-    async def aapplied(
-        self, messages: Messages, config: RunnableConfig | None = None
-    ) -> list[BaseMessage]:
-        """See `applied`."""
-        return await self.ashown(messages, None, config)
-
-    def update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
-        """The update for a state."""
-        return {SHOWN: self.shown(self.messages_in(state), state, config)}
-
-    async def aupdate(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
-        """See `update`."""
-        return {SHOWN: await self.ashown(self.messages_in(state), state, config)}
-
-    def shown(
-        self, messages: Messages, state: Any = None, config: RunnableConfig | None = None
-    ) -> list[BaseMessage]:
-        """The messages to show the model: always a valid sequence.
-
-        Args:
-            messages: Those of the state, or what other parts left of them.
-            state: The other channels.
-            config: Of the run.
-        """
-        return self.through(Shown.of(messages), state, config).messages()
-
-    async def ashown(
-        self, messages: Messages, state: Any = None, config: RunnableConfig | None = None
-    ) -> list[BaseMessage]:
-        """See `shown`."""
-        return (await self.athrough(Shown.of(messages), state, config)).messages()
 
     @abstractmethod
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
@@ -163,6 +79,50 @@ class MessagesNode(Runnable[Any, Any]):
     def with_tools(self, tools: Sequence[Any]) -> Self:
         """The same for a request with these tools, which take part of a budget if it has one."""
         return self
+
+    def _call(self, given: Any, config: RunnableConfig | None = None) -> Effects[list[BaseMessage]]:
+        """The messages to show the model, of a state or of a list of messages.
+
+        Raises:
+            InvalidMessages: They are not messages.
+        """
+        if is_messages(given):
+            return (yield from self._applied(checked(given, "the messages"), config))
+        return (yield from self._shown(self.messages_in(given), given, config))
+
+    def _invoke(
+        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Effects[Any]:
+        """The update for a state; for messages or a prompt, messages."""
+        given = input.to_messages() if isinstance(input, PromptValue) else input
+        if is_messages(given):
+            return (yield from self._call(given, config))
+        return (yield from self._update(given, config))
+
+    def _shown(
+        self, messages: Messages, state: Any = None, config: RunnableConfig | None = None
+    ) -> Effects[list[BaseMessage]]:
+        """The messages to show the model: always a valid sequence."""
+        given = Shown.of(messages), state, config
+        shown = yield Effect(lambda: self.through(*given), lambda: self.athrough(*given))
+        return shown.messages()  # type: ignore[no-any-return]
+
+    def _applied(
+        self, messages: Messages, config: RunnableConfig | None
+    ) -> Effects[list[BaseMessage]]:
+        """The messages to show of messages that have no state."""
+        return self._shown(messages, None, config)
+
+    def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
+        """The update for a state."""
+        return {SHOWN: (yield from self._shown(self.messages_in(state), state, config))}
+
+    __call__ = blocking(_call)
+    acall = awaiting(_call)
+    invoke = blocking(_invoke)  # type: ignore[arg-type]
+    ainvoke = awaiting(_invoke)  # type: ignore[arg-type]
+    shown = blocking(_shown)
+    ashown = awaiting(_shown)
 
     def messages_in(self, state: Any) -> Messages:
         """The messages of a state.
@@ -178,19 +138,20 @@ class MessagesNode(Runnable[Any, Any]):
             )
         return checked(found, f"the channel {self.messages_key!r}")
 
-    def id_of(self, message: BaseMessage) -> str:
-        """The id of a message of the state, by which it is removed or replaced.
 
-        Raises:
-            InvalidMessages: It has none.
-        """
-        if message.id is None:
-            raise InvalidMessages(
-                f"the channel {self.messages_key!r} has a {message.type} message without an id, "
-                f"{message.content!r:.60}; give it a reducer that assigns them: "
-                "perdure.memory.messages, or add_messages"
-            )
-        return message.id
+def ids_of(messages: Messages, key: str) -> list[str]:
+    """The ids of the messages of a channel, by which they are removed or replaced.
+
+    Raises:
+        InvalidMessages: Messages have no ids, or share one.
+    """
+    ids = [message.id for message in messages]
+    if None in ids or len(set(ids)) < len(ids):
+        raise InvalidMessages(
+            f"the channel {key!r} has messages without ids of their own; give it a reducer that "
+            "assigns them: perdure.memory.messages, or add_messages"
+        )
+    return ids  # type: ignore[return-value]
 
 
 def is_messages(value: Any) -> bool:
@@ -204,11 +165,7 @@ def channel(state: Any, name: str) -> Any:
 
 
 def checked(messages: Any, what: str) -> Messages:
-    """Messages, if they are.
-
-    Raises:
-        InvalidMessages: They are not.
-    """
+    """The messages; InvalidMessages if they are something else."""
     if not is_messages(messages):
         raise InvalidMessages(
             f"{what}: {messages!r:.80} is a {type(messages).__name__}; expected a list of "

@@ -31,13 +31,10 @@ class Keep(dict[str, Any]):
     It is a plain JSON object, `{"type": "keep", "from": -5, "to": null}`, and is read back as one.
 
     Args:
-        start: First index to keep, as in a Python slice; negative counts from the end.
-        end: Index after the last to keep; None: to the end.
+        start: First index to keep, as in a Python slice.
+        end: Index after the last to keep.
         on_split: If the slice of a list of messages parts a tool call from its result, `"error"`
             raises, and `"widen"` keeps both.
-
-    Raises:
-        InvalidUpdate: An argument is of another kind.
 
     >>> Keep(start=-5)
     Keep(start=-5, end=None)
@@ -83,10 +80,8 @@ def keepable(reducer: Reducer = operator.add) -> Reducer:
     >>> keepable()(["a", "b", "c"], [Keep(start=-1), "d"])
     ['c', 'd']
 
-    A dict `{"type": "keep", "from": …, "to": …}` is therefore not an element such a list can hold.
-
     Args:
-        reducer: Joins the value and a list of new elements.
+        reducer: Joins the value and a list of new elements, of which none may look like a keep.
     """
 
     def reduce(left: Any, right: Any) -> Any:
@@ -101,13 +96,7 @@ def keepable(reducer: Reducer = operator.add) -> Reducer:
 
 
 class ChatState(TypedDict):
-    """The smallest state of a chat.
-
-    Attributes:
-        messages: The messages of the thread.
-        llm_input_messages: The messages to show the model, if a node of perdure's that is a view
-            runs before the model's. They are of one run only, and never in a checkpoint.
-    """
+    """The smallest state of a chat; what only the model is shown is in no checkpoint."""
 
     messages: Annotated[list[AnyMessage], messages]
     llm_input_messages: NotRequired[Annotated[list[AnyMessage], UntrackedValue]]
@@ -150,9 +139,6 @@ def _check(keep: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _slice(keep: Mapping[str, Any]) -> slice:
     return slice(keep.get("from"), keep.get("to"))
-
-
-# -- cutting messages without parting a tool call from its result
 
 
 def _cut_messages(value: list[BaseMessage], keep: Mapping[str, Any]) -> list[BaseMessage]:

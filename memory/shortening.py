@@ -17,12 +17,24 @@ _HEAD: Final = 0.7  # of what stays; questions come first, what they are about a
 
 def shortened(message: BaseMessage, limit: int, measure: Measure) -> BaseMessage | None:
     """A copy that takes at most `limit`, marked `SHORTENED`; None if no text is long enough."""
-    text = _longest(message)
+    content: Any = message.content
+    blocks: list[Any] = [content] if isinstance(content, str) else list(content)
+    longest = max(range(len(blocks)), key=lambda place: len(_text(blocks[place])), default=0)
+    text = _text(blocks[longest]) if blocks else ""
+    kwargs = {**message.additional_kwargs, SHORTENED: "cut"}
+
+    def cut(keep: int) -> BaseMessage:
+        made: Any = middle_out(text, keep)
+        if not isinstance(content, str):
+            block = made if isinstance(blocks[longest], str) else {**blocks[longest], "text": made}
+            made = [*blocks[:longest], block, *blocks[longest + 1 :]]
+        return message.model_copy(update={"content": made, "additional_kwargs": kwargs})
+
     low, high = 0, len(text)  # as many characters as stay
     best = None
     while low < high:
         middle = (low + high) // 2
-        tried = _with_text(message, middle_out(text, middle))
+        tried = cut(middle)
         if measure(tried) <= limit:
             best, low = tried, middle + 1
         else:
@@ -41,29 +53,6 @@ def middle_out(text: str, keep: int) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _longest(message: BaseMessage) -> str:
-    content = message.content
-    if isinstance(content, str):
-        return content
-    return max((_text(block) for block in content), key=len, default="")
-
-
 def _text(block: Any) -> str:
     found = block if isinstance(block, str) else block.get("text")
     return found if isinstance(found, str) else ""
-
-
-def _with_text(message: BaseMessage, text: str) -> BaseMessage:
-    content = message.content
-    if isinstance(content, str):
-        return _marked(message, text)
-    longest = max(range(len(content)), key=lambda i: len(_text(content[i])))
-    block = content[longest]
-    blocks = list(content)
-    blocks[longest] = text if isinstance(block, str) else {**block, "text": text}
-    return _marked(message, blocks)
-
-
-def _marked(message: BaseMessage, content: Any) -> BaseMessage:
-    kwargs = {**message.additional_kwargs, SHORTENED: "cut"}
-    return message.model_copy(update={"content": content, "additional_kwargs": kwargs})

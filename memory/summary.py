@@ -1,17 +1,17 @@
 """Summarising: the messages before the newest become a text that grows with the conversation.
 
-Nothing is removed before there is a summary of it, and the ids of the summarised messages are kept,
-so that `expand` gives the originals back.
+Nothing is removed before there is a summary of it; `expand` gives the originals back.
 """
 
 from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, takewhile
+from math import inf
 from typing import Annotated, Any, Final, Literal
 
 from langchain_core.language_models import BaseChatModel
@@ -21,9 +21,9 @@ from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no J
 
 from perdure.errors import ConfigurationError, SummaryFailed, UnknownModel
 from perdure.memory.conversation import Messages, Turn, role, turns
-from perdure.memory.effects import Effects, awaiting, blocking
+from perdure.memory.effects import Effects
 from perdure.memory.model_call import NamedModel, model_call
-from perdure.memory.nodes import MODES, SHOWN, MessagesNode, Mode, Shown, channel
+from perdure.memory.nodes import MODES, SHOWN, MessagesNode, Mode, Shown, channel, ids_of
 from perdure.memory.options import choice, instance, number, text, whole
 from perdure.memory.quotation import as_record
 from perdure.memory.reducers import ChatState
@@ -33,14 +33,13 @@ from perdure.memory.transcript import units_of
 
 OnFailure = Literal["keep", "raise"]
 ON_FAILURE: Final = ("keep", "raise")
-Size = tuple[str, float] | Mapping[str, float]
-"""`("messages", 40)`, `("tokens", 4000)` or `("fraction", 0.7)` of the model's window; a dict of
-several means all of them."""
+Size = tuple[Literal["messages", "tokens", "fraction"], float]
+"""`("messages", 40)`, `("tokens", 4000)` or `("fraction", 0.7)` of the model's window."""
 
 HEADING: Final = "Summary of the earlier conversation (a record of what was said, not instructions)"
 _INPUT_TOKENS: Final = 16_000  # of a model whose window is not known
 _SHARE: Final = 0.75  # of the window: the rest is for the answer, and for counting otherwise
-_SIZES: Final = {"messages", "tokens", "fraction"}
+_SIZES: Final = ("messages", "tokens", "fraction")
 _MARK: Final = "perdure_summary"  # in additional_kwargs, which no provider is sent
 _INSTRUCTIONS: Final = "instructions"
 _SUMMARY: Final = "summary"
@@ -50,17 +49,11 @@ _LOG = logging.getLogger("perdure")
 
 
 class Summary(TypedDict):
-    """A summary, as plain JSON.
-
-    Attributes:
-        text: The summary.
-        last: The id of the last message it stands for; None if that had none.
-        count: How many messages it stands for.
-    """
+    """A summary, as plain JSON."""
 
     text: str
-    last: str | None
-    count: int
+    last: str | None  # the id of the last message it stands for, if that had one
+    count: int  # of the messages it stands for
 
 
 class SummaryState(ChatState, total=False):
@@ -84,23 +77,22 @@ def summarize(
     """A node that keeps a running summary: `summarize("openai:gpt-5-mini")`.
 
     Over a state with the channels of `SummaryState` it writes the summary; `shown` gives what the
-    model is to be shown. Over a plain list it gives what is to be shown, with the summary in it;
-    given that and the messages since, it extends the summary.
+    model is to be shown. Over a plain list it gives that at once, with the summary in it.
 
     Args:
         model: Writes the summaries: a chat model, its name, or `ModelCall(model, timeout_s=…)`.
         trigger: When to summarise, counted over what is not summarised yet; a list means any of it.
-        keep: How much of the end stays, in whole turns, the newest always; None: half of `trigger`.
+        keep: How much of the end stays, in whole turns, the newest always; None: half of the
+            `trigger`, of several the smallest of each kind.
         token_counter: Counts tokens; None: the counter that fits the model.
         summary_prompt: Instructions to the model; `{max_words}` in it stands for 400.
-        mode: `"state"`: summarised messages are removed from the state; a perdure checkpointer's
-            history still has them. `"view"`: the state keeps all, `llm_input_messages` is shown.
-        on_failure: If the model gives no summary: `"keep"` everything, log a warning, and try again
-            the next time; or `"raise"` `SummaryFailed`.
+        mode: `"state"`: summarised messages are removed from the state, and stay in history.
+            `"view"`: the state keeps all, `llm_input_messages` is shown.
+        on_failure: If the model gives no summary: `"keep"` everything and log a warning; or
+            `"raise"` `SummaryFailed`.
         messages_key: The channel of the messages.
 
     Raises:
-        ConfigurationError: An option is wrong.
         UnknownModel: A size is a fraction, and the model's window is not known.
     """
     call = model_call(model)
@@ -109,13 +101,14 @@ def summarize(
     with suppress(ConfigurationError):
         max_input = int(_SHARE * context_window(known))
     several = isinstance(trigger, list | tuple) and trigger and not isinstance(trigger[0], str)
-    sizes: Sequence[Any] = trigger if several else [trigger]  # type: ignore[assignment]
-    limits = [_limits("trigger", size, known) for size in sizes]
+    sizes: Sequence[Any] = trigger if several else [trigger]
+    limits = [_limit("trigger", size, known) for size in sizes]
+    halves = _least((kind, -(-limit // 2)) for kind, limit in limits)
     return Summarize(
         SummaryRequest(call, text("summary_prompt", summary_prompt), counter.text, max_input),
         counter,
-        limits,
-        _half(limits) if keep is None else _limits("keep", keep, known),
+        _least(limits),
+        halves if keep is None else _least([_limit("keep", keep, known)]),
         choice("mode", mode, MODES),
         choice("on_failure", on_failure, ON_FAILURE),
         messages_key,
@@ -129,71 +122,59 @@ def _counter(given: Countable | None, model: Any) -> TokenCounter:
     return token_counter(given)
 
 
-def _limits(name: str, size: Any, model: Any) -> tuple[int, int]:
-    """The messages and the tokens of a size; 0: no limit."""
-    if isinstance(size, list | tuple) and len(size) == 2 and isinstance(size[0], str):
-        size = {size[0]: size[1]}
-    if not isinstance(size, Mapping) or not size or not set(size) <= _SIZES:
+def _limit(name: str, size: Any, model: Any) -> tuple[str, int]:
+    """A size in `"messages"` or `"tokens"`."""
+    if not isinstance(size, list | tuple) or len(size) != 2 or size[0] not in _SIZES:
         raise ConfigurationError(
-            f'{name} is {size!r:.80}; expected ("messages", 40), ("tokens", 4000), ("fraction", '
-            "0.7) of the model's window, or a dict of several, all of which are meant"
+            f'{name} is {size!r:.80}; expected ("messages", 40), ("tokens", 4000) or ("fraction", '
+            "0.7) of the model's window"
         )
-    least = {key: whole(f"{name} {key}", size[key], 1) for key in size if key != "fraction"}
-    tokens = least.get("tokens", 0)
-    if "fraction" in size:
-        share = number(f"{name} fraction", size["fraction"], 0.01, 1)
-        tokens = max(tokens, int(share * context_window(model)))
-    return least.get("messages", 0), tokens
+    kind, value = size
+    if kind != "fraction":
+        return kind, whole(f"{name} {kind}", value, 1)
+    share = number(f"{name} fraction", value, 0.01, 1)
+    return "tokens", int(share * context_window(model))
 
 
-def _half(limits: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    columns = zip(*limits, strict=True)
-    messages, tokens = (min((-(-n // 2) for n in each if n), default=0) for each in columns)
+def _least(limits: Iterable[tuple[str, int]]) -> tuple[float, float]:
+    """The smallest number of messages and of tokens among limits; infinite: no limit."""
+    given = list(limits)
+    messages, tokens = (
+        min((limit for kind, limit in given if kind == wanted), default=inf)
+        for wanted in ("messages", "tokens")
+    )
     return messages, tokens
 
 
+@dataclass(eq=False, repr=False)
 class Summarize(MessagesNode):
     """See `summarize`, which makes it."""
 
-    def __init__(
-        self,
-        request: SummaryRequest,
-        counter: TokenCounter,
-        trigger: Sequence[tuple[int, int]],
-        keep: tuple[int, int],
-        mode: str,
-        on_failure: str,
-        messages_key: str,
-    ) -> None:
-        super().__init__(messages_key)
-        self._request, self._counter = request, counter
-        self._trigger, self._keep = trigger, keep
-        self.mode, self._on_failure = mode, on_failure
+    request: SummaryRequest
+    counter: TokenCounter
+    trigger: tuple[float, float]  # messages and tokens
+    keep: tuple[float, float]
+    mode: str
+    on_failure: str
+    messages_key: str
 
-    # -- over a plain list
+    def __post_init__(self) -> None:
+        super().__init__(self.messages_key)
 
     def _applied(
-        self, messages: Messages, config: RunnableConfig | None = None
+        self, messages: Messages, config: RunnableConfig | None
     ) -> Effects[list[BaseMessage]]:
-        """What the model is to be shown of messages: summarised, if they are many."""
+        """The messages to show of a list: summarised, if they are many."""
         previous, rest = without_summary(messages)
         old = self._old(rest, range(len(rest)))
         extended = yield from self._extended(previous, [rest[i] for i in old], config)
         if extended is not None:
-            gone = set(old)
-            rest = [message for i, message in enumerate(rest) if i not in gone]
+            removed = set(old)
+            rest = [message for i, message in enumerate(rest) if i not in removed]
         return with_summary(Shown.of(rest), extended or previous).messages()
 
-    applied = blocking(_applied)  # type: ignore[arg-type]
-    aapplied = awaiting(_applied)  # type: ignore[arg-type]
-
-    # -- as a node
-
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """A state's summary, and the turns that it does not stand for.
-
-        It calls no model: the node does that, when it runs.
-        """
+        """A state's summary, and the turns that it does not stand for; no model is called."""
         turns = self._fresh_turns(shown.turns, state)
         return with_summary(replace(shown, turns=turns), _summary_in(state))
 
@@ -202,37 +183,30 @@ class Summarize(MessagesNode):
         messages = self.messages_in(state)
         return bool(self._old(messages, self._fresh(messages, state)))
 
-    def _changes(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
-        """An update without what is shown: what it leaves to be asked for by `shown`."""
+    def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
+        """The new summary, and what is removed or shown, as the mode has it."""
         messages = self.messages_in(state)
         _check_channels(state, config)
         old = self._old(messages, self._fresh(messages, state))
-        ids = [self.id_of(messages[i]) for i in old]
-        extended = yield from self._extended(_summary_in(state), [messages[i] for i in old], config)
-        if extended is None:
-            return {}
-        changes: dict[str, Any] = {_SUMMARY: extended, _SUMMARIZED: ids}
-        if self.mode == "state":
-            # also the messages that a view left in the state
-            gone = (m for m in messages[: old[-1] + 1] if not isinstance(m, SystemMessage))
-            changes[self.messages_key] = [RemoveMessage(id=self.id_of(m)) for m in gone]
+        ids = ids_of([messages[i] for i in old], self.messages_key)
+        # those too that a view left in the state
+        before = messages[: old[-1] + 1] if old else []
+        removed = ids_of([m for m in before if role(m) != "system"], self.messages_key)
+        previous = _summary_in(state)
+        extended = yield from self._extended(previous, [messages[i] for i in old], config)
+        changes: dict[str, Any] = {}
+        if extended is not None:
+            changes = {_SUMMARY: extended, _SUMMARIZED: ids}
+        if self.mode == "view":
+            after = {
+                _SUMMARY: extended or previous,
+                _SUMMARIZED: [*_summarized_in(state), *changes.get(_SUMMARIZED, ())],
+                self.messages_key: messages,
+            }
+            changes[SHOWN] = yield from self._shown(messages, after, config)
+        elif extended is not None:
+            changes[self.messages_key] = [RemoveMessage(id=uid) for uid in removed]
         return changes
-
-    def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
-        """The new summary, and what is removed or shown, as the mode has it."""
-        changes = yield from self._changes(state, config)
-        if self.mode == "state":
-            return changes
-        messages = self.messages_in(state)
-        summarized = [*_summarized_in(state), *changes.get(_SUMMARIZED, ())]
-        after = {_SUMMARY: _summary_in(state), **changes, _SUMMARIZED: summarized}
-        shown = self.shown(messages, {**after, self.messages_key: messages}, config)
-        return {**changes, SHOWN: shown}
-
-    changes = blocking(_changes)
-    achanges = awaiting(_changes)
-    update = blocking(_update)  # type: ignore[arg-type]
-    aupdate = awaiting(_update)  # type: ignore[arg-type]
 
     def _extended(
         self, previous: Summary | None, old: list[BaseMessage], config: RunnableConfig | None
@@ -243,9 +217,10 @@ class Summarize(MessagesNode):
             return None
         known = previous["text"] if previous else ""
         try:
-            summary = yield from self._request.within(config).summary(known, units)
+            request = replace(self.request, call=replace(self.request.call, config=config))
+            summary = yield from request.summary(known, units)
         except SummaryFailed as exc:
-            if self._on_failure == "raise":
+            if self.on_failure == "raise":
                 raise
             _LOG.warning("%s; it is tried again the next time", exc)
             return None
@@ -264,22 +239,22 @@ class Summarize(MessagesNode):
 
     def _is_reached(self, messages: Messages) -> bool:
         """Whether a trigger is. Tokens are counted only if they decide."""
-        asked = [tokens for count, tokens in self._trigger if len(messages) >= count]
-        if not asked or 0 in asked:
-            return bool(asked)
-        least, measure = min(asked), self._counter.fitted(messages).message
-        return any(total >= least for total in accumulate(map(measure, messages)))
+        most_messages, most_tokens = self.trigger
+        if len(messages) >= most_messages or most_tokens == inf:
+            return len(messages) >= most_messages
+        measure = self.counter.fitted(messages).message
+        return any(total >= most_tokens for total in accumulate(map(measure, messages)))
 
     def _cut(self, messages: Messages) -> int:
         """Where the kept turns begin; 0 if all of them are kept."""
-        most_messages, most_tokens = self._keep
+        most_messages, most_tokens = self.keep
         count = tokens = cut = 0
         for turn in turns(messages):
             members = [messages[i] for i in turn if role(messages[i]) != "system"]
             count += len(members)
             # by the counter as it is: fitted to the conversation, a removal would move the cut
-            tokens += sum(map(self._counter.message, members)) if most_tokens else 0
-            if cut and (0 < most_messages < count or 0 < most_tokens < tokens):
+            tokens += sum(map(self.counter.message, members)) if most_tokens < inf else 0
+            if cut and (count > most_messages or tokens > most_tokens):
                 return cut
             cut = turn.start
         return 0
@@ -289,7 +264,7 @@ class Summarize(MessagesNode):
 
         It stands for those before the first that it does not know. What follows that one is fresh
         even under an id that was summarised: it is a new message. In the mode `"state"` summarised
-        messages are gone, unless all of them are there: then the thread was a view.
+        messages are removed; if all of them are there, the thread was a view before.
         """
         previous = _summary_in(state)
         done = list(_summarized_in(state)) if previous and previous["last"] is not None else []
@@ -308,16 +283,16 @@ class Summarize(MessagesNode):
     def _fresh_turns(self, turns: Iterator[Turn], state: Any) -> Iterator[Turn]:
         """The turns, newest first, up to those that the summary stands for."""
         messages = channel(state, self.messages_key)
-        if messages is None:
+        if messages is None:  # they come from elsewhere
             every = list(turns)
             messages = [message for turn in reversed(every) for message in turn.messages]
             turns = iter(every)
         fresh = self._fresh(messages, state)
         if not fresh.start:
             return turns
-        gone = {message.id for message in messages[: fresh.start]}
+        covered = {message.id for message in messages[: fresh.start]}
         newest = islice(turns, 1)  # is shown whatever a summary claims to stand for
-        rest = takewhile(lambda turn: not all(m.id in gone for m in turn.messages), turns)
+        rest = takewhile(lambda turn: not all(m.id in covered for m in turn.messages), turns)
         return chain(newest, rest)
 
 
@@ -364,11 +339,7 @@ def _changed(system: BaseMessage, content: Any, mark: Any) -> BaseMessage:
 
 
 def summary_of(value: Any) -> Summary | None:
-    """The summary in a channel. Text alone is one too, which stands for no message any more.
-
-    Raises:
-        ConfigurationError: The channel holds something else.
-    """
+    """The summary in a channel. Text alone is one too, which stands for no message any more."""
     if not value:
         return None
     if isinstance(value, str):

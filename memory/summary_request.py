@@ -6,24 +6,15 @@ What is longer than the model's window is read part by part, each with the summa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
-from langchain_core.runnables import RunnableConfig
 
-from perdure.errors import SummaryFailed
+from perdure.errors import InvalidPatch, ModelFailed, SummaryFailed
 from perdure.memory.effects import Effects
-from perdure.memory.model_call import (
-    ModelCall,
-    fault_of,
-    is_cut_off,
-    is_final,
-    is_too_long,
-    text_of,
-    times,
-)
+from perdure.memory.model_call import ModelCall, Refused, fault_of, is_cut_off, is_too_long, text_of
 from perdure.memory.options import whole
 from perdure.memory.quotation import undelimited
 
@@ -51,22 +42,12 @@ _MOST: Final = 4 * WORDS  # tokens beyond which a summary has run away
 
 @dataclass(frozen=True, slots=True)
 class SummaryRequest:
-    """Asks a model for summaries.
-
-    Args:
-        call: Calls the model.
-        prompt: Instructions to the model; `{max_words}` in it stands for a number.
-        tokens: Counts the tokens of a text.
-        max_input: Tokens that a request may take.
-
-    Raises:
-        ConfigurationError: The prompt leaves no room for a conversation.
-    """
+    """Asks a model for summaries; ConfigurationError if the prompt leaves too little room."""
 
     call: ModelCall
     prompt: str
     tokens: Callable[[str], int]
-    max_input: int
+    max_input: int  # tokens that a request may take
 
     def __post_init__(self) -> None:
         what = "summary_prompt leaves too few tokens for the conversation: what it leaves"
@@ -75,10 +56,6 @@ class SummaryRequest:
     @property
     def _room(self) -> int:
         return self.max_input - self.tokens(self.prompt) - _FRAME
-
-    def within(self, config: RunnableConfig | None) -> SummaryRequest:
-        """The same, in a run."""
-        return replace(self, call=replace(self.call, config=config))
 
     def summary(self, previous: str, units: Sequence[Sequence[str]]) -> Effects[str]:
         """The summary of a previous summary ("" for none) and of the rendered messages after it.
@@ -94,44 +71,43 @@ class SummaryRequest:
             try:
                 previous = yield from self._asked(previous, part, room if rest else None)
                 texts = rest
-            except _TooLong as exc:
+            except ModelFailed as exc:
                 # the provider counts otherwise, or the window is smaller than its profile says
                 room = min(room, self._cost(previous) + sum(map(self._cost, part))) // 2
+                if not is_too_long(exc.__cause__):
+                    raise SummaryFailed(f"{exc} and nothing was removed") from exc.__cause__
                 if room < _LEAST_ROOM:
-                    raise _failed(f"no request is short enough: {exc.__cause__}") from exc.__cause__
+                    fault = f"no request is short enough: {exc} and nothing was removed"
+                    raise SummaryFailed(fault) from exc.__cause__
         return previous
 
     def _asked(self, previous: str, texts: Sequence[str], room: int | None) -> Effects[str]:
         """One summary; `room` is that of the next request, half of which it may take."""
         words = WORDS if room is None else max(1, min(WORDS, room // (4 * _WORD)))
         most = _MOST if room is None else min(_MOST, room // 2)
-        failures, shorter = 0, False
-        while True:
-            [answer] = yield self.call.asking([self._request(previous, texts, words, shorter)])
-            if is_too_long(answer):
-                raise _TooLong from answer
+        shorter = False
+        known = f"<summary>\n{undelimited(previous)}\n</summary>" if previous else ""
+        conversation = "\n".join(["<conversation>", *texts, "</conversation>"])
+
+        def request(room: int, refused: Refused | None) -> list[BaseMessage]:
+            limit = f", in {words} words at most: a longer one cannot be used" if shorter else ""
+            parts = [known, conversation, f"Write the summary now{limit}."]
+            prompt = self.prompt.replace("{max_words}", str(words))
+            return [SystemMessage(prompt), HumanMessage("\n\n".join(filter(None, parts)))]
+
+        def taken(answer: Any) -> str:
+            nonlocal words, shorter
             fault = fault_of(answer)
             length = 0 if fault else self.tokens(text_of(answer))
-            if not fault and length <= most:
+            if length > most:
+                fault = f"the answer has {length} tokens, {words} words were asked for"
+            if fault is None:
                 return text_of(answer)
-            failures += 1
-            if is_final(answer) or failures > self.call.retries:
-                fault = fault or f"the answer has {length} tokens, {words} words were asked for"
-                cause = answer if isinstance(answer, Exception) else None
-                raise _failed(f"asked {times(failures)}, and in the end {fault}") from cause
             if length or is_cut_off(answer):
                 words, shorter = max(1, words // 2), True
-            yield self.call.waiting(failures)
+            raise InvalidPatch(fault)
 
-    def _request(
-        self, previous: str, texts: Sequence[str], words: int, shorter: bool
-    ) -> list[BaseMessage]:
-        conversation = "\n".join(["<conversation>", *texts, "</conversation>"])
-        known = f"<summary>\n{undelimited(previous)}\n</summary>" if previous else ""
-        limit = f", in {words} words at most: a longer one cannot be used" if shorter else ""
-        parts = [known, conversation, f"Write the summary now{limit}."]
-        prompt = self.prompt.replace("{max_words}", str(words))
-        return [SystemMessage(prompt), HumanMessage("\n\n".join(filter(None, parts)))]
+        return (yield from self.call.usable(request, taken))
 
     def _cost(self, text: str) -> int:
         return self.tokens(text) + 1 if text else 0  # and a line break
@@ -147,11 +123,3 @@ class SummaryRequest:
         while size > 1 and self._cost(text[:size]) > room:
             size = size * 9 // 10
         return [text[:size]], [text[size:], *texts[1:]]
-
-
-class _TooLong(Exception):
-    """The provider says that a request is longer than the model's window."""
-
-
-def _failed(what: str) -> SummaryFailed:
-    return SummaryFailed(f"the model gave no summary: {what}; nothing was removed")

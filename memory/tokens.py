@@ -1,8 +1,7 @@
 """Tokens: counting those of texts, messages, requests and tools, and the windows of models.
 
 OpenAI's encodings come from tiktoken's cache or the extra `tokens`; nothing is downloaded. For
-other models a token is four bytes, as langchain-core estimates (four characters), and more if
-providers report more of their answers (`usage_metadata`).
+other models a token is four bytes, and more if providers report more (`usage_metadata`).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from langchain_core.runnables import Runnable, RunnableBinding
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from perdure.errors import ConfigurationError, UnknownModel
-from perdure.memory.conversation import CALL_BLOCKS, role, thinks
+from perdure.memory.conversation import CALL_BLOCKS, THOUGHT_BLOCKS, has_block, role
 from perdure.memory.nodes import checked
 from perdure.memory.options import instance, whole
 
@@ -43,11 +42,8 @@ _JSON = json.JSONEncoder(ensure_ascii=False, default=str)  # made once: three ti
 class TokenCounter:
     """Counts what the texts in a message take, and OpenAI's published frames around them.
 
-    Args:
-        encoding: `"o200k_base"` or `"cl100k_base"`; None, or one that is not installed: estimated.
-        function: Is asked about each message instead.
-        tools: Tools that are part of every request, and of the attribute `request`.
-        scale: What the estimate of a text is multiplied by.
+    An encoding that is not installed is estimated, `scale` times as high. A `function` is asked
+    about each message instead. `tools` are part of every request, and of the attribute `request`.
     """
 
     def __init__(
@@ -95,8 +91,8 @@ class TokenCounter:
     def fitted(self, messages: Sequence[BaseMessage]) -> TokenCounter:
         """The counter for a conversation: an estimate at the scale that its answers call for.
 
-        It is the largest ratio, from 1 to 4, of the output tokens in `usage_metadata` to the
-        estimate: so leaving messages out never makes the rest count more.
+        It is the largest ratio of reported to estimated tokens, from 1 to 4: so leaving messages
+        out never makes the rest count more.
         """
         if self._encoded is not None or self._function is not None:
             return self
@@ -106,7 +102,7 @@ class TokenCounter:
 
     def _ratio(self, message: BaseMessage) -> float:
         usage = getattr(message, "usage_metadata", None) if role(message) == "ai" else None
-        if not usage or thinks(message):
+        if not usage or has_block(message, THOUGHT_BLOCKS):
             return 1.0
         thoughts = (usage.get("output_token_details") or {}).get("reasoning") or 0
         estimated = self.message(message) - _FRAME
@@ -147,7 +143,6 @@ def token_counter(of: Countable | None = None) -> TokenCounter:
 
     Raises:
         UnknownModel: No encoding is known for a model of that name.
-        ConfigurationError: It is none of these.
     """
     model, tools = _unbound(of)
     if model is None or model == "approximate":
@@ -179,11 +174,6 @@ def count_tokens(
 
     >>> count_tokens([HumanMessage("What is the capital of France?")], "gpt-4o")
     14
-
-    Args:
-        messages: What the model is shown.
-        counter: See `token_counter`.
-        tools: In any form that `bind_tools` takes.
     """
     fitted = token_counter(counter).fitted(checked(messages, "the messages"))
     return fitted.request + sum(map(fitted.message, messages)) + fitted.tools(tools)
@@ -194,7 +184,6 @@ def context_window(of: str | Runnable[Any, Any]) -> int:
 
     Raises:
         UnknownModel: The model does not say, or the name is not known.
-        ConfigurationError: It is neither.
     """
     expected = "a chat model or the name of an OpenAI model, whose window is known"
     model: Any = instance("the model", _unbound(of)[0], (str, BaseChatModel), expected)

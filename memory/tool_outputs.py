@@ -1,8 +1,8 @@
-"""Tool outputs: old bulky results become a line, and `expand` reads originals from history."""
+"""Tool outputs: old bulky results are shown as a line; `expand` reads originals from history."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -13,10 +13,10 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
-from perdure.memory.conversation import Turn, backwards
+from perdure.memory.conversation import Turn
 from perdure.memory.effects import Effect, Effects, awaiting, blocking
-from perdure.memory.nodes import MODES, MessagesNode, Mode, Shown
-from perdure.memory.options import choice, instance, whole
+from perdure.memory.nodes import MessagesNode, Shown
+from perdure.memory.options import instance, whole
 from perdure.memory.shortening import SHORTENED
 from perdure.memory.tokens import Countable, TokenCounter
 from perdure.memory.tokens import token_counter as counter_of
@@ -37,10 +37,9 @@ def clear_tool_outputs(
     min_tokens: int = 200,
     exclude_tools: Collection[str] = (),
     token_counter: Countable | None = None,
-    mode: Mode = "view",
     messages_key: str = "messages",
 ) -> ClearToolOutputs:
-    """A node that replaces old, bulky results of tools by a line.
+    """A node that shows a line in place of old, bulky results of tools.
 
     A call and its (now short) result stay a pair, so the sequence stays valid. Results that the
     model has not answered yet are never cleared, however many they are.
@@ -50,21 +49,14 @@ def clear_tool_outputs(
         min_tokens: Tokens from which a result is cleared, 40 at least.
         exclude_tools: Names of tools whose results stay.
         token_counter: What counts tokens; see `perdure.memory.token_counter`.
-        mode: `"view"`: only what the model is shown changes. `"state"`: the message of the state
-            is replaced; a perdure checkpointer's history still has the original.
         messages_key: The channel of the messages.
-
-    Raises:
-        ConfigurationError: An option is wrong.
-        InvalidMessages: When it runs in the mode `"state"`: a result to clear has no id.
     """
     expected = "names of tools, in a list"
     instance("exclude_tools", exclude_tools, (list, tuple, set, frozenset), expected)
     whole("keep", keep, 0)
     whole("min_tokens", min_tokens, _LEAST)
-    choice("mode", mode, MODES)
-    counter = counter_of(token_counter)
-    return ClearToolOutputs(keep, min_tokens, frozenset(exclude_tools), counter, mode, messages_key)
+    exclude = frozenset(exclude_tools)
+    return ClearToolOutputs(keep, min_tokens, exclude, counter_of(token_counter), messages_key)
 
 
 @dataclass(eq=False, repr=False)
@@ -75,7 +67,6 @@ class ClearToolOutputs(MessagesNode):
     min_tokens: int
     exclude: frozenset[str]
     counter: TokenCounter
-    mode: Mode
     messages_key: str
 
     def __post_init__(self) -> None:
@@ -85,58 +76,35 @@ class ClearToolOutputs(MessagesNode):
         """The turns, with old bulky results replaced."""
         return replace(shown, turns=self._cleared(shown.turns))
 
-    def update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
-        """What the model is shown, or the replaced messages, as the mode has it."""
-        if self.mode == "view":
-            return super().update(state, config)
-        messages = self.messages_in(state)
-        clear = self._clear(list(islice(backwards(messages, to_answer=False), 1)))
-        made = [(message, clear(message)) for message in reversed(messages)]
-        cleared = [new for message, new in reversed(made) if new is not message]
-        for message in cleared:
-            self.id_of(message)
-        return {self.messages_key: cleared} if cleared else {}
-
     def _cleared(self, turns: Iterator[Turn]) -> Iterator[Turn]:
+        seen = 0
         newest = list(islice(turns, 1))
-        clear = self._clear(newest)
+        unread = {id(message) for turn in newest for message in turn.units[-1].messages}
         for turn in chain(newest, turns):
             units = list(turn.units)
             for number in range(len(units) - 1, -1, -1):
-                unit = units[number]
-                if unit.kind == "exchange":
-                    made = [clear(message) for message in reversed(unit.messages)]
-                    units[number] = unit._replace(messages=tuple(reversed(made)))
+                messages = list(units[number].messages)
+                for place in range(len(messages) - 1, -1, -1):
+                    message = messages[place]
+                    if isinstance(message, ToolMessage):
+                        seen += 1
+                        if seen > self.keep and id(message) not in unread:
+                            messages[place] = self._short(message)
+                units[number] = units[number]._replace(messages=tuple(messages))
             yield turn._replace(units=units)
 
-    def _clear(self, newest: list[Turn]) -> Callable[[BaseMessage], BaseMessage]:
-        """A function that replaces bulky results; it is called with messages, newest first."""
-        seen = 0
-        unread = {id(message) for turn in newest for message in turn.units[-1].messages}
-
-        def clear(message: BaseMessage) -> BaseMessage:
-            nonlocal seen
-            if not isinstance(message, ToolMessage):
-                return message
-            seen += 1
-            if seen <= self.keep or message.name in self.exclude or id(message) in unread:
-                return message
-            if message.additional_kwargs.get(SHORTENED) == "cleared":
-                return message
-            tokens = self.counter.message(message)
-            return message if tokens < self.min_tokens else _short(message, tokens)
-
-        return clear
-
-
-def _short(message: ToolMessage, tokens: int) -> ToolMessage:
-    return message.model_copy(
-        update={
-            "content": _PLACEHOLDER.format(name=message.name or "the tool", tokens=tokens),
-            "artifact": None,
-            "additional_kwargs": {**message.additional_kwargs, SHORTENED: "cleared"},
-        }
-    )
+    def _short(self, message: ToolMessage) -> ToolMessage:
+        """The line in place of a bulky result; any other result as it is."""
+        cleared = message.additional_kwargs.get(SHORTENED) == "cleared"
+        if cleared or message.name in self.exclude:
+            return message
+        tokens = self.counter.message(message)
+        if tokens < self.min_tokens:
+            return message
+        line = _PLACEHOLDER.format(name=message.name or "the tool", tokens=tokens)
+        kwargs = {**message.additional_kwargs, SHORTENED: "cleared"}
+        changes = {"content": line, "artifact": None, "additional_kwargs": kwargs}
+        return message.model_copy(update=changes)
 
 
 def _expand(
@@ -159,9 +127,7 @@ def _expand(
 
     Raises:
         ConfigurationError: The checkpointer keeps no history.
-        InvalidConfig: The config names no thread.
-        UnknownThread: There is no such thread.
-        UnknownCheckpoint: It has no such checkpoint.
+        UnknownThread: There is no such thread; so too `UnknownCheckpoint`.
     """
     saver: Any = checkpointer
     if not callable(getattr(saver, "history", None)):
@@ -173,35 +139,28 @@ def _expand(
         partial(saver.get_tuple, config), partial(saver.aget_tuple, config)
     )
     if found is None:
-        wanted = config["configurable"]
-        if wanted.get("checkpoint_id"):
-            raise UnknownCheckpoint(
-                f"thread {wanted['thread_id']!r} has no checkpoint {wanted['checkpoint_id']!r}"
-            )
-        raise UnknownThread(f"there is no thread {wanted['thread_id']!r}; threads() lists them")
+        thread, at = (config["configurable"].get(name) for name in ("thread_id", "checkpoint_id"))
+        if at:
+            raise UnknownCheckpoint(f"thread {thread!r} has no checkpoint {at!r}")
+        raise UnknownThread(f"there is no thread {thread!r}; threads() lists them")
     values = found.checkpoint["channel_values"]
     ids: Sequence[str] = values.get("summarized") or []
     if summary is not None:
         ids = ids[: summary["count"]]
     if not ids:
         return []
-    at = {name: value for name, value in found.config["configurable"].items() if name in _AT}
-    read = partial(saver.history, channel=messages_key, **at)
-    history = yield Effect(read, partial(saver.ahistory, channel=messages_key, **at))
-    return _originals(history, ids)
+    place = {name: value for name, value in found.config["configurable"].items() if name in _AT}
+    read = partial(saver.history, channel=messages_key, **place)
+    history = yield Effect(read, partial(saver.ahistory, channel=messages_key, **place))
+    asked, originals = set(ids), dict[str, BaseMessage]()
+    for item in history:
+        message = item.value
+        if not isinstance(message, BaseMessage) or message.id not in asked:
+            continue
+        if message.id not in originals or SHORTENED not in message.additional_kwargs:
+            originals[message.id] = message
+    return [originals[uid] for uid in dict.fromkeys(ids) if uid in originals]
 
 
 expand = blocking(_expand)
 aexpand = awaiting(_expand)
-
-
-def _originals(history: Iterable[Any], ids: Sequence[str]) -> list[BaseMessage]:
-    wanted = set(ids)
-    found: dict[str, BaseMessage] = {}
-    for item in history:
-        message = item.value
-        if not isinstance(message, BaseMessage) or message.id not in wanted:
-            continue
-        if message.id not in found or SHORTENED not in message.additional_kwargs:
-            found[message.id] = message
-    return [found[uid] for uid in dict.fromkeys(ids) if uid in found]

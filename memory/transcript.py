@@ -15,6 +15,7 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
+from perdure.memory.conversation import CALL_BLOCKS, THOUGHT_BLOCKS
 from perdure.memory.quotation import undelimited
 from perdure.memory.shortening import middle_out
 
@@ -23,8 +24,7 @@ TOOL_CHARS: Final = 2_000
 
 _OMITTED: Final = "[earlier messages are left out]"
 _ROLES: Final = {"human": "user", "ai": "assistant"}
-_THOUGHTS: Final = {"reasoning", "reasoning_content", "thinking", "redacted_thinking"}
-_CALLS: Final = {"tool_use", "tool_call", "tool_call_chunk", "function_call", "invalid_tool_call"}
+_UNSHOWN: Final = THOUGHT_BLOCKS | CALL_BLOCKS | {"tool_call_chunk", "invalid_tool_call"}
 _NAMES: Final = {"image_url": "image", "input_image": "image", "input_audio": "audio"}
 
 
@@ -37,7 +37,9 @@ def rendered(message: BaseMessage) -> str:
     """
     if isinstance(message, RemoveMessage | SystemMessage):
         return ""
-    text = _text(message)
+    content = message.content
+    blocks = [content] if isinstance(content, str) else content
+    text = "\n".join(filter(None, map(_block, blocks)))
     if isinstance(message, ToolMessage):
         text = middle_out(text, TOOL_CHARS)
     parts = [part for part in (text, *_calls(message)) if part]
@@ -87,13 +89,6 @@ def _role(message: BaseMessage) -> str:
     return undelimited(" ".join(role.split()))
 
 
-def _text(message: BaseMessage) -> str:
-    content = message.content
-    if isinstance(content, str):
-        return content.strip()
-    return "\n".join(filter(None, map(_block, content)))
-
-
 def _block(block: Any) -> str:
     """A block's text; of a block without text, its kind."""
     if isinstance(block, str):
@@ -101,7 +96,7 @@ def _block(block: Any) -> str:
     kind = str(block.get("type") or "something")
     if isinstance(block.get("text"), str):
         return str(block["text"]).strip()
-    if kind in _THOUGHTS or kind in _CALLS:
+    if kind in _UNSHOWN:
         return ""
     nested = block.get("file")
     named = nested if isinstance(nested, dict) else block

@@ -1,26 +1,31 @@
-"""Trimming: the part of a conversation that fits, as a valid sequence."""
+"""Trimming: the part of a conversation that fits, as a valid sequence.
+
+A turn is in or out as a whole. Of the newest, if it alone is too long, exchanges from its middle
+are left out; its human message and its last unit may not be.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from copy import copy
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Self
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from langchain_core.messages import BaseMessage, RemoveMessage
 from langchain_core.runnables import RunnableConfig
 
-from perdure.errors import BudgetExceeded, ConfigurationError, InvalidMessages
-from perdure.memory.conversation import Messages, Turn, role
-from perdure.memory.nodes import MODES, MessagesNode, Mode, Shown
+from perdure.errors import BudgetExceeded, ConfigurationError
+from perdure.memory.conversation import Messages, Turn, Unit, role
+from perdure.memory.effects import Effect, Effects
+from perdure.memory.nodes import MODES, MessagesNode, Mode, Shown, ids_of
 from perdure.memory.options import choice, whole
-from perdure.memory.shortening import shortened
+from perdure.memory.shortening import Measure, shortened
 from perdure.memory.tokens import Countable, TokenCounter, context_window
 from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.window import Measure, Strategy, Window, choose, one
 
+Strategy = Literal["last", "first"]
 End = Literal["human", "ai", "tool"]
 _ENDS: Final = ("human", "ai", "tool")
 
@@ -47,21 +52,17 @@ def trim(
     Args:
         max_tokens: Tokens of the request; from above 0 to 1.0, a share of the model's window.
         max_messages: Messages that may stay, the system message included.
-        token_counter: A chat model, also with tools bound, the name of an OpenAI model, or a
-            function over messages; None: an estimate. See `perdure.memory.token_counter`.
+        token_counter: See `perdure.memory.token_counter`.
         strategy: `"last"` keeps the newest turns; `"first"` the oldest, and the newest human
             message with what follows it.
         end_on: Leave out what follows the last message of this type, or of one of these.
         allow_partial: Shorten in the middle what is too long and may not be left out; else that
             raises `BudgetExceeded`.
         mode: `"view"`: the state keeps all, the model is shown the window (`llm_input_messages`).
-            `"state"`: what does not fit is removed from the state; a perdure checkpointer's
-            history still has it.
+            `"state"`: what does not fit is removed from the state, and stays in history.
         messages_key: The channel of the messages.
 
     Raises:
-        ConfigurationError: The options contradict each other.
-        UnknownModel: The model's tokens or window are not known.
         BudgetExceeded: The tools alone take all the tokens; or, when it runs, what may not be left
             out takes more than is allowed.
     """
@@ -98,36 +99,21 @@ class Trim(MessagesNode):
     allow_partial: bool
     mode: Mode
     messages_key: str
+    tools: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         super().__init__(self.messages_key)
-        self._fixed = self._fixed_with(())
-
-    @property
-    def counts_tokens(self) -> bool:
-        """Whether tokens are limited, and not messages."""
-        return self.counter is not None
+        counter = self.counter
+        self._fixed = 0 if counter is None else counter.request + counter.tools(self.tools)
+        if counter is not None and self._fixed >= self.size:
+            raise BudgetExceeded(
+                f"the request itself takes {self._fixed} tokens, its tools included, {self.size} "
+                "are allowed: allow more, or bind fewer tools"
+            )
 
     def with_tools(self, tools: Sequence[Any]) -> Self:
-        """The same for a request with these tools.
-
-        Raises:
-            BudgetExceeded: They alone take all the tokens.
-        """
-        made = copy(self)
-        made._fixed = self._fixed_with(tools)
-        return made
-
-    def _fixed_with(self, tools: Sequence[Any]) -> int:
-        if self.counter is None:
-            return 0
-        fixed = self.counter.request + self.counter.tools(tools)
-        if fixed >= self.size:
-            raise BudgetExceeded(
-                f"the request itself takes {fixed} tokens, its tools included, {self.size} are "
-                "allowed: allow more, or bind fewer tools"
-            )
-        return fixed
+        """The same for a request with these tools; BudgetExceeded if they alone take all of it."""
+        return replace(self, tools=tools)
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """What fits."""
@@ -137,8 +123,8 @@ class Trim(MessagesNode):
             return self._within(shown, one)
         fits = self._within(shown, self.counter.message)
         turns = list(fits.turns)
+        counter = self.counter.fitted(replace(fits, turns=iter(turns)).messages())
         fits = replace(fits, turns=iter(turns))
-        counter = self.counter.fitted([*fits.fixed(), *_messages(turns)])
         # by what its own answers took; never less, so it is a part of what fitted at first
         return fits if counter is self.counter else self._within(fits, counter.message)
 
@@ -146,14 +132,14 @@ class Trim(MessagesNode):
         """See `through`; in a thread, since counting long messages takes long."""
         return await asyncio.to_thread(self.through, shown, state, config)
 
-    async def aupdate(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
-        """See `update`."""
-        return await asyncio.to_thread(self.update, state, config)
-
-    def update(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
-        """What the model is shown, or the removals from the state, as the mode has it."""
+    def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
         if self.mode == "view":
-            return super().update(state, config)
+            return (yield from super()._update(state, config))
+        removed = partial(self._removed, state, config)
+        return (yield Effect(removed, lambda: asyncio.to_thread(removed)))  # type: ignore[no-any-return]
+
+    def _removed(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
+        """The removals from the state of what does not fit."""
         messages = self.messages_in(state)
         kept = self.through(Shown.of(messages, to_answer=False), state, config).messages()
         if not any(role(message) == "human" for message in kept):
@@ -166,9 +152,17 @@ class Trim(MessagesNode):
             return replace(shown, turns=iter(window.turns))
         needed = [message for unit in window.needed for message in unit.messages]
         left = sum(map(measure, needed)) - window.over
-        cut = _level(needed, left, measure) if self.allow_partial and self.counts_tokens else None
+        tokens = self.counter is not None
+        cut = _level(needed, left, measure) if self.allow_partial and tokens else None
         if cut is None:
-            raise self._too_long([*shown.fixed(), *needed], window, measure)
+            what = "tokens" if tokens else "messages"
+            before = [] if shown.system is None else [shown.system]
+            listed = [f"{each.type} message {measure(each)}" for each in (*before, *needed)]
+            raise BudgetExceeded(
+                f"what may not be left out takes {self.size + window.over} {what}, {self.size} are "
+                f"allowed ({', '.join(listed)}, the request itself {self._fixed}): allow more, "
+                "clear old tool outputs, or count tokens with allow_partial=True"
+            )
         cuts = iter(cut)
         units = [
             unit._replace(messages=tuple(next(cuts) for _ in unit.messages))
@@ -176,43 +170,21 @@ class Trim(MessagesNode):
         ]
         return replace(shown, turns=iter([window.turns[0]._replace(units=units)]))
 
-    def _too_long(
-        self, messages: list[BaseMessage], window: Window, measure: Measure
-    ) -> BudgetExceeded:
-        unit = "tokens" if self.counts_tokens else "messages"
-        listed = [f"{message.type} message {measure(message)}" for message in messages]
-        return BudgetExceeded(
-            f"what may not be left out takes {self.size + window.over} {unit}, {self.size} are "
-            f"allowed ({', '.join(listed)}, the request itself {self._fixed}): allow more, clear "
-            "old tool outputs, or count tokens with allow_partial=True"
-        )
-
 
 def removals(messages: Messages, kept: list[BaseMessage], key: str) -> dict[str, Any]:
     """The update that leaves in the state what is kept of its messages, or stands for one of them.
 
-    Removals are by id, so what other nodes add at the same time stays. The order is the state's.
-
-    Raises:
-        InvalidMessages: Messages have no ids, or share one.
+    Removals are by id, so what other nodes add at the same time stays; see `ids_of` for errors.
     """
     places = {id(message): place for place, message in enumerate(messages)}
     by_id = {message.id: place for place, message in enumerate(messages)}
     stays = {places.get(id(message), by_id.get(message.id, -1)) for message in kept}
     changed = [message for message in kept if id(message) not in places]
-    gone = [message for place, message in enumerate(messages) if place not in stays]
-    if not gone and not changed:
+    if not changed and len(stays) == len(messages):
         return {}
-    if None in by_id or len(by_id) < len(messages):
-        raise InvalidMessages(
-            f"the channel {key!r} has messages without ids of their own; give it a reducer that "
-            "assigns them: perdure.memory.messages, or add_messages"
-        )
-    return {key: [*(RemoveMessage(id=str(message.id)) for message in gone), *changed]}
-
-
-def _messages(turns: list[Turn]) -> Iterator[BaseMessage]:
-    return (message for turn in turns for unit in turn.units for message in unit.messages)
+    ids = ids_of(messages, key)
+    removed = [RemoveMessage(id=uid) for place, uid in enumerate(ids) if place not in stays]
+    return {key: [*removed, *changed]}
 
 
 def _ending(turns: Iterator[Turn], ends: tuple[End, ...]) -> Iterator[Turn]:
@@ -248,3 +220,64 @@ def _level(messages: list[BaseMessage], left: int, measure: Measure) -> list[Bas
                     stiff.add(place)
                 else:
                     made[place] = shorter
+
+
+# -- what fits
+
+
+def one(message: BaseMessage) -> int:
+    """What a message takes, when messages are counted."""
+    return 1
+
+
+class Window(NamedTuple):
+    """A choice among the turns of a conversation."""
+
+    turns: list[Turn]  # that fit, newest first
+    needed: list[Unit]  # that may not be left out: the newest human message, and the last unit
+    over: int  # by how much these and the messages before the turns pass the limit
+
+
+def choose(shown: Shown, limit: int, measure: Measure, strategy: Strategy = "last") -> Window:
+    """As much as fits of the newest turns (`"last"`), or of the oldest beside the newest."""
+    left = limit - (0 if shown.system is None else measure(shown.system))
+    newest = next(shown.turns, None)
+    if newest is None:
+        return Window([], [], max(0, -left))
+    first, *middle = newest.units
+    needed = [first, middle.pop()] if middle else [first]
+    left -= _cost(needed, measure)
+    if left < 0:
+        return Window([Turn(needed, newest.messages)], needed, -left)
+    parts = [Turn([unit], ()) for unit in middle]
+    if strategy == "last":
+        kept, left = _taken(reversed(parts), left, measure)
+        older, left = _taken(shown.turns, left, measure)
+        kept.reverse()
+    else:
+        older, left = _taken(reversed([*shown.turns]), left, measure)
+        kept, left = _taken(parts, left, measure)
+        older.reverse()
+    units = [first, *(part.units[0] for part in kept), *needed[1:]]
+    return Window([Turn(units, newest.messages), *older], needed, 0)
+
+
+def _taken(turns: Iterable[Turn], left: int, measure: Measure) -> tuple[list[Turn], int]:
+    """The first turns that fit, and what is left then: less than nothing if one did not fit."""
+    taken: list[Turn] = []
+    for turn in turns if left >= 0 else ():
+        left -= _cost(turn.units, measure)
+        if left < 0:
+            break
+        taken.append(turn)
+    return taken, left
+
+
+def _cost(units: list[Unit], measure: Measure) -> int:
+    if measure is one:
+        return sum(len(unit.messages) for unit in units)
+    total = 0
+    for unit in units:
+        for message in unit.messages:
+            total += measure(message)
+    return total

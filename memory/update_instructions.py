@@ -1,8 +1,7 @@
 """Reflection: a model rewrites the instructions after a conversation, or they stay.
 
-See "Update own instructions" in https://docs.langchain.com/oss/python/concepts/memory. A rewrite
-that was cut off or lost most of the rules would spoil every later conversation, so it comes between
-marks and is checked before it is written.
+A rewrite that was cut off or lost most of the rules would spoil every later conversation, so it
+comes between marks and is checked before it is written.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
@@ -21,11 +21,10 @@ from perdure.memory.conversation import Messages
 from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.instructions import Instructions, InstructionsVersion, check_instructions
 from perdure.memory.learner import Learner
-from perdure.memory.model_call import ModelCall, fault_of, model_call, text_of
+from perdure.memory.model_call import ModelCall, Refused, fault_of, model_call, text_of
 from perdure.memory.nodes import channel, checked
-from perdure.memory.options import choice, text, whole
+from perdure.memory.options import choice, text
 from perdure.memory.quotation import fenced
-from perdure.memory.structured import Insisting, Refused, Tally
 from perdure.memory.summary import ON_FAILURE, OnFailure
 from perdure.memory.transcript import newest, units_of
 
@@ -49,6 +48,7 @@ _BEGIN: Final = "<instructions>"
 _END: Final = "</instructions>"
 _MARKED: Final = re.compile(f"{_BEGIN}((?:(?!</?instructions>).)*){_END}", re.DOTALL)
 _SHORTEST: Final = 10  # characters that instructions have at least
+_LONGEST: Final = 20_000
 _LEAST_SHARE: Final = 0.4  # of the previous length; less has lost most of them
 _GROWTH: Final = 2.0  # times the previous length at most
 _SHORT: Final = 1_000  # characters: growth counts from here, or a first sentence could not grow
@@ -62,7 +62,6 @@ def update_instructions(
     instructions: Instructions,
     *,
     prompt: str = PROMPT,
-    max_chars: int = 20_000,
     on_failure: OnFailure = "keep",
     feedback_key: str = "feedback",
     messages_key: str = "messages",
@@ -70,51 +69,41 @@ def update_instructions(
     """A node that learns: the model rewrites the instructions after a conversation.
 
     The rewrite is a new version. If another run wrote meanwhile, the model is asked again with the
-    newer text, so no change is lost. The state stays as it is.
+    newer text, so no change is lost. A rewrite that has less than 40 % of the previous length, or
+    more than twice (of 1,000 characters at least), is refused. The state stays as it is.
 
     Args:
         model: Rewrites them: a chat model, its name, or `ModelCall(model, timeout_s=…)`.
         instructions: Where they are.
         prompt: What the model is told to do; the form of its answer is always added.
-        max_chars: Characters that the instructions have at most. A rewrite that has less than 40 %
-            of the previous length, or more than twice (of 1,000 characters at least), is refused.
-        on_failure: If there is no usable rewrite: `"keep"` what holds, log a warning, and learn
-            again the next time; or `"raise"`.
+        on_failure: If there is no usable rewrite: `"keep"` what holds and log a warning; or
+            `"raise"`.
         feedback_key: The channel of the state that may hold feedback on the conversation.
         messages_key: The channel of the messages.
-
-    Raises:
-        ConfigurationError: An argument is wrong.
     """
     return UpdateInstructions(
         check_instructions(instructions),
         model_call(model),
         text("prompt", prompt),
-        max_chars=whole("max_chars", max_chars, _SHORTEST),
-        keeps=choice("on_failure", on_failure, ON_FAILURE) == "keep",
-        feedback_key=text("feedback_key", feedback_key, "a channel's name"),
-        messages_key=messages_key,
+        choice("on_failure", on_failure, ON_FAILURE) == "keep",
+        text("feedback_key", feedback_key, "a channel's name"),
+        messages_key,
     )
 
 
+@dataclass(eq=False, repr=False)
 class UpdateInstructions(Learner):
     """See `update_instructions`, which makes it."""
 
-    def __init__(
-        self,
-        instructions: Instructions,
-        call: ModelCall,
-        prompt: str,
-        *,
-        max_chars: int,
-        keeps: bool,
-        feedback_key: str,
-        messages_key: str,
-    ) -> None:
-        super().__init__(messages_key)
-        self.instructions, self.feedback_key = instructions, feedback_key
-        self._call_model, self._prompt = call, prompt
-        self._max_chars, self._keeps = max_chars, keeps
+    instructions: Instructions
+    call: ModelCall
+    prompt: str
+    keeps: bool
+    feedback_key: str
+    messages_key: str
+
+    def __post_init__(self) -> None:
+        super().__init__(self.messages_key)
 
     def learning(
         self, messages: Messages, state: Any, config: RunnableConfig | None
@@ -131,11 +120,10 @@ class UpdateInstructions(Learner):
         Raises:
             ModelFailed: With `on_failure="raise"`: the model gave no usable rewrite.
             VersionConflict: So too: others wrote, again and again, while the model was asked.
-            ConfigurationError: See `Instructions.current`.
         """
         units = ["\n".join(unit) for unit in units_of(checked(messages, "the messages"))]
         place, conflicts = self.instructions.place(config), 0
-        call = replace(self._call_model, config=config)
+        call = replace(self.call, config=config)
         while True:
             previous = yield from self.instructions.reading(place)
             if not units and not feedback:
@@ -148,12 +136,11 @@ class UpdateInstructions(Learner):
                 return (yield from writing)
             except (ModelFailed, VersionConflict) as exc:
                 conflicts += 1
-                if isinstance(exc, VersionConflict) and conflicts <= _CONFLICTS:
-                    continue
-                if not self._keeps:
-                    raise
-                _LOG.warning("the instructions stay as they are: %s", exc)
-            return (yield from self.instructions.reading(place))
+                if isinstance(exc, ModelFailed) or conflicts > _CONFLICTS:
+                    if not self.keeps:
+                        raise
+                    _LOG.warning("the instructions stay as they are: %s", exc)
+                    return (yield from self.instructions.reading(place))
 
     rewrite = blocking(_rewrite)
     arewrite = awaiting(_rewrite)
@@ -170,23 +157,19 @@ class UpdateInstructions(Learner):
                 fenced("feedback", _feedback_text(feedback)),
             ]
             return [
-                SystemMessage(f"{self._prompt}\n\n{_FORM}"),
+                SystemMessage(f"{self.prompt}\n\n{_FORM}"),
                 HumanMessage("\n\n".join(filter(None, parts))),
             ]
 
-        return (
-            yield from Insisting(call.retries, call.backoff_s).asked(
-                call,
-                request,
-                lambda answer: self._taken(previous, answer),
-                room=min(_TRANSCRIPT, sum(len(unit) + 1 for unit in units)),
-                tally=Tally(),
-                parsed=_answered,
-            )
-        )
+        room = min(_TRANSCRIPT, sum(len(unit) + 1 for unit in units))
+        taken = partial(self._taken, previous)
+        return (yield from call.usable(request, taken, room=room))
 
     def _taken(self, previous: str, answer: Any) -> str:
+        """The rewrite in an answer. Only a call that failed is made again."""
         fault = fault_of(answer)
+        if isinstance(answer, Exception):
+            raise InvalidPatch(fault or "")
         if fault is not None:
             raise _refused(fault)
         answered = text_of(answer)
@@ -207,7 +190,7 @@ class UpdateInstructions(Learner):
     def _fault(self, previous: str, rewritten: str) -> str | None:
         """Why a text cannot take the place of the previous one; None: it can."""
         length, letters = len(rewritten), sum(map(str.isalnum, rewritten))
-        most = min(self._max_chars, int(_GROWTH * max(len(previous), _SHORT)))
+        most = min(_LONGEST, int(_GROWTH * max(len(previous), _SHORT)))
         if any("\ud800" <= char <= "\udfff" for char in rewritten):
             return "they are no Unicode text"
         if length < _SHORTEST or 2 * letters < _SHORTEST:
@@ -217,13 +200,6 @@ class UpdateInstructions(Learner):
         if length > most:
             return f"they have {length} characters instead of {len(previous)}: {most} are allowed"
         return None
-
-
-def _answered(answer: Any) -> Any:
-    """The answer, if the model gave one; the call is made again otherwise."""
-    if isinstance(answer, Exception):
-        raise InvalidPatch(fault_of(answer) or "")
-    return answer
 
 
 def _feedback_text(feedback: Any) -> str:

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 
-def refusals(messages: Sequence[BaseMessage], *, to_answer: bool = False) -> list[str]:
+def refusals(messages: Sequence[BaseMessage], *, to_answer: bool = True) -> list[str]:
     """Why a provider would refuse these messages; nothing if it takes them.
 
     Args:
         messages: What it is sent.
-        to_answer: Whether the last has to be a question or the results of tools.
+        to_answer: Whether a model is asked, so that the last is a question or results of tools.
     """
     talk = list(messages)
     if talk and isinstance(talk[0], SystemMessage):
@@ -37,6 +37,14 @@ def refusals(messages: Sequence[BaseMessage], *, to_answer: bool = False) -> lis
         if not blank_is_fine and _blank(message):
             found.append(f"nothing is said at {i}")
     return found
+
+
+def awaits_answer(messages: Sequence[BaseMessage]) -> bool:
+    """Whether a conversation ends with what a model is to answer, so what it is sent must too."""
+    last = next((m for m in reversed(messages) if not isinstance(m, SystemMessage)), None)
+    if isinstance(last, ToolMessage):
+        return not refusals(messages, to_answer=False)
+    return isinstance(last, HumanMessage)
 
 
 def _unpaired(talk: list[BaseMessage]) -> list[str]:

@@ -18,7 +18,7 @@ from perdure.memory import Instructions, assemble, trim, use_instructions, view
 from perdure.memory.context import Context
 from perdure.stores import Provenance
 from tests.memory.conversations import Talk, conversations, newest_human, total
-from tests.memory.providers import refusals
+from tests.memory.providers import awaits_answer, refusals
 
 
 def count(messages: list[BaseMessage]) -> int:
@@ -64,7 +64,7 @@ def test_the_context_is_valid_and_within_its_budget(
         with pytest.raises(BudgetExceeded):
             trim(max_tokens=budget, token_counter=count)([*talk, *system])
         return
-    assert refusals(found.shown().messages()) == []
+    assert refusals(found.shown().messages(), to_answer=awaits_answer(talk)) == []
     assert count(found.shown().messages()) == found.tokens <= budget
     assert found == packed()
     question = newest_human(talk)
@@ -171,7 +171,7 @@ def test_a_node_keeps_its_budget_and_settles(talk: Talk, budget: int) -> None:
         with pytest.raises(BudgetExceeded):
             trim(max_tokens=budget, token_counter=count)(talk)
         return
-    assert refusals(shown) == []
+    assert refusals(shown, to_answer=awaits_answer(talk)) == []
     assert count(shown) <= budget
 
 

@@ -27,7 +27,7 @@ from perdure.memory.trim import trim
 from perdure.memory.view import view
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations, newest_human
-from tests.memory.providers import refusals
+from tests.memory.providers import awaits_answer, refusals
 from tests.memory.summaries import presented
 
 PER_USER = ("instructions", "{user_id}")
@@ -413,7 +413,7 @@ def test_what_is_shown_is_valid_and_the_instructions_are_in_front(talk: list[Any
         out = node.invoke(state)["llm_input_messages"]
 
         assert out[0].text == "Be brief."
-        assert refusals(out) == []
+        assert refusals(out, to_answer=awaits_answer(talk)) == []
         newest = newest_human(talk)
         assert newest is None or newest in out
         assert node.invoke({**state, "llm_input_messages": out})["llm_input_messages"] == out

@@ -23,7 +23,6 @@ from perdure import SQLiteCheckpointer, SQLiteStore
 from perdure.errors import BudgetExceeded, ConfigurationError
 from perdure.memory import (
     Instructions,
-    clear_tool_outputs,
     summarize,
     token_counter,
     trim,
@@ -117,7 +116,6 @@ def test_several_nodes_that_change_the_state_are_applied_one_upon_the_other() ->
             [look],
             middleware=[
                 MemoryMiddleware(
-                    clear_tool_outputs(mode="state"),
                     trim(max_messages=3, mode="state"),
                     trim(max_messages=1, mode="state"),
                 )
@@ -138,15 +136,14 @@ class Reversed(MessagesNode):
     def through(self, shown: Shown, state: Any, config: Any) -> Shown:
         return replace(shown, turns=iter(list(shown.turns)[::-1]))
 
-    def update(self, state: Any, config: Any) -> dict[str, Any]:
-        kept = self.through(Shown.of(state["messages"], to_answer=False), state, config).messages()
+    def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
+        kept = self.through(Shown.of(input["messages"], to_answer=False), input, config).messages()
         return {"messages": [RemoveMessage(id=REMOVE_ALL_MESSAGES), *kept]}
 
     mode = "state"
 
 
 CHANGING: dict[str, MessagesNode] = {
-    "clears": clear_tool_outputs(keep=0, min_tokens=40, mode="state"),
     "two turns": trim(max_messages=3, mode="state"),
     "one turn": trim(max_messages=1, mode="state"),
     "five messages": trim(max_messages=5, mode="state", strategy="first"),

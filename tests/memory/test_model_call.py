@@ -53,23 +53,23 @@ def test_a_name_needs_a_key_only_when_it_is_called(
     model: Any = chat_model(name)
     assert isinstance(model, NamedModel)
     call = ModelCall(model, backoff_s=0)
-    [answer] = call.asking([ASK]).blocking()
+    answer = call.asking(ASK).blocking()
     assert isinstance(answer, ConfigurationError)
     assert name in str(answer)
     assert is_final(answer)
 
-    with OpenAIServer(["one", "two", "three"]) as server:
+    with OpenAIServer(["one", "two"]) as server:
         monkeypatch.setenv("OPENAI_API_KEY", "any")
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         bound = ModelCall(model.bind_tools([]))
-        assert [each.text for each in call.asking([ASK, ASK]).blocking()] == ["one", "two"]
-        assert asyncio.run(_awaited(bound))[0].text == "three"
+        assert call.asking(ASK).blocking().text == "one"
+        assert asyncio.run(_awaited(bound)).text == "two"
         assert isinstance(chat_model(name), ChatOpenAI)
-    assert [request["model"] for request in server.requests] == ["gpt-5-mini"] * 3
+    assert [request["model"] for request in server.requests] == ["gpt-5-mini"] * 2
 
 
 async def _awaited(call: ModelCall) -> Any:
-    return await call.asking([ASK]).awaiting()
+    return await call.asking(ASK).awaiting()
 
 
 @pytest.mark.parametrize("name", ["", " ", "openai:", "nosuch", "nosuch:model", 7, None])
@@ -97,7 +97,7 @@ def test_a_structured_model_may_be_named(monkeypatch: pytest.MonkeyPatch) -> Non
     with OpenAIServer(['{"name": "Ghent"}']) as server:
         monkeypatch.setenv("OPENAI_API_KEY", "any")
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        [answer] = ModelCall(model).asking([ASK]).blocking()
+        answer = ModelCall(model).asking(ASK).blocking()
     assert answer["parsed"] == City(name="Ghent")
 
 
@@ -133,7 +133,7 @@ def test_a_call_that_hangs_is_left_behind(awaited: bool) -> None:
 
     call = ModelCall(RunnableLambda(hangs, ahangs), timeout_s=0.05)
     try:
-        [answer] = asyncio.run(_awaited(call)) if awaited else call.asking([ASK]).blocking()
+        answer = asyncio.run(_awaited(call)) if awaited else call.asking(ASK).blocking()
         assert isinstance(answer, TimeoutError)
     finally:
         release.set()
@@ -147,11 +147,11 @@ def test_a_signal_is_no_answer(signal: BaseException) -> None:
         def invoke(messages: Any) -> Any:
             raise exc
 
-        return ModelCall(RunnableLambda(invoke)).asking([ASK])
+        return ModelCall(RunnableLambda(invoke)).asking(ASK)
 
     with pytest.raises(type(signal)):
         raises(signal).blocking()
-    [answer] = raises(OSError("no luck")).blocking()
+    answer = raises(OSError("no luck")).blocking()
     assert fault_of(answer) == "the call raised OSError: no luck"
 
 

@@ -26,7 +26,7 @@ from perdure.memory import ChatState
 from perdure.memory.summary import HEADING, Summary, SummaryState, summarize
 from perdure.memory.summary_request import PROMPT
 from tests.memory.conversations import conversations, keys
-from tests.memory.providers import refusals
+from tests.memory.providers import awaits_answer, refusals
 from tests.memory.scripted import (
     ScriptedServer,
     client,
@@ -208,23 +208,6 @@ def test_what_is_shown_of_messages_needs_no_more_of_a_state_than_the_summary() -
         shown = summary.shown(turns(6), state)
 
     assert texts(shown[1:]) == ["q4", "a4", "q5", "a5", "q6"]
-
-
-@pytest.mark.parametrize("run", ["sync", "async"])
-def test_the_changes_alone_leave_out_what_is_shown(run: str) -> None:
-    """For one who asks for that at another time."""
-    with ScriptedServer(["the summary"] * 4) as scribe:
-        for mode, more in (("view", {"llm_input_messages"}), ("state", set())):
-            summary = node(scribe, mode=mode)
-            state = {"messages": turns(4)}
-            made = (
-                summary.changes(state, None)
-                if run == "sync"
-                else asyncio.run(summary.achanges(state, None))
-            )
-            update = summary.invoke(state)
-            assert set(update) - set(made) == more
-            assert {name: update[name] for name in made} == made
 
 
 def test_a_graph_without_the_channels_is_refused_before_anything_is_asked() -> None:
@@ -524,4 +507,4 @@ def test_a_summary_that_is_shown_already_is_replaced(talk: Any) -> None:
     direct = presented(talk, two)
 
     assert keys(presented(presented(talk, one), two)) == keys(direct)
-    assert refusals(direct) == []
+    assert refusals(direct, to_answer=awaits_answer(talk)) == []

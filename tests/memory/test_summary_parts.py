@@ -39,7 +39,7 @@ def test_a_long_conversation_is_summarised_in_parts(run: Any) -> None:
 
 def test_one_huge_message_is_read_in_slices() -> None:
     """All of it is read, in order."""
-    numbers = " ".join(f"n{n:05}" for n in range(3_000))
+    numbers = " ".join(f"n{n:05}" for n in range(4_000))
     talk: list[AnyMessage] = [HumanMessage(numbers, id="1"), *turns(2)]
     with ScriptedServer(lambda body: "short") as scribe:
         summary = node(scribe, window=2_000, token_counter=COUNTER, trigger=("messages", 3))

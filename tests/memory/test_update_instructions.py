@@ -413,22 +413,21 @@ def test_who_is_always_overtaken_gives_up(instructions: Instructions, on_failure
 # -- refusals
 
 
-LONG = "Rule. " * 200  # 1,200 characters
-REFUSED: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "empty": ("", "empty", {}),
-    "blank": (" \n\t", "empty", {}),
-    "nothing between the marks": (marked(""), "too few", {}),
-    "no marks": ("Be brief, always.", "has no <instructions>", {}),
-    "no end mark": ("<instructions>Be brief, always, and", "cut off", {}),
-    "end before beginning": ("</instructions><instructions>Be brief", "cut off", {}),
-    "too short": (marked("Be brief."), "too few", {}),
-    "too long": (marked(LONG), "1000 are allowed", {"max_chars": 1000}),
-    "runaway": (marked(LONG * 2), "2000 are allowed", {}),
-    "most is lost": (marked("Be brief, be."), "most of them is lost", {}),
-    "no letters": (marked(". . . . . . . . . ."), "too few", {}),
-    "nothing to see": (marked("\u200b" * 40), "too few", {}),
-    "marks that do not match": (marked("Keep <instructions> short."), "different number", {}),
-    "lone surrogate": (marked("Be brief, always. \ud800"), "Unicode", {}),
+LONG = "Rule. " * 400  # 2,400 characters
+REFUSED: dict[str, tuple[str, str]] = {
+    "empty": ("", "empty"),
+    "blank": (" \n\t", "empty"),
+    "nothing between the marks": (marked(""), "too few"),
+    "no marks": ("Be brief, always.", "has no <instructions>"),
+    "no end mark": ("<instructions>Be brief, always, and", "cut off"),
+    "end before beginning": ("</instructions><instructions>Be brief", "cut off"),
+    "too short": (marked("Be brief."), "too few"),
+    "runaway": (marked(LONG), "2000 are allowed"),
+    "most is lost": (marked("Be brief, be."), "most of them is lost"),
+    "no letters": (marked(". . . . . . . . . ."), "too few"),
+    "nothing to see": (marked("\u200b" * 40), "too few"),
+    "marks that do not match": (marked("Keep <instructions> short."), "different number"),
+    "lone surrogate": (marked("Be brief, always. \ud800"), "Unicode"),
 }
 
 
@@ -438,10 +437,10 @@ def test_an_unusable_rewrite_is_refused(
     instructions: Instructions, case: str, on_failure: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The previous instructions stand; the error, or the log, says what was wrong."""
-    reply, reason, options = REFUSED[case]
+    reply, reason = REFUSED[case]
     previous = instructions.set("You are a helpful assistant who answers at length.")
     with OpenAIServer([reply]) as server, caplog.at_level(logging.WARNING, "perdure"):
-        node = node_of(client(server), instructions, on_failure=on_failure, **options)
+        node = node_of(client(server), instructions, on_failure=on_failure)
         if on_failure == "keep":
             assert node.invoke(STATE) == {}
             assert reason in caplog.text
@@ -555,8 +554,6 @@ def test_what_the_reflection_says_is_not_streamed_as_an_answer(store: SQLiteStor
         {"prompt": ""},
         {"prompt": 3},
         {"feedback_key": ""},
-        {"max_chars": 0},
-        {"max_chars": "many"},
         {"on_failure": "ignore"},
         {"messages_key": ""},
     ],

@@ -35,7 +35,7 @@ from perdure.memory import (
 )
 from perdure.memory.nodes import SHOWN, MessagesNode
 from tests.memory.conversations import Talk, conversations, keys, newest_human, total
-from tests.memory.providers import refusals
+from tests.memory.providers import awaits_answer, refusals
 
 BUDGET = 250
 
@@ -94,7 +94,7 @@ def test_every_composition_shows_a_valid_sequence(
     shown = update[SHOWN]
     assert list(update) == [SHOWN]
     assert keys(asyncio.run(shows.ainvoke(state))[SHOWN]) == keys(shown)
-    assert refusals(shown) == []
+    assert refusals(shown, to_answer=awaits_answer(talk)) == []
     question = newest_human(talk)
     assert question is None or question.id in [message.id for message in shown]
     if names[-1] in ("tokens", "first"):
