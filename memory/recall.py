@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
-from unicodedata import normalize
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
@@ -31,7 +29,6 @@ Accepts = Callable[[Memory], bool]
 _SPARE: Final = 5  # memories that are looked at beyond the limit: some repeat others
 _DEEPER: Final = 4  # times as many memories are looked at if too many are left out
 _K: Final = 60  # of reciprocal rank fusion: how little the first ranks stand out
-_NO_SIGNS: Final = {code: None for code in range(128) if not chr(code).isalnum()}
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -54,16 +51,6 @@ class Placement:
     def fused(self) -> float:
         """The sum of `1 / (60 + rank)`, by which memories are sorted."""
         return sum(1 / (_K + rank) for rank in self.ranks.values())
-
-    def __str__(self) -> str:
-        ranks = " and ".join(map(str, self.ranks.values()))
-        parts = ", ".join(f"{name} {part:.2f}" for name, part in (self.memory.parts or {}).items())
-        sentences = [
-            f"{self.memory.key}: rank {ranks} of its search",
-            f"its score the sum of {parts}" if parts else "",
-            f"stands for {', '.join(self.stands_for)}" if self.stands_for else "",
-        ]
-        return "; ".join(filter(None, sentences))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +76,7 @@ class RecallResult:
 
 
 class MemorySearch:
-    """A search for memories; see `recall` for its options.
-
-    Raises:
-        ConfigurationError: An option is wrong.
-    """
+    """A search for memories; see `recall` for its options."""
 
     def __init__(
         self,
@@ -108,24 +91,13 @@ class MemorySearch:
         every: Any = namespace if several and namespace else [namespace]
         self._templates = [Template(labels) for labels in every]
         expected = "a list of kinds, like ['fact'], or None"
-        self.kinds = None if kinds is None else instance("kinds", kinds, (list, tuple), expected)
-        self.limit = whole("limit", limit, 1)
+        self._kinds = None if kinds is None else instance("kinds", kinds, (list, tuple), expected)
+        self._limit = whole("limit", limit, 1)
         self.max_tokens = None if max_tokens is None else whole("max_tokens", max_tokens, 1)
         self._counter = token_counter(None)
 
-    def within(self, max_tokens: int | None) -> MemorySearch:
-        """The same with this budget of tokens."""
-        made = copy(self)
-        made.max_tokens = max_tokens
-        return made
-
     def namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
-        """The namespaces of a run, without those under another of them.
-
-        Raises:
-            InvalidConfig: The config does not fill in a namespace.
-            InvalidNamespace: One is reserved for perdure's own notes.
-        """
+        """The namespaces of a run, without those under another of them."""
         every = dict.fromkeys(namespace_of(template, config) for template in self._templates)
         return [
             namespace
@@ -138,10 +110,12 @@ class MemorySearch:
         query: str,
         store: BaseStore | None,
         config: RunnableConfig | None,
+        *,
         as_of: datetime | None = None,
         accepts: Accepts = lambda memory: True,
+        max_tokens: int | None = None,
     ) -> Effects[RecallResult]:
-        """The memories that answer a query and are accepted."""
+        """The memories that answer a query and are accepted; `max_tokens`: less than its own."""
         instance("query", query, str, "text")
         adapter, prefixes = adapter_of(store), self.namespaces(config)
         if not query.strip():
@@ -149,9 +123,9 @@ class MemorySearch:
         rankings = []
         for prefix in prefixes:
             rankings.append((yield from self._ranking(adapter, prefix, query, as_of, accepts)))
-        placements = placed(rankings, self.limit)
+        placements = placed(rankings, self._limit)
         lines = [memory_line(each.memory) for each in placements]
-        taken, tokens = fitting("memories", lines, self.max_tokens, self._counter)
+        taken, tokens = fitting("memories", lines, max_tokens or self.max_tokens, self._counter)
         return RecallResult(
             [placements[number].memory for number in taken],
             tokens,
@@ -169,21 +143,21 @@ class MemorySearch:
         accepts: Accepts,
     ) -> Effects[list[tuple[int, Memory]]]:
         """Memories of one namespace with their ranks, more than the limit: some repeat others."""
-        wanted = reach = self.limit + max(self.limit // 2, _SPARE)
+        wanted = depth = self._limit + max(self._limit // 2, _SPARE)
         options: dict[str, Any] = {"query": query, "as_of": as_of, "explain": True}
         while True:
-            found = yield from adapter.found(prefix, limit=reach, **options)
+            found = yield from adapter.found(prefix, limit=depth, **options)
             chosen = [
                 (rank, memory)
                 for rank, memory in enumerate(found, 1)
-                if (self.kinds is None or memory.kind in self.kinds) and accepts(memory)
+                if (self._kinds is None or memory.kind in self._kinds) and accepts(memory)
             ]
-            if len(chosen) >= wanted or len(found) < reach:
+            if len(chosen) >= wanted or len(found) < depth:
                 return chosen[:wanted]
-            reach *= _DEEPER
+            depth *= _DEEPER
             # perdure's filters are exact, but read every value; those of other stores know no $in
-            if adapter.versioned and self.kinds is not None:
-                options["filter"] = {"kind": {"$in": list(self.kinds)}}
+            if adapter.versioned and self._kinds is not None:
+                options["filter"] = {"kind": {"$in": list(self._kinds)}}
 
 
 def _recall(
@@ -219,7 +193,7 @@ def _recall(
         StorageError: The store fails.
     """
     search = MemorySearch(namespace, kinds, limit, max_tokens)
-    return (yield from search.found(query, store, config, as_of))
+    return (yield from search.found(query, store, config, as_of=as_of))
 
 
 recall = blocking(_recall)
@@ -229,38 +203,23 @@ arecall = awaiting(_recall)
 def placed(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list[Placement]:
     """Rankings as one, best first, ties newest first, without repetitions.
 
-    Args:
-        rankings: Of each search, memories with their ranks. Their scores cannot be compared.
-        limit: How many memories are kept.
-
-    Source: reciprocal rank fusion, Cormack, Clarke and Buettcher, "Reciprocal Rank Fusion
-    Outperforms Condorcet and Individual Rank Learning Methods" (SIGIR 2009).
+    Their scores cannot be compared, so they are merged by reciprocal rank fusion: Cormack, Clarke
+    and Buettcher, "Reciprocal Rank Fusion Outperforms Condorcet and Individual Rank Learning
+    Methods" (SIGIR 2009).
     """
-    every: list[Placement] = []
-    by_letters: dict[str, list[Placement]] = {}
+    by_text: dict[str, Placement] = {}
     for search, ranking in enumerate(rankings):
         for rank, memory in ranking:
-            near = by_letters.setdefault(_letters(memory.text), [])
-            text = normal(memory.text) if near else ""
-            same = next((each for each in near if normal(each.memory.text) == text), None)
-            if same is None:
-                every.append(Placement(memory, {search: rank}))
-                near.append(every[-1])
-            else:
-                _add(same, search, rank, memory)
-    every.sort(key=lambda each: _date(each.memory), reverse=True)
+            same = by_text.setdefault(normal(memory.text), Placement(memory, {}))
+            left_out = memory
+            if rank < min(same.ranks.values(), default=rank):  # the better one is shown
+                same.memory, left_out = memory, same.memory
+            if left_out.key not in (same.memory.key, *same.stands_for):
+                same.stands_for.append(left_out.key)
+            same.ranks.setdefault(search, rank)
+    every = sorted(by_text.values(), key=lambda each: _date(each.memory), reverse=True)
     every.sort(key=lambda each: each.fused, reverse=True)
     return _without_past(_without_sources(every), limit)[:limit]
-
-
-def _add(placement: Placement, search: int, rank: int, memory: Memory) -> None:
-    """Add a memory of the same text; the better one is shown."""
-    other = memory
-    if rank < min(placement.ranks.values()):
-        placement.memory, other = memory, placement.memory
-    if other.key != placement.memory.key and other.key not in placement.stands_for:
-        placement.stands_for.append(other.key)
-    placement.ranks.setdefault(search, rank)
 
 
 def _without_sources(placements: Sequence[Placement]) -> list[Placement]:
@@ -269,15 +228,15 @@ def _without_sources(placements: Sequence[Placement]) -> list[Placement]:
     A turn that ranks before its facts answers better than they do: then all stay.
     """
     kept: list[Placement] = []
-    made: dict[tuple[str | None, tuple[str, ...]], Placement] = {}
+    extracted: dict[tuple[str | None, tuple[str, ...]], Placement] = {}
     for each in placements:
         source = each.memory.provenance
         place = (source.thread_id, source.message_ids) if source and source.message_ids else None
-        if place in made and each.memory.kind == TURN:
-            made[place].stands_for += [each.memory.key, *each.stands_for]
+        if place in extracted and each.memory.kind == TURN:
+            extracted[place].stands_for += [each.memory.key, *each.stands_for]
             continue
         if place is not None and each.memory.kind != TURN:
-            made.setdefault(place, each)
+            extracted.setdefault(place, each)
         kept.append(each)
     return kept
 
@@ -299,13 +258,6 @@ def _without_past(placements: Sequence[Placement], limit: int) -> list[Placement
         else:
             kept.append(each)
     return kept
-
-
-def _letters(text: str) -> str:
-    """The letters and digits that texts of one normal form have in common, forty times faster."""
-    if text.isascii():
-        return text.lower().translate(_NO_SIGNS)
-    return "".join(filter(str.isalnum, normalize("NFKC", text).casefold()))
 
 
 def _date(memory: Memory) -> datetime:

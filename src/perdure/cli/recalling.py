@@ -23,7 +23,7 @@ from perdure.cli.progress import at_work
 from perdure.cli.store import AsOf, as_moment
 
 if TYPE_CHECKING:
-    from perdure.memory.recall import RecallResult
+    from perdure.memory.recall import Placement, RecallResult
 
 
 @app.command()
@@ -74,8 +74,17 @@ def _plain(found: RecallResult, explain: bool) -> list[dict[str, object]]:
 def _print(found: RecallResult, explain: bool) -> None:
     rows = []
     for each in found.placements:
-        m, how = each.memory, [str(each).partition(": ")[2]] * explain  # the key is there
+        m, how = each.memory, [_how(each)] * explain
         rows.append((text_of(m), actor_of(m), thread_of(m), day_of(m), m.key, *how))
     table(["text", "by", "thread", "when", "key", *["how"] * explain], rows)
     if found.left_out:
         notes.print(f"{found.left_out} more do not fit into the budget", style="dim")
+
+
+def _how(each: Placement) -> str:
+    """How a memory came to its place: its rank, the parts of its score, what it stands for."""
+    parts = ", ".join(f"{name} {part:.2f}" for name, part in (each.memory.parts or {}).items())
+    told = [f"rank {' and '.join(map(str, each.ranks.values()))} of its search"]
+    told += [f"its score the sum of {parts}"] * bool(parts)
+    told += [f"stands for {', '.join(each.stands_for)}"] * bool(each.stands_for)
+    return "; ".join(told)
