@@ -39,9 +39,6 @@ def extraction_graph(extraction: Extraction) -> CompiledStateGraph[Any, None, An
 
     Its input is `{"thread_id": …}`, its output has a `report`. The run's config fills in the
     namespace.
-
-    Raises:
-        ConfigurationError: The argument is not an `Extraction`.
     """
     instance("extraction", extraction, Extraction, "Extraction(saver, store)")
 
@@ -60,14 +57,8 @@ def reflection_graph(
     """Compile the graph that learns instructions from a conversation.
 
     Its input is `{"messages": […], "feedback": …}`, where feedback is text, a message or JSON, or
-    missing; its output has the `instructions` that hold then and their `version`.
-
-    Args:
-        reflection: Learns: `update_instructions(model, …)`.
-        store: Where the instructions are, if they name none.
-
-    Raises:
-        ConfigurationError: The reflection is something else.
+    missing; its output has the `instructions` that hold then and their `version`. `store` has the
+    instructions, if `reflection` names none.
     """
     instance("reflection", reflection, UpdateInstructions, "update_instructions(…)")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, Final
 
 from langchain_core.callbacks import CallbackManagerForLLMRun
@@ -65,59 +65,48 @@ class QuotingResponder(BaseChatModel):
 
 
 def _answer(messages: list[BaseMessage]) -> str:
-    asked = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
-    if asked is None:
+    question = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
+    if question is None:
         return f"I was shown no question. {NOTICE}"
-    told = [m for m in messages if isinstance(m, SystemMessage)]
-    talk = [m for m in messages if m not in told]
-    parts = [_from_thread(asked, talk), _from_memory(asked, told)]
+    system = [m for m in messages if isinstance(m, SystemMessage)]
+    thread = [m for m in messages if m not in system]
+    parts = [_from_thread(question, thread), _from_memory(question, system)]
     if any(parts):
         return "\n".join([*filter(None, parts), NOTICE])
-    count = len(talk) - 1  # all that it is shown, its own answers too
-    said = f"This thread shows me {count} earlier message{'s' * (count != 1)}"
-    return f"{said}, and none of them speaks of that. {NOTICE}"
+    count = len(thread) - 1  # all that it is shown, its own answers too
+    shown = f"This thread shows me {count} earlier message{'s' * (count != 1)}"
+    return f"{shown}, and none of them speaks of that. {NOTICE}"
 
 
-def _from_thread(asked: HumanMessage, talk: list[BaseMessage]) -> str:
+def _from_thread(question: HumanMessage, thread: list[BaseMessage]) -> str:
     """Quotes of the thread's messages that share most words with the question."""
-    earlier = [m for m in talk if m is not asked and m.text.strip() and NOTICE not in m.text]
-    wanted = _words(asked.text)
+    earlier = [m for m in thread if m is not question and m.text.strip() and NOTICE not in m.text]
+    wanted = _words(question.text)
     scored = [(len(wanted & _words(m.text)), i, m) for i, m in enumerate(earlier)]
     best = sorted((s for s in scored if s[0]), key=lambda s: (-s[0], -s[1]))[:_QUOTES]
-    if not best:
-        return ""
-    quotes = (
+    quotes = [
         f"- {'you' if isinstance(m, HumanMessage) else 'I'} said: “{_short(m.text)}”"
         for _, _, m in sorted(best, key=lambda s: s[1])
-    )
-    return "\n".join(["From this thread I remember:", *quotes])
+    ]
+    return "\n".join(["From this thread I remember:", *quotes]) if quotes else ""
 
 
-def _from_memory(asked: HumanMessage, told: list[SystemMessage]) -> str:
+def _from_memory(question: HumanMessage, system: list[SystemMessage]) -> str:
     """Quotes of the first recalled memories that share a word with the question."""
-    wanted, quotes = _words(asked.text), []
-    for memory in (memory for message in told for memory in _recalled(message.text)):
-        text = str(memory["memory"])
-        if wanted & _words(text):
+    wanted, quotes = _words(question.text), []
+    for section in (found for message in system for found in _SECTION.findall(message.text)):
+        for memory in map(json.loads, section.splitlines()[1:]):  # as `use_memories` writes them
+            text = str(memory["memory"])
             thread = f"thread {memory['thread']}" if memory.get("thread") else ""
             place = ", ".join(filter(None, [thread, memory.get("on")]))
-            quotes.append(f"- {place}: “{_short(text)}”")
+            if wanted & _words(text):
+                quotes.append(f"- {place}: “{_short(text)}”")
     return "\n".join(["From earlier I remember:", *quotes[:_QUOTES]]) if quotes else ""
-
-
-def _recalled(told: str) -> Iterator[dict[str, Any]]:
-    """The memories in a system message, as `use_memories` writes them."""
-    for line in "\n".join(_SECTION.findall(told)).splitlines():
-        with suppress(ValueError):
-            memory = json.loads(line)
-            if isinstance(memory, dict) and "memory" in memory:
-                yield memory
 
 
 def _words(text: str) -> set[str]:
     return {word for word in _WORD.findall(text.casefold()) if word not in STOP_WORDS}
 
 
-def _short(text: str, limit: int = 200) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+def _short(text: str) -> str:
+    return textwrap.shorten(text, 200, placeholder="…")

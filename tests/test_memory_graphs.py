@@ -298,19 +298,17 @@ def loaded(where: str) -> Any:
 def test_a_server_chats_and_remembers(served: dict[str, Any]) -> None:
     """With the checkpointer and the store that the file names, each graph recalls the others."""
 
-    async def talk() -> tuple[Any, Any]:
+    async def talk() -> Any:
         async with served["checkpointer"]() as saver, served["store"]() as store:
             chat = served["memory_chat"]({})
             chat.checkpointer, chat.store = saver, store
             await chat.ainvoke(says("My canoe is called Nutshell"), run_of("monday"))
-            out = await served["extraction"]({}).ainvoke({"thread_id": "monday"}, run_of("any"))
             agent = served["memory_agent"]({})
             agent.checkpointer, agent.store = saver, store
-            return out, await agent.ainvoke(says("What is my canoe called?"), run_of("friday"))
+            return await agent.ainvoke(says("What is my canoe called?"), run_of("friday"))
 
-    out, said = asyncio.run(talk())
+    said = asyncio.run(talk())
 
-    assert "added" not in out["report"]
     assert "thread monday" in said["messages"][-1].text
     with pytest.raises(ConfigurationError, match="PERDURE_MODEL"):
         served["reflection"]({})
@@ -333,7 +331,6 @@ def test_each_served_graph_answers_in_an_event_loop(
 
     inputs: dict[str, Any] = {
         **dict.fromkeys(("chat", "memory_chat", "memory_agent"), says("The train leaves at ten")),
-        "extraction": {"thread_id": "chat"},
         "reflection": says("Invite Eva") | {"feedback": "Sign as Ann"},
     }
 
@@ -359,6 +356,5 @@ def test_each_served_graph_answers_in_an_event_loop(
 
     assert inputs.keys() == served.keys() - {"checkpointer", "store"}
     assert found["memory_agent"]["messages"][-1].text == "Nutshell!"
-    assert "added" in found["extraction"]["report"]
     assert found["reflection"]["instructions"] == "Sign as Ann."
     assert spaces == [("memories", named.get("user_id") or "me")]

@@ -286,31 +286,31 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
     def shown(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
         """A system message with what was recalled, and the request."""
         question = next((m.text for m in reversed(request) if isinstance(m, HumanMessage)), "")
-        found = self._recalled(conversation_id, question) if question.strip() else []
-        lines = [(item.value["kind"], item.value["text"]) for item in found]
-        return self._sequence(_quoting(_system(request), _SIMILAR, lines), request)
-
-    def _recalled(self, conversation_id: str, query: str) -> list[SearchItem]:
-        found = self.store.search(
-            (_NAMESPACE, conversation_id),
-            query=query,
-            filter={"conversation_id": conversation_id},  # not one in a namespace below
-            limit=self.top_k,
-            **self._only_cosine,
-        )
+        namespace, options = (_NAMESPACE, conversation_id), self._only_cosine
+        found: Sequence[SearchItem] = []
+        if question.strip():
+            found = self.store.search(namespace, query=question, limit=self.top_k, **options)
         if any(item.score is None for item in found):
             raise ConfigurationError(
                 "the store has no index, so it cannot tell what is similar; open it with one"
             )
-        return [item for item in found if item.score is not None and item.score >= self.threshold]
+        lines = [
+            (item.value["kind"], item.value["text"])
+            for item in found
+            if (item.score or 0) >= self.threshold
+        ]
+        return self._sequence(_quoting(_system(request), _SIMILAR, lines), request)
 
     def remember(self, conversation_id: str, messages: list[BaseMessage]) -> None:
         """Keep each message as an item."""
-        namespace, puts = (_NAMESPACE, conversation_id), []
-        for m in filter(_is_text, messages):
-            value = {"text": m.text, "kind": m.type, "conversation_id": conversation_id}
-            puts.append(PutOp(namespace, m.id or str(uuid4()), value, index=["text"]))
-        self.store.batch(puts)
+        namespace = (_NAMESPACE, conversation_id)
+        kept = [(m.id or str(uuid4()), m) for m in messages if _is_text(m)]
+        self.store.batch(
+            [
+                PutOp(namespace, id, {"text": m.text, "kind": m.type}, index=["text"])
+                for id, m in kept
+            ]
+        )
 
 
 def _at_most(size: int) -> Callable[[Sequence[BaseMessage]], bool]:

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
@@ -33,7 +32,6 @@ from perdure.memory.middleware import MemoryMiddleware
 from perdure.memory.nodes import Shown
 from perdure.memory.use_memories import query_of, use_memories
 from perdure.stores import SQLiteStore
-from tests.memory.conversations import Talk, conversations, keys
 from tests.memory.remembered import AS_ANN, fact, filled, turns
 from tests.memory.scripted import ScriptedServer, client
 from tests.openai_server import Answer
