@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 from langchain_core.callbacks import CallbackManagerForLLMRun
@@ -94,19 +94,28 @@ def _from_thread(question: HumanMessage, thread: list[BaseMessage]) -> str:
 def _from_memory(question: HumanMessage, system: list[SystemMessage]) -> str:
     """Quotes of the first recalled memories that share a word with the question."""
     wanted, quotes = _words(question.text), []
-    for section in (found for message in system for found in _SECTION.findall(message.text)):
-        for memory in map(json.loads, section.splitlines()[1:]):  # as `use_memories` writes them
-            text = str(memory["memory"])
+    for memory in (memory for message in system for memory in _recalled(message.text)):
+        text = str(memory["memory"])
+        if wanted & _words(text):
             thread = f"thread {memory['thread']}" if memory.get("thread") else ""
             place = ", ".join(filter(None, [thread, memory.get("on")]))
-            if wanted & _words(text):
-                quotes.append(f"- {place}: “{_short(text)}”")
+            quotes.append(f"- {place}: “{_short(text)}”")
     return "\n".join(["From earlier I remember:", *quotes[:_QUOTES]]) if quotes else ""
+
+
+def _recalled(text: str) -> Iterator[dict[str, Any]]:
+    """The memories in a system message, as `use_memories` writes them."""
+    for line in "\n".join(_SECTION.findall(text)).splitlines():
+        with suppress(ValueError):
+            memory = json.loads(line)
+            if isinstance(memory, dict) and "memory" in memory:
+                yield memory
 
 
 def _words(text: str) -> set[str]:
     return {word for word in _WORD.findall(text.casefold()) if word not in STOP_WORDS}
 
 
-def _short(text: str) -> str:
-    return textwrap.shorten(text, 200, placeholder="…")
+def _short(text: str, limit: int = 200) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -32,43 +32,20 @@ _K: Final = 60  # of reciprocal rank fusion: how little the first ranks stand ou
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
-@dataclass(slots=True)
-class Placement:
-    """How a memory came to its place.
-
-    Attributes:
-        memory: The memory; `memory.parts` are the parts of its score.
-        ranks: Its rank, from 1, in each search that found it; searches are numbered from 0.
-        stands_for: The keys of the memories that are left out in its favour: those with the same
-            text, the turn that it was extracted from, the turns that it superseded.
-    """
-
-    memory: Memory
-    ranks: dict[int, int]
-    stands_for: list[str] = field(default_factory=list)
-
-    @property
-    def fused(self) -> float:
-        """The sum of `1 / (60 + rank)`, by which memories are sorted."""
-        return sum(1 / (_K + rank) for rank in self.ranks.values())
-
-
 @dataclass(frozen=True, slots=True)
 class RecallResult:
     """The memories that were recalled. As text it is a section of quoted data for a model.
 
     Attributes:
-        memories: Best first.
+        memories: Best first; `memory.parts` are the parts of a score.
         tokens: The tokens of the text.
         left_out: How many more were found that did not fit into the budget.
-        placements: How each memory came to its place.
         lines: Each memory as a quoted line, with its speaker, date and thread.
     """
 
     memories: list[Memory]
     tokens: int = 0
     left_out: int = 0
-    placements: tuple[Placement, ...] = ()
     lines: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
@@ -123,14 +100,13 @@ class MemorySearch:
         rankings = []
         for prefix in prefixes:
             rankings.append((yield from self._ranking(adapter, prefix, query, as_of, accepts)))
-        placements = placed(rankings, self._limit)
-        lines = [memory_line(each.memory) for each in placements]
+        memories = merged(rankings, self._limit)
+        lines = [memory_line(memory) for memory in memories]
         taken, tokens = fitting("memories", lines, max_tokens or self.max_tokens, self._counter)
         return RecallResult(
-            [placements[number].memory for number in taken],
+            [memories[number] for number in taken],
             tokens,
-            len(placements) - len(taken),
-            tuple(placements[number] for number in taken),
+            len(memories) - len(taken),
             tuple(lines[number] for number in taken),
         )
 
@@ -200,64 +176,54 @@ recall = blocking(_recall)
 arecall = awaiting(_recall)
 
 
-def placed(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list[Placement]:
+def merged(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list[Memory]:
     """Rankings as one, best first, ties newest first, without repetitions.
 
     Their scores cannot be compared, so they are merged by reciprocal rank fusion: Cormack, Clarke
     and Buettcher, "Reciprocal Rank Fusion Outperforms Condorcet and Individual Rank Learning
     Methods" (SIGIR 2009).
     """
-    by_text: dict[str, Placement] = {}
+    by_text: dict[str, tuple[Memory, dict[int, int]]] = {}  # with the rank in each search
     for search, ranking in enumerate(rankings):
         for rank, memory in ranking:
-            same = by_text.setdefault(normal(memory.text), Placement(memory, {}))
-            left_out = memory
-            if rank < min(same.ranks.values(), default=rank):  # the better one is shown
-                same.memory, left_out = memory, same.memory
-            if left_out.key not in (same.memory.key, *same.stands_for):
-                same.stands_for.append(left_out.key)
-            same.ranks.setdefault(search, rank)
-    every = sorted(by_text.values(), key=lambda each: _date(each.memory), reverse=True)
-    every.sort(key=lambda each: each.fused, reverse=True)
-    return _without_past(_without_sources(every), limit)[:limit]
+            text = normal(memory.text)
+            shown, ranks = by_text.get(text, (memory, {}))
+            better = rank < min(ranks.values(), default=rank)
+            by_text[text] = memory if better else shown, {search: rank, **ranks}
+    every = sorted(by_text.values(), key=lambda each: _date(each[0]), reverse=True)
+    every.sort(key=lambda each: sum(1 / (_K + rank) for rank in each[1].values()), reverse=True)
+    return _without_past(_without_sources([memory for memory, _ in every]), limit)[:limit]
 
 
-def _without_sources(placements: Sequence[Placement]) -> list[Placement]:
+def _without_sources(memories: Sequence[Memory]) -> list[Memory]:
     """Without turns from which, and from nothing else, a better memory was extracted.
 
     A turn that ranks before its facts answers better than they do: then all stay.
     """
-    kept: list[Placement] = []
-    extracted: dict[tuple[str | None, tuple[str, ...]], Placement] = {}
-    for each in placements:
-        source = each.memory.provenance
+    kept: list[Memory] = []
+    extracted: set[tuple[str | None, tuple[str, ...]]] = set()
+    for memory in memories:
+        source = memory.provenance
         place = (source.thread_id, source.message_ids) if source and source.message_ids else None
-        if place in extracted and each.memory.kind == TURN:
-            extracted[place].stands_for += [each.memory.key, *each.stands_for]
+        if memory.kind == TURN and place in extracted:
             continue
-        if place is not None and each.memory.kind != TURN:
-            extracted.setdefault(place, each)
-        kept.append(each)
+        if memory.kind != TURN and place is not None:
+            extracted.add(place)
+        kept.append(memory)
     return kept
 
 
-def _without_past(placements: Sequence[Placement], limit: int) -> list[Placement]:
+def _without_past(memories: Sequence[Memory], limit: int) -> list[Memory]:
     """Without past memories whose successor is among the first."""
-    successors = {
-        id: each
-        for each in placements[:limit]
-        for previous in each.memory.previous
-        for id in previous.message_ids
+    succeeded = {
+        id for each in memories[:limit] for previous in each.previous for id in previous.message_ids
     }
-    kept = []
-    for each in placements:
-        source = each.memory.provenance
-        ids = source.message_ids if source and past_since(each.memory) else ()
-        if ids and successors.keys() >= set(ids):
-            successors[ids[0]].stands_for.append(each.memory.key)
-        else:
-            kept.append(each)
-    return kept
+
+    def is_replaced(memory: Memory) -> bool:
+        ids = memory.provenance.message_ids if memory.provenance else ()
+        return bool(ids) and past_since(memory) is not None and succeeded.issuperset(ids)
+
+    return [memory for memory in memories if not is_replaced(memory)]
 
 
 def _date(memory: Memory) -> datetime:

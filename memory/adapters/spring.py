@@ -10,7 +10,6 @@ import asyncio
 import inspect
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import reduce
 from operator import add
 from typing import Any, Final, Protocol, runtime_checkable
@@ -319,21 +318,18 @@ def _at_most(size: int) -> Callable[[Sequence[BaseMessage]], bool]:
 
 def _messages(input: Any) -> list[BaseMessage]:
     listed = [input] if isinstance(input, str | BaseMessage) else input
-    if isinstance(listed, Sequence | PromptValue):
-        with suppress(NotImplementedError, ValueError):
-            return checked_messages(convert_to_messages(listed))
-    raise InvalidMessages(
-        f"the input is {input!r:.80}, a {type(input).__name__}; expected text, a prompt or a list "
-        "of messages"
-    )
+    if not isinstance(listed, Sequence | PromptValue):
+        raise InvalidMessages(
+            f"the input is {input!r:.80}, a {type(input).__name__}; expected text, a prompt or a "
+            "list of messages"
+        )
+    return checked_messages(convert_to_messages(listed))
 
 
 def _message(answer: Any) -> BaseMessage:
     if isinstance(answer, str):  # a model with a parser behind it
         return AIMessage(answer)
-    if not isinstance(answer, BaseMessage):
-        raise InvalidMessages(f"the model gave a {type(answer).__name__}; expected a message")
-    return message_chunk_to_message(answer)
+    return message_chunk_to_message(checked_messages([answer], "the model's answer")[0])
 
 
 def _others(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
