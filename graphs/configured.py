@@ -13,17 +13,13 @@ from langgraph.graph.state import CompiledStateGraph
 
 from perdure import settings
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.errors import ConfigurationError
 from perdure.graphs.chat import Part, chat_graph
 from perdure.graphs.memory_agent import memory_agent
-from perdure.graphs.offline import reflection_graph
 from perdure.memory.gate import Gate
-from perdure.memory.instructions import Instructions
 from perdure.memory.recall import NAMESPACE
 from perdure.memory.remember_turns import remember_turns
 from perdure.memory.summary import summarize
 from perdure.memory.trim import trim
-from perdure.memory.update_instructions import update_instructions
 from perdure.memory.use_memories import use_memories
 from perdure.stores import SQLiteStore
 
@@ -51,14 +47,6 @@ def agent(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
     """The memory agent; without a `user_id` in the config the memories are the local user's."""
     model, window = configured_model(_chosen()), trim(max_tokens=TOKENS)
     return memory_agent(model, memory=[window], namespace=_namespace(config), gate=_GATE)
-
-
-def reflection(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
-    """Learns instructions from a conversation."""
-    model = configured_model(_chosen())
-    if model is None:
-        raise ConfigurationError("reflection needs a model: set PERDURE_MODEL")
-    return reflection_graph(update_instructions(model, Instructions()))
 
 
 @asynccontextmanager

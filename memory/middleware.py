@@ -71,7 +71,8 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def _before_model(self, state: Any, runtime: Any) -> Effects[dict[str, Any] | None]:
         """What the parts change in the state, one after the other, as one update."""
-        now, changes, config = dict(state), {}, get_config()
+        changes: dict[str, Any] = {}
+        now, config = dict(state), get_config()
         for part in self._changing:
             update = yield _invoked(part, now, config)
             update.pop(SHOWN, None)  # it is asked for at the call

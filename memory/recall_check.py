@@ -49,12 +49,7 @@ class CheckedQuestion:
 
 @dataclass(frozen=True, slots=True)
 class RecallReport:
-    """The questions of a check with their ranks. As text it has a line for each.
-
-    Attributes:
-        questions: In order.
-        limit: How many memories count as recalled.
-    """
+    """The questions of a check with their ranks. As text it has a line for each."""
 
     questions: tuple[CheckedQuestion, ...]
     limit: int
@@ -76,12 +71,7 @@ class RecallReport:
         return [each for each in self.questions if each.recall < 1]
 
     def assert_recalled(self, minimum: float = 0.9) -> None:
-        """Fail unless `recall` is at least this share, 0 to 1.
-
-        Raises:
-            NotRecalled: It is less; the message has the report.
-            ConfigurationError: `minimum` is not from 0 to 1.
-        """
+        """Raise NotRecalled, with the report, unless `recall` is at least this share, 0 to 1."""
         if self.recall < number("minimum", minimum, 0, 1):
             raise NotRecalled(f"less is recalled than {minimum}:\n{self}")
 
@@ -113,11 +103,6 @@ def _check_recall(
         config: Of the run, which fills in the namespace.
         namespace: Where to look.
         limit: How many memories count as recalled.
-
-    Raises:
-        ConfigurationError: An argument is wrong, or there is no store.
-        InvalidConfig: The config does not fill in a namespace.
-        StorageError: The store fails.
     """
     search, adapter = MemorySearch(namespace, None, limit, None), adapter_of(store)
     listed = questions.items() if isinstance(questions, Mapping) else questions
