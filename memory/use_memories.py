@@ -125,14 +125,9 @@ class UseMemories(MessagesNode):
             return elsewhere or not left.issuperset(origin.message_ids)
 
         try:
-            found = yield from self._search.found(
-                query,
-                self._store,
-                config,
-                as_of=self._as_of(config),
-                accepts=accepts,
-                max_tokens=room,
-            )
+            options: dict[str, Any] = {"as_of": self._as_of(config), "max_tokens": room}
+            search = self._search.found(query, self._store, config, accepts=accepts, **options)
+            found = yield from search
         except Exception as exc:  # also of the driver of another store
             if isinstance(exc, PerdureError) and not isinstance(
                 exc, StorageError | EmbeddingFailed

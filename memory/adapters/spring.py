@@ -109,9 +109,7 @@ class MessageChatMemory:
     def __init__(self, repository: ChatMemoryRepository | None = None, max_size: int = 20) -> None:
         given = InMemoryChatMemoryRepository() if repository is None else repository
         expected = "a repository; for a checkpointer, CheckpointerChatMemoryRepository(it)"
-        self.repository: ChatMemoryRepository = instance(
-            "repository", given, ChatMemoryRepository, expected
-        )
+        self.repository = instance("repository", given, ChatMemoryRepository, expected)
         self.max_size = whole("max_size", max_size, 1)
 
     def add(self, conversation_id: str, messages: BaseMessage | Sequence[BaseMessage]) -> None:
@@ -293,23 +291,17 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
             raise ConfigurationError(
                 "the store has no index, so it cannot tell what is similar; open it with one"
             )
-        lines = [
-            (item.value["kind"], item.value["text"])
-            for item in found
-            if (item.score or 0) >= self.threshold
-        ]
+        near = [item.value for item in found if (item.score or 0) >= self.threshold]
+        lines = [(value["kind"], value["text"]) for value in near]
         return self._sequence(_quoting(_system(request), _SIMILAR, lines), request)
 
     def remember(self, conversation_id: str, messages: list[BaseMessage]) -> None:
         """Keep each message as an item."""
-        namespace = (_NAMESPACE, conversation_id)
-        kept = [(m.id or str(uuid4()), m) for m in messages if _is_text(m)]
-        self.store.batch(
-            [
-                PutOp(namespace, id, {"text": m.text, "kind": m.type}, index=["text"])
-                for id, m in kept
-            ]
-        )
+        namespace, puts = (_NAMESPACE, conversation_id), []
+        for m in filter(_is_text, messages):
+            value = {"text": m.text, "kind": m.type}
+            puts.append(PutOp(namespace, m.id or str(uuid4()), value, index=["text"]))
+        self.store.batch(puts)
 
 
 def _at_most(size: int) -> Callable[[Sequence[BaseMessage]], bool]:
