@@ -2,13 +2,10 @@
 
 from perdure.graphs.chat import chat_graph
 from perdure.graphs.memory_agent import memory_agent
-from perdure.graphs.offline import extraction_graph, reflection_graph
 from perdure.graphs.responder import QuotingResponder
 
 __all__ = [
     "QuotingResponder",
     "chat_graph",
-    "extraction_graph",
     "memory_agent",
-    "reflection_graph",
 ]

@@ -29,7 +29,6 @@ from perdure.memory.summary import Summarize, SummaryState
 from perdure.memory.view import changes_state, parts_of, view
 
 Part = MessagesNode | Learner
-_EXPECTED: Final = "parts like use_memories(), trim(max_tokens=4_000) or remember_turns()"
 _NAMES: Final = {"RememberTurns": "remember", "UpdateInstructions": "reflect"}
 
 
@@ -46,8 +45,7 @@ def chat_graph(
     `chat_graph("openai:gpt-5-mini", memory=[use_memories(), summarize("openai:gpt-5-mini"),
     trim(max_tokens=4_000), remember_turns()], checkpointer=saver, store=store)`
 
-    Instructions, summaries and memories that the model is shown are in no channel of the state, so
-    they are in no stream; neither are removals.
+    A stream of messages has the answers only: no instructions, summaries, memories or removals.
 
     Args:
         model: A chat model or its name; None: a responder that works offline and quotes what it is
@@ -60,17 +58,22 @@ def chat_graph(
         store: Keeps memories and instructions.
 
     Raises:
-        ConfigurationError: An argument is something else, or a part would remove from the state
-            what is not summarised yet.
+        ConfigurationError: A part would remove from the state what is not summarised yet.
     """
     for part in instance("memory", memory, (list, tuple), "a list of parts"):
-        instance("a part of the memory", part, (MessagesNode, Learner), _EXPECTED)
+        expected = "parts like use_memories(), trim(max_tokens=4_000) or remember_turns()"
+        instance("a part of the memory", part, (MessagesNode, Learner), expected)
     shown = parts_of([part for part in memory if isinstance(part, MessagesNode)])
     shows = view(*shown).with_tools(tools) if shown else None
     learners: list[Part] = [part for part in memory if isinstance(part, Learner)]
     after = _named([*learners, *filter(changes_state, shown)])
     summarizes = any(isinstance(part, Summarize) for part in after.values())
-    _check_order(after.values(), summarizes)
+    removing = [each for each in after.values() if not isinstance(each, Summarize | Learner)]
+    if summarizes and removing:
+        raise ConfigurationError(
+            f"{type(removing[0]).__name__} is in the mode 'state' beside a summary: it would "
+            "remove from the state what is not summarised yet; expected the mode 'view'"
+        )
     chosen: Runnable[Any, Any] = QuotingResponder()
     if model is not None:
         resolved: Any = chat_model(model)
@@ -106,7 +109,7 @@ def chat_graph(
 
 
 def _named(parts: Sequence[Part]) -> dict[str, Part]:
-    """Parts by the names of their nodes: `remember`, `reflect`, `update_profile`, `trim`."""
+    """Parts by the names of their nodes, like `remember`, `reflect`, `update_profile`, `trim`."""
     named: dict[str, Part] = {}
     for part in parts:
         kind = type(part).__name__
@@ -114,16 +117,6 @@ def _named(parts: Sequence[Part]) -> dict[str, Part]:
         number = sum(each.partition("-")[0] == name for each in named)
         named[f"{name}-{number + 1}" if number else name] = part
     return named
-
-
-def _check_order(after: Any, summarizes: bool) -> None:
-    removes = [each for each in after if not isinstance(each, Summarize | Learner)]
-    if summarizes and removes:
-        raise ConfigurationError(
-            f"{type(removes[0]).__name__} is in the mode 'state' beside a summary: it would remove "
-            "from the state what is not summarised yet; expected the mode 'view', since the "
-            "summary shortens the state"
-        )
 
 
 def _quiet(part: Part) -> Runnable[Any, Any]:
@@ -147,11 +140,8 @@ def _quiet(part: Part) -> Runnable[Any, Any]:
 
 def _next(steps: Sequence[str], after: dict[str, Part], state: Any) -> str:
     """The next step; one in which nothing is due would cost a checkpoint."""
-    for name in steps:
-        part = after[name]
-        if not isinstance(part, Summarize) or part.is_due(state):
-            return name
-    return END
+    due = (n for n in steps if not isinstance(p := after[n], Summarize) or p.is_due(state))
+    return next(due, END)
 
 
 graph = chat_graph()

@@ -1,13 +1,8 @@
-"""The graphs of a server: the settings `PERDURE_*` name the model, the database and the local user.
-
-`langgraph.json` lists them with the checkpointer and the store of that database, so that the
-command line sees what is said there: `langgraph dev --config graphs/langgraph.json`.
-"""
+"""The graphs of `langgraph.json`: settings `PERDURE_*` name the model, database and local user."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,23 +13,16 @@ from langgraph.graph.state import CompiledStateGraph
 
 from perdure import settings
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.errors import ConfigurationError
 from perdure.graphs.chat import Part, chat_graph
 from perdure.graphs.memory_agent import memory_agent
-from perdure.graphs.offline import extraction_graph, reflection_graph
-from perdure.memory.extraction import Extraction, remember_turns
 from perdure.memory.gate import Gate
-from perdure.memory.instructions import Instructions
 from perdure.memory.recall import NAMESPACE
 from perdure.memory.summary import summarize
 from perdure.memory.trim import trim
-from perdure.memory.update_instructions import update_instructions
 from perdure.memory.use_memories import use_memories
 from perdure.stores import SQLiteStore
 
 _GATE = Gate()  # one for all: loaders make a graph for each run, and the gate counts requests
-_OPEN: dict[settings.Settings, tuple[SQLiteCheckpointer, SQLiteStore]] = {}
-_OPENING = threading.Lock()
 TOKENS = 8_000
 """What the model is shown of a thread at most; older messages are summarised from 6,000 on."""
 
@@ -42,13 +30,7 @@ TOKENS = 8_000
 def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
     """A chat that recalls and remembers, with a window and, where there is a model, a summary.
 
-    Without a model the offline responder answers. The server brings checkpointer and store.
-
-    Args:
-        config: Of the run. Without a `user_id` in it the memories are the local user's.
-
-    Raises:
-        ConfigurationError: The settings cannot be read.
+    Without a `user_id` in the run's config the memories are the local user's.
     """
     model, namespace = configured_model(_chosen()), _namespace(config)
     parts: list[Part] = [use_memories(namespace=namespace)]
@@ -64,24 +46,6 @@ def agent(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
     """The memory agent; without a `user_id` in the config the memories are the local user's."""
     model, window = configured_model(_chosen()), trim(max_tokens=TOKENS)
     return memory_agent(model, memory=[window], namespace=_namespace(config), gate=_GATE)
-
-
-def extraction(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
-    """Extracts the turns of a thread of the database, without a model."""
-    saver, opened = _opened()
-    return extraction_graph(Extraction(saver, opened, namespace=_namespace(config), gate=_GATE))
-
-
-def reflection(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
-    """Learns instructions from a conversation.
-
-    Raises:
-        ConfigurationError: The settings name no model.
-    """
-    model = configured_model(_chosen())
-    if model is None:
-        raise ConfigurationError("reflection needs a model: set PERDURE_MODEL")
-    return reflection_graph(update_instructions(model, Instructions()))
 
 
 @asynccontextmanager
@@ -121,13 +85,3 @@ def _namespace(config: RunnableConfig) -> tuple[str, ...]:
     if config.get("configurable", {}).get("user_id"):  # langgraph's server says "" for nobody
         return NAMESPACE
     return (NAMESPACE[0], _chosen().user)
-
-
-def _opened() -> tuple[SQLiteCheckpointer, SQLiteStore]:
-    """The settings' database, which stays open as long as the process."""
-    chosen = settings.load()
-    with _OPENING:
-        if chosen not in _OPEN:
-            saver = SQLiteCheckpointer.open(chosen.db, key=chosen.key)
-            _OPEN[chosen] = saver, SQLiteStore.open(chosen.db, key=chosen.key)
-        return _OPEN[chosen]

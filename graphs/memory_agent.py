@@ -36,7 +36,7 @@ def memory_agent(
     end. The run's config says whose memories: `{"configurable": {"thread_id": …, "user_id": …}}`.
 
     Args:
-        model: A chat model that calls tools, or its name; None: a responder that works offline.
+        model: As of `chat_graph`; so are checkpointer and store.
         tools: More tools.
         memory: More parts, as of `chat_graph`, like `trim(max_tokens=8_000)`; `use_memories(…)`
             replaces the agent's own.
@@ -44,9 +44,6 @@ def memory_agent(
         gate: Decides what is kept.
         checkpointer: Makes the thread resumable.
         store: Keeps the memories.
-
-    Raises:
-        ConfigurationError: See `chat_graph`.
     """
     # they replace the system message, so they come first
     first: list[Part] = [part for part in memory if isinstance(part, UseInstructions)]

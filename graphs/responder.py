@@ -65,38 +65,36 @@ class QuotingResponder(BaseChatModel):
 
 
 def _answer(messages: list[BaseMessage]) -> str:
-    asked = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
-    if asked is None:
+    question = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
+    if question is None:
         return f"I was shown no question. {NOTICE}"
-    told = [m for m in messages if isinstance(m, SystemMessage)]
-    talk = [m for m in messages if m not in told]
-    parts = [_from_thread(asked, talk), _from_memory(asked, told)]
+    system = [m for m in messages if isinstance(m, SystemMessage)]
+    thread = [m for m in messages if m not in system]
+    parts = [_from_thread(question, thread), _from_memory(question, system)]
     if any(parts):
         return "\n".join([*filter(None, parts), NOTICE])
-    count = len(talk) - 1  # all that it is shown, its own answers too
-    said = f"This thread shows me {count} earlier message{'s' * (count != 1)}"
-    return f"{said}, and none of them speaks of that. {NOTICE}"
+    count = len(thread) - 1  # all that it is shown, its own answers too
+    shown = f"This thread shows me {count} earlier message{'s' * (count != 1)}"
+    return f"{shown}, and none of them speaks of that. {NOTICE}"
 
 
-def _from_thread(asked: HumanMessage, talk: list[BaseMessage]) -> str:
+def _from_thread(question: HumanMessage, thread: list[BaseMessage]) -> str:
     """Quotes of the thread's messages that share most words with the question."""
-    earlier = [m for m in talk if m is not asked and m.text.strip() and NOTICE not in m.text]
-    wanted = _words(asked.text)
+    earlier = [m for m in thread if m is not question and m.text.strip() and NOTICE not in m.text]
+    wanted = _words(question.text)
     scored = [(len(wanted & _words(m.text)), i, m) for i, m in enumerate(earlier)]
     best = sorted((s for s in scored if s[0]), key=lambda s: (-s[0], -s[1]))[:_QUOTES]
-    if not best:
-        return ""
-    quotes = (
+    quotes = [
         f"- {'you' if isinstance(m, HumanMessage) else 'I'} said: “{_short(m.text)}”"
         for _, _, m in sorted(best, key=lambda s: s[1])
-    )
-    return "\n".join(["From this thread I remember:", *quotes])
+    ]
+    return "\n".join(["From this thread I remember:", *quotes]) if quotes else ""
 
 
-def _from_memory(asked: HumanMessage, told: list[SystemMessage]) -> str:
+def _from_memory(question: HumanMessage, system: list[SystemMessage]) -> str:
     """Quotes of the first recalled memories that share a word with the question."""
-    wanted, quotes = _words(asked.text), []
-    for memory in (memory for message in told for memory in _recalled(message.text)):
+    wanted, quotes = _words(question.text), []
+    for memory in (memory for message in system for memory in _recalled(message.text)):
         text = str(memory["memory"])
         if wanted & _words(text):
             thread = f"thread {memory['thread']}" if memory.get("thread") else ""
@@ -105,9 +103,9 @@ def _from_memory(asked: HumanMessage, told: list[SystemMessage]) -> str:
     return "\n".join(["From earlier I remember:", *quotes[:_QUOTES]]) if quotes else ""
 
 
-def _recalled(told: str) -> Iterator[dict[str, Any]]:
+def _recalled(text: str) -> Iterator[dict[str, Any]]:
     """The memories in a system message, as `use_memories` writes them."""
-    for line in "\n".join(_SECTION.findall(told)).splitlines():
+    for line in "\n".join(_SECTION.findall(text)).splitlines():
         with suppress(ValueError):
             memory = json.loads(line)
             if isinstance(memory, dict) and "memory" in memory:

@@ -17,7 +17,7 @@ P = ParamSpec("P")
 
 
 class Effect(NamedTuple):
-    """Something to wait for, in both colours."""
+    """Something to wait for, by blocking or by awaiting."""
 
     blocking: Callable[[], Any]
     awaiting: Callable[[], Awaitable[Any]]
@@ -27,7 +27,7 @@ Effects = Generator[Effect, Any, T]
 
 
 def run(steps: Effects[T]) -> T:
-    """Take all steps in the calling thread; whatever ends that, what they hold is let go."""
+    """Take all steps in the calling thread; whatever ends that, their resources are released."""
     try:
         effect = next(steps)
         while True:
@@ -44,7 +44,7 @@ def run(steps: Effects[T]) -> T:
 
 
 async def arun(steps: Effects[T]) -> T:
-    """Take all steps from a coroutine; whatever ends that, what they hold is let go."""
+    """Take all steps from a coroutine; see `run`."""
     try:
         effect = next(steps)
         while True:
@@ -61,14 +61,13 @@ async def arun(steps: Effects[T]) -> T:
 
 
 def in_thread(steps: Effects[T]) -> Effects[T]:
-    """The same steps; who awaits them has what is computed between them computed in a thread.
+    """The same steps; when awaited, what they compute between effects is computed in a thread.
 
-    So that steps with much to compute, which would hold up an event loop, do not. What is waited
-    for is waited for on the loop, as always.
+    So steps with much to compute do not block an event loop. Effects are awaited on the loop.
     """
     advance: Callable[[], Any] = partial(steps.send, None)
     while True:
-        effect, result = yield _advancing(advance)
+        effect, result = yield _advance(advance)
         if effect is None:
             return result  # type: ignore[no-any-return]
         try:
@@ -79,8 +78,8 @@ def in_thread(steps: Effects[T]) -> Effects[T]:
             advance = partial(steps.send, answer)
 
 
-def _advancing(advance: Callable[[], Any]) -> Effect:
-    """The effect that goes on to the next one, and gives it; at the end None, and the result."""
+def _advance(advance: Callable[[], Any]) -> Effect:
+    """The effect that computes the next effect; at the end None, and the result."""
 
     def advanced() -> tuple[Effect | None, Any]:
         try:
@@ -116,10 +115,8 @@ def awaiting(make: Callable[P, Effects[T]]) -> Callable[P, Coroutine[Any, Any, T
 def _publish(call: Any, make: Callable[..., Any], prefix: str) -> None:
     """Give a function its public name, and as its return type what the caller gets."""
     name = make.__name__.lstrip("_")
-    call.__name__, call.__qualname__ = (
-        prefix + name,
-        make.__qualname__.replace(make.__name__, prefix + name),
-    )
+    call.__name__ = prefix + name
+    call.__qualname__ = make.__qualname__.replace(make.__name__, call.__name__)
     if prefix:
         call.__doc__ = f"See `{name}`."
     signature = inspect.signature(make)

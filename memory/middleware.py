@@ -6,8 +6,8 @@ It needs the package langchain: `pip install "perdure[agents]"`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Final, NotRequired
+from collections.abc import Callable
+from typing import Annotated, Any, NotRequired
 
 from langchain_core.messages import RemoveMessage, SystemMessage
 from langgraph.channels import UntrackedValue
@@ -23,7 +23,6 @@ from perdure.memory.learner import Learner
 from perdure.memory.nodes import SHOWN, MessagesNode
 from perdure.memory.options import instance
 from perdure.memory.summary import Summary
-from perdure.memory.trim import removals
 from perdure.memory.view import View, changes_state, parts_of, view
 
 try:
@@ -32,8 +31,6 @@ except ImportError as exc:
     raise MissingDependency(
         'perdure.memory.middleware needs langchain: pip install "perdure[agents]"'
     ) from exc
-
-_EXPECTED: Final = "parts like trim(max_tokens=4_000) or remember_turns()"
 
 
 class MemoryState(AgentState[Any]):
@@ -57,10 +54,6 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         parts: What the model is shown, in order, the part that cuts last; one in the mode `"state"`
             changes the thread too. Learners, like `remember_turns()` and `update_instructions(…)`,
             run when the agent is done.
-
-    Raises:
-        ConfigurationError: There is no part, one is something else, or they read different
-            channels.
     """
 
     state_schema = MemoryState
@@ -68,7 +61,8 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     def __init__(self, *parts: MessagesNode | Learner) -> None:
         super().__init__()
         for part in parts or (None,):
-            instance("a part of the memory", part, (MessagesNode, Learner), _EXPECTED)
+            expected = "parts like trim(max_tokens=4_000) or remember_turns()"
+            instance("a part of the memory", part, (MessagesNode, Learner), expected)
         self._learners = [part for part in parts if isinstance(part, Learner)]
         shown = parts_of([part for part in parts if isinstance(part, MessagesNode)])
         self._changing = [part for part in shown if changes_state(part)]
@@ -76,17 +70,18 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         self._with_tools: tuple[list[Any], View | None] = ([], self._view)
 
     def _before_model(self, state: Any, runtime: Any) -> Effects[dict[str, Any] | None]:
-        """What the parts change in the state, one after the other."""
-        changes, config = _Changes(state), get_config()
+        """What the parts change in the state, one after the other, as one update."""
+        changes: dict[str, Any] = {}
+        now, config = dict(state), get_config()
         for part in self._changing:
-            before = changes.state
-            changes.add(part, (yield _invoked(part, before, config)))
-        update = changes.update()
-        if self._view is not None and self._view.messages_key in update:  # messages go
+            update = yield _invoked(part, now, config)
+            update.pop(SHOWN, None)  # it is asked for at the call
+            _apply(update, now, changes, part.messages_key)
+        if self._changing and self._changing[0].messages_key in changes:  # messages are removed
             for learner in self._learners:
                 if isinstance(learner, RememberTurns):
                     yield _invoked(learner, state, config)
-        return update or None
+        return changes or None
 
     def _wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]
@@ -120,53 +115,25 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return shows
 
 
-class _Changes:
-    """The changes of several parts, and the state after them."""
-
-    def __init__(self, state: Any) -> None:
-        self.state: dict[str, Any] = dict(state)
-        self._before, self._messages_key = self.state, "messages"
-
-    def add(self, part: MessagesNode, update: dict[str, Any]) -> None:
-        self._messages_key = part.messages_key
-        for name, value in update.items():
-            before = self.state.get(name)
-            if name == SHOWN:
-                continue  # it is asked for at the call
-            if name == part.messages_key:
-                value = add_messages(before, value)  # type: ignore[arg-type]
-            elif isinstance(value, list):  # the ids of summarised messages, which are added
-                value = [*(before or ()), *value]
-            self.state = {**self.state, name: value}
-
-    def update(self) -> dict[str, Any]:
-        """One update for all of it."""
-        return dict(self._updates())
-
-    def _updates(self) -> Iterator[tuple[str, Any]]:
-        for name, after in self.state.items():
-            before: Any = self._before.get(name)
-            if after is before:
-                continue
-            if name == self._messages_key:
-                after = _difference(before, after, name)
-            elif isinstance(after, list):
-                after = after[len(before or ()) :]
-            if after != []:
-                yield name, after
-
-
 def _invoked(part: MessagesNode | Learner, state: Any, config: Any) -> Effect:
     return Effect(lambda: part.invoke(state, config), lambda: part.ainvoke(state, config))
 
 
-def _difference(before: Messages, after: list[Any], key: str) -> list[Any]:
-    """The update that makes one list of messages of another."""
-    there = {message.id for message in after}
-    if [m.id for m in before if m.id in there] == [m.id for m in after]:
-        update: list[Any] = removals(before, after, key).get(key, [])
-        return update
-    return [RemoveMessage(id=REMOVE_ALL_MESSAGES), *after]
+def _apply(
+    update: dict[str, Any], state: dict[str, Any], changes: dict[str, Any], messages_key: str
+) -> None:
+    """Apply a part's update to the state, and add it to the changes of all parts."""
+    for name, value in update.items():
+        if name == messages_key:
+            state[name] = add_messages(state[name], value)
+            changes[name] = [*changes.get(name, ()), *value]
+            if any(message.id == REMOVE_ALL_MESSAGES for message in changes[name]):
+                changes[name] = [RemoveMessage(id=REMOVE_ALL_MESSAGES), *state[name]]
+        elif isinstance(value, list):  # the ids of summarised messages, which are added
+            state[name] = [*(state.get(name) or ()), *value]
+            changes[name] = [*changes.get(name, ()), *value]
+        else:
+            state[name] = changes[name] = value
 
 
 def _all_of(request: ModelRequest[Any]) -> Messages:

@@ -1,4 +1,4 @@
-"""Options that are checked when something is built: each helper raises one clear error."""
+"""Checks of options when something is built: each raises one clear ConfigurationError."""
 
 from __future__ import annotations
 
@@ -15,60 +15,29 @@ def whole(name: str, value: Any, least: int) -> int:
 
     >>> whole("max_size", 20, 1)
     20
-
-    Raises:
-        ConfigurationError: It is none.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(
-            f"{name} is {value!r:.80}; expected a whole number from {least} on"
-        )
-    return value
+    valid = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return _checked(valid, name, value, f"a whole number from {least} on")  # type: ignore[no-any-return]
 
 
 def number(name: str, value: Any, least: float, most: float = inf) -> float:
-    """A number from `least` to `most`, whole or not.
-
-    >>> number("threshold", 0.5, -1, 1)
-    0.5
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    if not is_number(value) or not least <= value <= most:
-        bounds = f"from {least} on" if most == inf else f"from {least} to {most}"
-        raise ConfigurationError(f"{name} is {value!r:.80}; expected a number {bounds}")
-    return value  # type: ignore[no-any-return]
+    """A number from `least` to `most`, whole or not."""
+    bounds = f"from {least} on" if most == inf else f"from {least} to {most}"
+    valid = is_number(value) and least <= value <= most
+    return _checked(valid, name, value, f"a number {bounds}")  # type: ignore[no-any-return]
 
 
 def seconds(name: str, value: Any, *, above_zero: bool = False) -> float:
-    """Seconds, 0 or more; with `above_zero`, more.
-
-    >>> seconds("backoff_s", 0)
-    0
-
-    Raises:
-        ConfigurationError: It is something else.
-    """
-    if not is_number(value) or not 0 <= value < inf or (above_zero and not value):
-        expected = "above 0" if above_zero else "0 or more"
-        raise ConfigurationError(f"{name} is {value!r:.80}; expected seconds, {expected}")
-    return value  # type: ignore[no-any-return]
+    """Seconds, 0 or more; with `above_zero`, more."""
+    valid = is_number(value) and 0 <= value < inf and not (above_zero and not value)
+    expected = "seconds, above 0" if above_zero else "seconds, 0 or more"
+    return _checked(valid, name, value, expected)  # type: ignore[no-any-return]
 
 
 def choice(name: str, value: Any, choices: Sequence[str]) -> str:
-    """A value that is one of the choices.
-
-    >>> choice("mode", "view", ("view", "state"))
-    'view'
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    if value not in choices:
-        listed = ", ".join(map(repr, choices))
-        raise ConfigurationError(f"{name} is {value!r:.80}; expected one of {listed}")
-    return value  # type: ignore[no-any-return]
+    """A value that is one of the choices."""
+    expected = f"one of {', '.join(map(repr, choices))}"
+    return _checked(value in choices, name, value, expected)  # type: ignore[no-any-return]
 
 
 def is_number(value: Any) -> bool:
@@ -77,39 +46,23 @@ def is_number(value: Any) -> bool:
 
 
 def instance(name: str, value: Any, kinds: type | tuple[type, ...], expected: str) -> Any:
-    """A value that is an instance of a class; `expected` names it in the error.
-
-    >>> instance("schema", 7, int, "a number")
-    7
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    if not isinstance(value, kinds):
-        raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
-    return value
+    """A value that is an instance of a class; `expected` names it in the error."""
+    return _checked(isinstance(value, kinds), name, value, expected)
 
 
 def text(name: str, value: Any, expected: str = "text that is not blank") -> str:
-    """Text that is not blank.
-
-    >>> text("kind", "fact")
-    'fact'
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
-    return value
+    """Text that is not blank."""
+    valid = isinstance(value, str) and bool(value.strip())
+    return _checked(valid, name, value, expected)  # type: ignore[no-any-return]
 
 
 def moment(name: str, value: Any) -> datetime:
-    """A datetime with a time zone.
+    """A datetime with a time zone."""
+    valid = isinstance(value, datetime) and value.tzinfo is not None
+    return _checked(valid, name, value, "a datetime with a time zone")  # type: ignore[no-any-return]
 
-    Raises:
-        ConfigurationError: It is none.
-    """
-    if not isinstance(value, datetime) or value.tzinfo is None:
-        raise ConfigurationError(f"{name} is {value!r}; expected a datetime with a time zone")
+
+def _checked(valid: bool, name: str, value: Any, expected: str) -> Any:
+    if not valid:
+        raise ConfigurationError(f"{name} is {value!r:.80}; expected {expected}")
     return value

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
-from unicodedata import normalize
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
@@ -31,39 +29,7 @@ Accepts = Callable[[Memory], bool]
 _SPARE: Final = 5  # memories that are looked at beyond the limit: some repeat others
 _DEEPER: Final = 4  # times as many memories are looked at if too many are left out
 _K: Final = 60  # of reciprocal rank fusion: how little the first ranks stand out
-_NO_SIGNS: Final = {code: None for code in range(128) if not chr(code).isalnum()}
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
-
-
-@dataclass(slots=True)
-class Placement:
-    """How a memory came to its place.
-
-    Attributes:
-        memory: The memory; `memory.parts` are the parts of its score.
-        ranks: Its rank, from 1, in each search that found it; searches are numbered from 0.
-        stands_for: The keys of the memories that are left out in its favour: those with the same
-            text, the turn that it was extracted from, the turns that it superseded.
-    """
-
-    memory: Memory
-    ranks: dict[int, int]
-    stands_for: list[str] = field(default_factory=list)
-
-    @property
-    def fused(self) -> float:
-        """The sum of `1 / (60 + rank)`, by which memories are sorted."""
-        return sum(1 / (_K + rank) for rank in self.ranks.values())
-
-    def __str__(self) -> str:
-        ranks = " and ".join(map(str, self.ranks.values()))
-        parts = ", ".join(f"{name} {part:.2f}" for name, part in (self.memory.parts or {}).items())
-        sentences = [
-            f"{self.memory.key}: rank {ranks} of its search",
-            f"its score the sum of {parts}" if parts else "",
-            f"stands for {', '.join(self.stands_for)}" if self.stands_for else "",
-        ]
-        return "; ".join(filter(None, sentences))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +37,15 @@ class RecallResult:
     """The memories that were recalled. As text it is a section of quoted data for a model.
 
     Attributes:
-        memories: Best first.
+        memories: Best first; `memory.parts` are the parts of a score.
         tokens: The tokens of the text.
         left_out: How many more were found that did not fit into the budget.
-        placements: How each memory came to its place.
         lines: Each memory as a quoted line, with its speaker, date and thread.
     """
 
     memories: list[Memory]
     tokens: int = 0
     left_out: int = 0
-    placements: tuple[Placement, ...] = ()
     lines: tuple[str, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
@@ -89,11 +53,7 @@ class RecallResult:
 
 
 class MemorySearch:
-    """A search for memories; see `recall` for its options.
-
-    Raises:
-        ConfigurationError: An option is wrong.
-    """
+    """A search for memories; see `recall` for its options."""
 
     def __init__(
         self,
@@ -108,24 +68,13 @@ class MemorySearch:
         every: Any = namespace if several and namespace else [namespace]
         self._templates = [Template(labels) for labels in every]
         expected = "a list of kinds, like ['fact'], or None"
-        self.kinds = None if kinds is None else instance("kinds", kinds, (list, tuple), expected)
-        self.limit = whole("limit", limit, 1)
+        self._kinds = None if kinds is None else instance("kinds", kinds, (list, tuple), expected)
+        self._limit = whole("limit", limit, 1)
         self.max_tokens = None if max_tokens is None else whole("max_tokens", max_tokens, 1)
         self._counter = token_counter(None)
 
-    def within(self, max_tokens: int | None) -> MemorySearch:
-        """The same with this budget of tokens."""
-        made = copy(self)
-        made.max_tokens = max_tokens
-        return made
-
     def namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
-        """The namespaces of a run, without those under another of them.
-
-        Raises:
-            InvalidConfig: The config does not fill in a namespace.
-            InvalidNamespace: One is reserved for perdure's own notes.
-        """
+        """The namespaces of a run, without those under another of them."""
         every = dict.fromkeys(namespace_of(template, config) for template in self._templates)
         return [
             namespace
@@ -138,10 +87,12 @@ class MemorySearch:
         query: str,
         store: BaseStore | None,
         config: RunnableConfig | None,
+        *,
         as_of: datetime | None = None,
         accepts: Accepts = lambda memory: True,
+        max_tokens: int | None = None,
     ) -> Effects[RecallResult]:
-        """The memories that answer a query and are accepted."""
+        """The memories that answer a query and are accepted; `max_tokens`: less than its own."""
         instance("query", query, str, "text")
         adapter, prefixes = adapter_of(store), self.namespaces(config)
         if not query.strip():
@@ -149,14 +100,13 @@ class MemorySearch:
         rankings = []
         for prefix in prefixes:
             rankings.append((yield from self._ranking(adapter, prefix, query, as_of, accepts)))
-        placements = placed(rankings, self.limit)
-        lines = [memory_line(each.memory) for each in placements]
-        taken, tokens = fitting("memories", lines, self.max_tokens, self._counter)
+        memories = merged(rankings, self._limit)
+        lines = [memory_line(memory) for memory in memories]
+        taken, tokens = fitting("memories", lines, max_tokens or self.max_tokens, self._counter)
         return RecallResult(
-            [placements[number].memory for number in taken],
+            [memories[number] for number in taken],
             tokens,
-            len(placements) - len(taken),
-            tuple(placements[number] for number in taken),
+            len(memories) - len(taken),
             tuple(lines[number] for number in taken),
         )
 
@@ -169,21 +119,21 @@ class MemorySearch:
         accepts: Accepts,
     ) -> Effects[list[tuple[int, Memory]]]:
         """Memories of one namespace with their ranks, more than the limit: some repeat others."""
-        wanted = reach = self.limit + max(self.limit // 2, _SPARE)
+        wanted = depth = self._limit + max(self._limit // 2, _SPARE)
         options: dict[str, Any] = {"query": query, "as_of": as_of, "explain": True}
         while True:
-            found = yield from adapter.found(prefix, limit=reach, **options)
+            found = yield from adapter.found(prefix, limit=depth, **options)
             chosen = [
                 (rank, memory)
                 for rank, memory in enumerate(found, 1)
-                if (self.kinds is None or memory.kind in self.kinds) and accepts(memory)
+                if (self._kinds is None or memory.kind in self._kinds) and accepts(memory)
             ]
-            if len(chosen) >= wanted or len(found) < reach:
+            if len(chosen) >= wanted or len(found) < depth:
                 return chosen[:wanted]
-            reach *= _DEEPER
+            depth *= _DEEPER
             # perdure's filters are exact, but read every value; those of other stores know no $in
-            if adapter.versioned and self.kinds is not None:
-                options["filter"] = {"kind": {"$in": list(self.kinds)}}
+            if adapter.versioned and self._kinds is not None:
+                options["filter"] = {"kind": {"$in": list(self._kinds)}}
 
 
 def _recall(
@@ -219,93 +169,61 @@ def _recall(
         StorageError: The store fails.
     """
     search = MemorySearch(namespace, kinds, limit, max_tokens)
-    return (yield from search.found(query, store, config, as_of))
+    return (yield from search.found(query, store, config, as_of=as_of))
 
 
 recall = blocking(_recall)
 arecall = awaiting(_recall)
 
 
-def placed(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list[Placement]:
+def merged(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list[Memory]:
     """Rankings as one, best first, ties newest first, without repetitions.
 
-    Args:
-        rankings: Of each search, memories with their ranks. Their scores cannot be compared.
-        limit: How many memories are kept.
-
-    Source: reciprocal rank fusion, Cormack, Clarke and Buettcher, "Reciprocal Rank Fusion
-    Outperforms Condorcet and Individual Rank Learning Methods" (SIGIR 2009).
+    Their scores cannot be compared, so they are merged by reciprocal rank fusion: Cormack, Clarke
+    and Buettcher, "Reciprocal Rank Fusion Outperforms Condorcet and Individual Rank Learning
+    Methods" (SIGIR 2009).
     """
-    every: list[Placement] = []
-    by_letters: dict[str, list[Placement]] = {}
+    by_text: dict[str, tuple[Memory, dict[int, int]]] = {}  # with the rank in each search
     for search, ranking in enumerate(rankings):
         for rank, memory in ranking:
-            near = by_letters.setdefault(_letters(memory.text), [])
-            text = normal(memory.text) if near else ""
-            same = next((each for each in near if normal(each.memory.text) == text), None)
-            if same is None:
-                every.append(Placement(memory, {search: rank}))
-                near.append(every[-1])
-            else:
-                _add(same, search, rank, memory)
-    every.sort(key=lambda each: _date(each.memory), reverse=True)
-    every.sort(key=lambda each: each.fused, reverse=True)
-    return _without_past(_without_sources(every), limit)[:limit]
+            text = normal(memory.text)
+            shown, ranks = by_text.get(text, (memory, {}))
+            better = rank < min(ranks.values(), default=rank)
+            by_text[text] = memory if better else shown, {search: rank, **ranks}
+    every = sorted(by_text.values(), key=lambda each: _date(each[0]), reverse=True)
+    every.sort(key=lambda each: sum(1 / (_K + rank) for rank in each[1].values()), reverse=True)
+    return _without_past(_without_sources([memory for memory, _ in every]), limit)[:limit]
 
 
-def _add(placement: Placement, search: int, rank: int, memory: Memory) -> None:
-    """Add a memory of the same text; the better one is shown."""
-    other = memory
-    if rank < min(placement.ranks.values()):
-        placement.memory, other = memory, placement.memory
-    if other.key != placement.memory.key and other.key not in placement.stands_for:
-        placement.stands_for.append(other.key)
-    placement.ranks.setdefault(search, rank)
-
-
-def _without_sources(placements: Sequence[Placement]) -> list[Placement]:
+def _without_sources(memories: Sequence[Memory]) -> list[Memory]:
     """Without turns from which, and from nothing else, a better memory was extracted.
 
     A turn that ranks before its facts answers better than they do: then all stay.
     """
-    kept: list[Placement] = []
-    made: dict[tuple[str | None, tuple[str, ...]], Placement] = {}
-    for each in placements:
-        source = each.memory.provenance
+    kept: list[Memory] = []
+    extracted: set[tuple[str | None, tuple[str, ...]]] = set()
+    for memory in memories:
+        source = memory.provenance
         place = (source.thread_id, source.message_ids) if source and source.message_ids else None
-        if place in made and each.memory.kind == TURN:
-            made[place].stands_for += [each.memory.key, *each.stands_for]
+        if memory.kind == TURN and place in extracted:
             continue
-        if place is not None and each.memory.kind != TURN:
-            made.setdefault(place, each)
-        kept.append(each)
+        if memory.kind != TURN and place is not None:
+            extracted.add(place)
+        kept.append(memory)
     return kept
 
 
-def _without_past(placements: Sequence[Placement], limit: int) -> list[Placement]:
+def _without_past(memories: Sequence[Memory], limit: int) -> list[Memory]:
     """Without past memories whose successor is among the first."""
-    successors = {
-        id: each
-        for each in placements[:limit]
-        for previous in each.memory.previous
-        for id in previous.message_ids
+    succeeded = {
+        id for each in memories[:limit] for previous in each.previous for id in previous.message_ids
     }
-    kept = []
-    for each in placements:
-        source = each.memory.provenance
-        ids = source.message_ids if source and past_since(each.memory) else ()
-        if ids and successors.keys() >= set(ids):
-            successors[ids[0]].stands_for.append(each.memory.key)
-        else:
-            kept.append(each)
-    return kept
 
+    def is_replaced(memory: Memory) -> bool:
+        ids = memory.provenance.message_ids if memory.provenance else ()
+        return bool(ids) and past_since(memory) is not None and succeeded.issuperset(ids)
 
-def _letters(text: str) -> str:
-    """The letters and digits that texts of one normal form have in common, forty times faster."""
-    if text.isascii():
-        return text.lower().translate(_NO_SIGNS)
-    return "".join(filter(str.isalnum, normalize("NFKC", text).casefold()))
+    return [memory for memory in memories if not is_replaced(memory)]
 
 
 def _date(memory: Memory) -> datetime:

@@ -11,14 +11,13 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.errors import ConfigurationError, InvalidNamespace, NotRecalled
-from perdure.memory.effects import Effect, Effects, awaiting, blocking
-from perdure.memory.options import number, whole
+from perdure.memory.effects import Effects, awaiting, blocking
+from perdure.memory.options import number
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
 from perdure.memory.records import Memory
 from perdure.memory.store_adapter import StoreAdapter, adapter_of
 from perdure.stores.base import Namespace
 
-_DEPTH: Final = 200  # memories that are looked at for an expected one below the limit
 _FORM: Final = "expected pairs like ('Who lives in Ghent?', 'Ann')"
 Expected = str | Sequence[str]
 """The key of a memory, or a text that one contains; or a list of these."""
@@ -32,13 +31,11 @@ class CheckedQuestion:
         question: The question.
         expected: The keys or texts that it is to recall.
         ranks: The rank of each, from 1; None: it is not among the recalled.
-        reasons: Why each was not recalled; "" for one that was.
     """
 
     question: str
     expected: tuple[str, ...]
     ranks: tuple[int | None, ...]
-    reasons: tuple[str, ...]
 
     @property
     def recall(self) -> float:
@@ -47,19 +44,12 @@ class CheckedQuestion:
 
     def __str__(self) -> str:
         ranks = ", ".join(str(rank or "-") for rank in self.ranks)
-        reasons = "; ".join(filter(None, self.reasons))
-        line = f"{ranks:>4}  {self.question} -> {' and '.join(self.expected)}"
-        return f"{line} ({reasons})" if reasons else line
+        return f"{ranks:>4}  {self.question} -> {' and '.join(self.expected)}"
 
 
 @dataclass(frozen=True, slots=True)
 class RecallReport:
-    """The questions of a check with their ranks. As text it has a line for each.
-
-    Attributes:
-        questions: In order.
-        limit: How many memories count as recalled.
-    """
+    """The questions of a check with their ranks. As text it has a line for each."""
 
     questions: tuple[CheckedQuestion, ...]
     limit: int
@@ -81,12 +71,7 @@ class RecallReport:
         return [each for each in self.questions if each.recall < 1]
 
     def assert_recalled(self, minimum: float = 0.9) -> None:
-        """Fail unless `recall` is at least this share, 0 to 1.
-
-        Raises:
-            NotRecalled: It is less; the message has the report.
-            ConfigurationError: `minimum` is not from 0 to 1.
-        """
+        """Raise NotRecalled, with the report, unless `recall` is at least this share, 0 to 1."""
         if self.recall < number("minimum", minimum, 0, 1):
             raise NotRecalled(f"less is recalled than {minimum}:\n{self}")
 
@@ -118,14 +103,8 @@ def _check_recall(
         config: Of the run, which fills in the namespace.
         namespace: Where to look.
         limit: How many memories count as recalled.
-
-    Raises:
-        ConfigurationError: An argument is wrong, or there is no store.
-        InvalidConfig: The config does not fill in a namespace.
-        StorageError: The store fails.
     """
-    depth = max(whole("limit", limit, 1), _DEPTH)
-    search, adapter = MemorySearch(namespace, None, depth, None), adapter_of(store)
+    search, adapter = MemorySearch(namespace, None, limit, None), adapter_of(store)
     listed = questions.items() if isinstance(questions, Mapping) else questions
     pairs = [_pair(place, pair) for place, pair in enumerate(listed)]
     if not pairs:
@@ -133,17 +112,11 @@ def _check_recall(
     checked = []
     for question, expected in pairs:
         found = (yield from search.found(question, store, config)).memories
-        ranks: list[int | None] = []
-        reasons: list[str] = []
+        ranks = []
         for each in expected:
-            memory = yield from _by_key(adapter, search.namespaces(config), each)
-            rank = _rank(found, memory or each)
-            reason = f"it is recalled at rank {rank}" if rank and rank > limit else ""
-            if rank is None:
-                reason = yield from _why_not(adapter, memory, question, depth)
-            ranks.append(None if reason else rank)
-            reasons.append(reason)
-        checked.append(CheckedQuestion(question, tuple(expected), tuple(ranks), tuple(reasons)))
+            wanted = yield from _by_key(adapter, search.namespaces(config), each)
+            ranks.append(_rank(found, wanted or each))
+        checked.append(CheckedQuestion(question, tuple(expected), tuple(ranks)))
     return RecallReport(tuple(checked), limit)
 
 
@@ -179,22 +152,6 @@ def _rank(found: Sequence[Memory], wanted: Memory | str) -> int | None:
         elif _plain(wanted) in _plain(memory.text):
             return rank
     return None
-
-
-def _why_not(
-    adapter: StoreAdapter, memory: Memory | None, question: str, depth: int
-) -> Effects[str]:
-    """Why a memory, or any with the expected text, is not among those that were found."""
-    if memory is None:
-        return f"no memory among the first {depth} contains it"
-    if not adapter.versioned:
-        return f"it is not among the first {depth}"
-    place = memory.namespace, memory.key
-    why = yield Effect(
-        lambda: adapter.store.why_not(*place, query=question),
-        lambda: adapter.store.awhy_not(*place, query=question),
-    )
-    return str(why.reason)
 
 
 def _plain(text: str) -> str:

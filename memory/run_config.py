@@ -1,4 +1,4 @@
-"""What the config of a run says: its store, its thread and checkpoint, its instructions."""
+"""What a run knows: its store, its thread and checkpoint, the place of its instructions."""
 
 from __future__ import annotations
 
@@ -28,15 +28,7 @@ class Versioned(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of the instructions of a run.
-
-    Attributes:
-        store: A store with versions.
-        namespace: The namespace, filled in.
-        key: The key, filled in.
-        thread_id: The thread of the run, if its config names one.
-        checkpoint_id: The checkpoint of it that the run has reached.
-    """
+    """The place of the instructions of a run, in a store with versions, and the run's thread."""
 
     store: Any
     namespace: tuple[str, ...]
@@ -46,11 +38,7 @@ class Place:
 
 
 def versioned(store: Any) -> Any:
-    """A store, if it keeps versions.
-
-    Raises:
-        ConfigurationError: It does not.
-    """
+    """A store, if it keeps versions."""
     if not isinstance(store, Versioned):
         raise ConfigurationError(
             f"the store is a {type(store).__name__}, which keeps no versions; instructions need "
@@ -60,14 +48,7 @@ def versioned(store: Any) -> Any:
 
 
 def store_of_graph(what: str) -> Any:
-    """The store that the graph in which this runs was compiled with.
-
-    Args:
-        what: What needs one, for the message.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
+    """The store that the graph in which this runs was compiled with; `what` needs one."""
     try:
         store: Any = get_store()
     except (RuntimeError, KeyError):  # not within a graph
@@ -80,10 +61,7 @@ def store_of_graph(what: str) -> Any:
 
 
 def source(config: RunnableConfig | None) -> tuple[str | None, str | None]:
-    """The thread of a run and, within a node, the checkpoint from which that began.
-
-    Within a subgraph that is the subgraph's own checkpoint.
-    """
+    """The thread of a run and, within a node, the checkpoint from which the (sub)graph goes on."""
     given = ensure_config(config)["configurable"]
     thread = given.get("thread_id")
     if thread is None:
@@ -100,7 +78,7 @@ def source(config: RunnableConfig | None) -> tuple[str | None, str | None]:
 
 def provenance(place: Place) -> Provenance | None:
     """What a store is to note of who writes; None: there is no thread."""
-    # here, since it loads all of the store, which who only trims can do without
+    # here: it loads all of the store, which `trim` does not need
     from perdure.stores.base import Provenance
 
     if place.thread_id is None:

@@ -6,25 +6,21 @@ another user.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from string import Formatter
-from typing import Any, NamedTuple
+from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig, ensure_config
 
 from perdure.errors import ConfigurationError, InvalidConfig
 
-
-class _Label(NamedTuple):
-    before: str
-    name: str | None
-    after: str
+_LABEL: Final = re.compile(r"([^{}]*)(?:\{([^\W\d]\w*)\}([^{}]*))?")
 
 
 class Template:
     """Labels of a namespace, like `("notes", "{user_id}")`.
 
-    `{user_id}` stands for `configurable["user_id"]` of the run; `{{` and `}}` are braces.
+    `{user_id}` stands for `configurable["user_id"]` of the run.
 
     Args:
         labels: Outermost first. One placeholder a label at most: with two, the values `"a-b", "c"`
@@ -47,12 +43,8 @@ class Template:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names in a run's `configurable` that fill it in.
-
-        >>> Template(["notes", "{user_id}"]).names
-        ('user_id',)
-        """
-        return tuple(dict.fromkeys(label.name for label in self._parsed if label.name is not None))
+        """The names in a run's `configurable` that fill it in."""
+        return tuple(dict.fromkeys(name for _, name, _ in self._parsed if name))
 
     def filled(self, config: RunnableConfig | None = None) -> tuple[str, ...]:
         """The labels for a run.
@@ -67,51 +59,33 @@ class Template:
             InvalidConfig: It does not say what a placeholder stands for, or not in text, or in
                 blanks only, or with a NUL.
         """
-        if all(label.name is None for label in self._parsed):
-            return tuple(label.before for label in self._parsed)
-        given = ensure_config(config)["configurable"]
-        return tuple(self._filled(label, given) for label in self._parsed)
+        given = ensure_config(config)["configurable"] if self.names else {}
+        return tuple(
+            before + self._value(name, given) + after if name else before
+            for before, name, after in self._parsed
+        )
 
-    def _filled(self, label: _Label, given: dict[str, Any]) -> str:
-        if label.name is None:
-            return label.before
-        if label.name not in given:
+    def _value(self, name: str, given: dict[str, Any]) -> str:
+        if name not in given:
             raise InvalidConfig(
-                f"the run's config has no {label.name!r}, which fills in {self.labels!r}; pass "
-                f'config={{"configurable": {{{label.name!r}: "…"}}}}'
+                f"the run's config has no {name!r}, which fills in {self.labels!r}; pass "
+                f'config={{"configurable": {{{name!r}: "…"}}}}'
             )
-        value = given[label.name]
+        value = given[name]
         if not isinstance(value, str) or not value.strip() or "\0" in value:
             raise InvalidConfig(
-                f"configurable[{label.name!r}] is {value!r:.80}, with which {self!r} cannot be "
+                f"configurable[{name!r}] is {value!r:.80}, with which {self!r} cannot be "
                 "filled; expected text that is not blank and has no NUL"
             )
-        return label.before + str.__str__(value) + label.after  # an enum's own text, not its name
+        return str.__str__(value)  # an enum's own text, not its name
 
 
-def _parsed(label: Any) -> _Label:
-    if not isinstance(label, str) or not label:
+def _parsed(label: Any) -> tuple[str, str, str]:
+    """The text before the placeholder, its name, the text after it; "" for what is not there."""
+    match = _LABEL.fullmatch(label) if isinstance(label, str) and label else None
+    if match is None:
         raise ConfigurationError(
-            f"the template has the label {label!r}; expected text that is not empty"
+            f"the template has the label {label!r}; expected text that is not empty, with one "
+            "placeholder at most, like '{user_id}'"
         )
-    try:
-        parts = list(Formatter().parse(label))
-    except ValueError as exc:
-        raise _malformed(label) from exc
-    texts, name = [""], None
-    for text, field, spec, conversion in parts:
-        texts[-1] += text
-        if field is None:
-            continue
-        if name is not None or spec or conversion or not field.isidentifier():
-            raise _malformed(label)
-        name = field
-        texts.append("")
-    return _Label(texts[0], name, texts[-1] if name else "")
-
-
-def _malformed(label: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"the label {label!r} is no template; expected text with one placeholder at most, like "
-        "'{user_id}' ('{{' and '}}' are braces)"
-    )
+    return match[1], match[2] or "", match[3] or ""

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from itertools import islice, tee
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
-from langchain_core.messages import BaseMessage, SystemMessage
+from langchain_core.messages import SystemMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
@@ -22,7 +22,6 @@ from perdure.memory.clock import Clock, clock_of
 from perdure.memory.conversation import Turn
 from perdure.memory.effects import Effect, Effects, arun, run
 from perdure.memory.nodes import MessagesNode, Shown
-from perdure.memory.options import choice
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
 from perdure.memory.records import Memory
 from perdure.memory.run_config import source
@@ -30,23 +29,12 @@ from perdure.memory.store_adapter import StoreAdapter
 from perdure.stores.text import STOP_WORDS, query_tokens
 
 _LOG = logging.getLogger("perdure")
-_MARK: Final = "perdure_memories"  # in additional_kwargs, which no provider is sent
 _SHORT: Final = 3  # words
 _LONGEST: Final = 2_000  # characters of a query; a longer one is cut in its middle
 _TOKEN: Final = " the"  # about one token, whatever counts
 
 
-def use_memories(
-    store: BaseStore | None = None,
-    *,
-    namespace: Labels = NAMESPACE,
-    kinds: Sequence[str] | None = None,
-    limit: int = 20,
-    max_tokens: int = 1_000,
-    as_of: Clock | str | None = None,
-    on_failure: Literal["skip", "raise"] = "skip",
-    messages_key: str = "messages",
-) -> UseMemories:
+class UseMemories(MessagesNode):
     """A part of a view that adds a section `<memories>` to the system message.
 
     `view(use_memories(), trim(max_tokens=4_000))`: before the part that cuts, so that its budget
@@ -54,7 +42,8 @@ def use_memories(
 
     The query is the newest human message, with the one before it if it is as short as "and then?".
     Memories that rest only on messages which the model is shown after all parts of the view are
-    left out; memories of messages that are cut off are not.
+    left out; memories of messages that are cut off are not. If the store or its embedder fails, a
+    warning is logged, and the turn goes on without memories.
 
     Args:
         store: Any langgraph store; None: the one that the graph was compiled with.
@@ -64,36 +53,24 @@ def use_memories(
         max_tokens: The tokens that they may take.
         as_of: A function of the run's config that gives the moment at which to remember, or the
             name of that moment in the config; None, or if it gives None: the present.
-        on_failure: If the store or its embedder fails: `"skip"` logs a warning, and the turn goes
-            on without memories; `"raise"` raises.
         messages_key: The channel of the messages.
-
-    Raises:
-        ConfigurationError: An option is wrong.
     """
-    return UseMemories(
-        MemorySearch(namespace, kinds, limit, max_tokens),
-        None if store is None else StoreAdapter(store).store,
-        clock_of("as_of", as_of),
-        choice("on_failure", on_failure, ("skip", "raise")) == "skip",
-        messages_key,
-    )
-
-
-class UseMemories(MessagesNode):
-    """See `use_memories`, which makes it."""
 
     def __init__(
         self,
-        search: MemorySearch,
-        store: BaseStore | None,
-        as_of: Clock,
-        skips: bool,
-        messages_key: str,
+        store: BaseStore | None = None,
+        *,
+        namespace: Labels = NAMESPACE,
+        kinds: Sequence[str] | None = None,
+        limit: int = 20,
+        max_tokens: int = 1_000,
+        as_of: Clock | str | None = None,
+        messages_key: str = "messages",
     ) -> None:
         super().__init__(messages_key)
-        self._search, self._store = search, store
-        self._as_of, self._skips = as_of, skips
+        self._search = MemorySearch(namespace, kinds, limit, max_tokens)
+        self._store = None if store is None else StoreAdapter(store).store
+        self._as_of = clock_of("as_of", as_of)
         self._following: list[MessagesNode] = []
 
     def followed_by(self, parts: Sequence[MessagesNode]) -> Self:
@@ -112,34 +89,30 @@ class UseMemories(MessagesNode):
 
     def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Effects[Shown]:
         newest, turns = tee(shown.turns)
-        query, text, room = query_of(list(islice(newest, 2))), "", self._search.max_tokens
-        while query and room != 0:
+        query, text, room = query_of(list(islice(newest, 2))), "", self._search.max_tokens or 0
+        while query and room:
             possible, turns = tee(turns)
             try:
                 left = yield from self._left(replace(shown, turns=possible), room, state, config)
             except BudgetExceeded:  # of a part that follows
-                room = room // 2 if room else 0
+                room //= 2
                 continue
             text = yield from self._section(query, room, left, config)
             break
         return _with_section(replace(shown, turns=turns), text)
 
     def _left(
-        self, shown: Shown, room: int | None, state: Any, config: RunnableConfig | None
+        self, shown: Shown, room: int, state: Any, config: RunnableConfig | None
     ) -> Effects[frozenset[str | None]]:
         """The ids of the messages that following parts leave if memories take all of their room."""
-        shown = _with_section(shown, _TOKEN * (room or 0))
+        shown = _with_section(shown, _TOKEN * room)
         for part in self._following:
-            shown = yield _asked(part, shown, state, config)
+            shown = yield _call(part, shown, state, config)
         units = (unit for turn in shown.turns for unit in turn.units)
         return frozenset(message.id for unit in units for message in unit.messages)
 
     def _section(
-        self,
-        query: str,
-        room: int | None,
-        left: frozenset[str | None],
-        config: RunnableConfig | None,
+        self, query: str, room: int, left: frozenset[str | None], config: RunnableConfig | None
     ) -> Effects[str]:
         """The section of memories, without those that rest on the given messages; "" for none."""
         thread_id, _ = source(config)
@@ -152,19 +125,24 @@ class UseMemories(MessagesNode):
             return elsewhere or not left.issuperset(origin.message_ids)
 
         try:
-            as_of, search = self._as_of(config), self._search.within(room)
-            found = yield from search.found(query, self._store, config, as_of, accepts)
+            options: dict[str, Any] = {"as_of": self._as_of(config), "max_tokens": room}
+            search = self._search.found(query, self._store, config, accepts=accepts, **options)
+            found = yield from search
         except Exception as exc:  # also of the driver of another store
-            passes = isinstance(exc, StorageError | EmbeddingFailed)
-            mistake = isinstance(exc, PerdureError) and not passes  # every turn would meet it
-            if mistake or not self._skips:
-                raise
+            if isinstance(exc, PerdureError) and not isinstance(
+                exc, StorageError | EmbeddingFailed
+            ):
+                raise  # a mistake, which every turn would meet
             _LOG.warning("nothing is recalled in this turn: %s", exc, exc_info=exc)
             return ""
         return str(found)
 
 
-def _asked(part: MessagesNode, shown: Shown, *given: Any) -> Effect:
+use_memories = UseMemories
+"""Makes the part: `use_memories()`, `use_memories(store, namespace=("memories",))`."""
+
+
+def _call(part: MessagesNode, shown: Shown, *given: Any) -> Effect:
     return Effect(lambda: part.through(shown, *given), lambda: part.athrough(shown, *given))
 
 
@@ -185,34 +163,14 @@ def _is_elliptic(text: str) -> bool:
 
 
 def _with_section(shown: Shown, text: str) -> Shown:
-    """The same with a section at the end of the system message; one that is there is replaced."""
-    system = None if shown.system is None else _without_section(shown.system)
+    """The same with a section at the end of the system message."""
     if not text:
-        return replace(shown, system=system)
-    mark = {_MARK: text}
-    if system is None:
-        return replace(shown, system=SystemMessage(text, additional_kwargs=mark))
-    content: Any = system.content
+        return shown
+    if shown.system is None:
+        return replace(shown, system=SystemMessage(text))
+    content: Any = shown.system.content
     if isinstance(content, str):
         joined: Any = f"{content}\n\n{text}" if content else text
     else:  # the blocks before stay as they are, so that a provider's cache of them holds
         joined = [*content, {"type": "text", "text": text}]
-    kwargs = {**system.additional_kwargs, **mark}
-    update = {"content": joined, "additional_kwargs": kwargs}
-    return replace(shown, system=system.model_copy(update=update))
-
-
-def _without_section(system: BaseMessage) -> BaseMessage | None:
-    """A system message without its section of memories; None: there is nothing else in it."""
-    text = system.additional_kwargs.get(_MARK)
-    if text is None:
-        return system
-    content: Any = system.content
-    if isinstance(content, str):
-        left: Any = content.replace(f"\n\n{text}", "", 1) if content != text else ""
-    else:
-        left = [block for block in content if block != {"type": "text", "text": text}]
-    if not left:
-        return None
-    kwargs = {key: value for key, value in system.additional_kwargs.items() if key != _MARK}
-    return system.model_copy(update={"content": left, "additional_kwargs": kwargs})
+    return replace(shown, system=shown.system.model_copy(update={"content": joined}))

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Self
 
 from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import ConfigurationError
-from perdure.memory.learner import Learner
 from perdure.memory.nodes import MessagesNode, Shown
 from perdure.memory.options import instance
-
-_EXPECTED = "parts like trim(max_tokens=4_000)"
-
-
-@runtime_checkable
-class LooksAhead(Protocol):
-    """A part that has to know what the parts after it leave, like `use_memories`."""
-
-    def followed_by(self, parts: Sequence[MessagesNode]) -> MessagesNode:
-        """The same before these parts of a view."""
 
 
 def view(*parts: MessagesNode) -> View:
@@ -36,20 +24,15 @@ def view(*parts: MessagesNode) -> View:
             channels.
     """
     for part in parts or (None,):
-        if isinstance(part, Learner):
-            raise ConfigurationError(
-                f"{type(part).__name__} shows the model nothing, so it is no part of a view; add "
-                "it to the graph as a node after the answer"
-            )
-        instance("a part of the view", part, MessagesNode, _EXPECTED)
+        instance("a part of the view", part, MessagesNode, "parts like trim(max_tokens=4_000)")
     keys = sorted({part.messages_key for part in parts})
     if len(keys) > 1:
         raise ConfigurationError(f"the parts of the view read the channels {keys}; expected one")
-    return View(parts, keys[0])
+    return View(parts_of(parts), keys[0])
 
 
 def parts_of(nodes: Sequence[MessagesNode]) -> list[MessagesNode]:
-    """The parts of nodes in order: of a view those of it, of another node the node itself."""
+    """The parts of nodes in order: the parts of each view, and every other node itself."""
     return [
         part
         for node in nodes
@@ -67,17 +50,11 @@ class View(MessagesNode):
 
     def __init__(self, parts: Sequence[MessagesNode], messages_key: str) -> None:
         super().__init__(messages_key)
+        # `use_memories` has to know what the parts after it leave
         self.parts = tuple(
-            part.followed_by(parts[number:]) if isinstance(part, LooksAhead) else part
+            part.followed_by(parts[number:]) if hasattr(part, "followed_by") else part
             for number, part in enumerate(parts, 1)
         )
-
-    def followed_by(self, parts: Sequence[MessagesNode]) -> View:
-        """The same as a part of another view, before these."""
-        made = copy(self)
-        ahead = View([*self.parts, *parts], self.messages_key).parts
-        made.parts = ahead[: len(self.parts)]
-        return made
 
     def with_tools(self, tools: Sequence[Any]) -> Self:
         """See `MessagesNode.with_tools`."""

@@ -76,11 +76,11 @@ def test_threads_are_listed_latest_first(db: Path, trip: str) -> None:
     table = run("threads").splitlines()
 
     assert [info["thread_id"] for info in found] == ["other", trip]
-    assert [(info["items"], info["checkpoints"]) for info in found] == [(2, 3), (4, 6)]
+    assert [(info["items"], info["checkpoints"]) for info in found] == [(2, 4), (4, 8)]
     assert re.split(r"  +", table[0].strip()) == [
         *("thread", "items", "checkpoints", "size", "last activity"),
     ]
-    assert [line.split()[:3] for line in table[1:]] == [["other", "2", "3"], ["trip", "4", "6"]]
+    assert [line.split()[:3] for line in table[1:]] == [["other", "2", "4"], ["trip", "4", "8"]]
     assert read("threads", "--limit", "1") == found[:1]
     assert read("threads", "--after", "other") == read("threads", "--prefix", "tr") == found[1:]
 
@@ -132,16 +132,16 @@ def test_history_of_a_checkpoint_and_of_a_channel(trip: str) -> None:
 
 def test_show_draws_forks_as_branches(trip: str) -> None:
     """After a rewind the old end is one branch and the new one another, with the head marked."""
-    run("rewind", trip, "--to", ids()[2])
+    run("rewind", trip, "--to", ids()[3])
     run("chat", "--thread", trip, "--message", "Something else?")
     lines = run("show", trip).splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("└── "))
 
     assert lines[0] == trip
-    assert [line[:4] for line in lines[1:at]] == ["├── "] * 2
-    assert ids()[2].startswith(lines[at].split()[1])
+    assert [line[:4] for line in lines[1:at]] == ["├── "] * 3
+    assert ids()[3].startswith(lines[at].split()[1])
     assert [line[:8] for line in lines[at + 1 :]] == [
-        *("    ├── ", "    │   ", "    │   ", "    └── ", "        ", "        "),
+        *("    ├── ", *["    │   "] * 3, "    └── ", *["        "] * 3),
     ]
     assert [i for i, line in enumerate(lines) if "← head" in line] == [len(lines) - 1]
     assert lines[-1].endswith("4 messages ← head")
@@ -152,7 +152,7 @@ def test_show_leaves_out_the_middle_of_a_long_run(trip: str) -> None:
     run("chat", "--thread", trip, "--message", "More?")
     short, whole = run("show", trip).splitlines(), run("show", trip, "--all").splitlines()
 
-    assert [*whole[:4], "├── … 3 more (--all shows them)", *whole[7:]] == short
+    assert [*whole[:4], "├── … 6 more (--all shows them)", *whole[10:]] == short
     assert [line.split()[1] for line in whole[1:]] == [name[:18] for name in ids()]
 
 
@@ -172,7 +172,7 @@ def test_stats_count_what_is_there(db: Path, trip: str) -> None:
     """Both forms name the file and count the same."""
     found = read("stats")
 
-    assert (found["path"], found["threads"], found["checkpoints"]) == (str(db), 1, 6)
+    assert (found["path"], found["threads"], found["checkpoints"]) == (str(db), 1, 8)
     assert found["items"] == 4
     names = [line.split()[0] for line in run("stats").splitlines() if line[:1] > " "]
     assert names == list(found)
@@ -184,7 +184,7 @@ def test_stats_count_what_is_there(db: Path, trip: str) -> None:
 def test_fork_copies_a_thread_or_its_beginning(trip: str) -> None:
     """The copy goes its own way; a taken id is refused."""
     run("fork", trip, "copy")
-    run("fork", trip, "start", "--at", ids()[2][:18])
+    run("fork", trip, "start", "--at", ids()[3][:18])
     run("chat", "--thread", "copy", "--message", "hello")
 
     assert said("copy")[:4] == said()
@@ -196,13 +196,13 @@ def test_fork_copies_a_thread_or_its_beginning(trip: str) -> None:
 def test_rewind_moves_the_head_and_deletes_nothing(trip: str) -> None:
     """The thread is what it was then, its checkpoints are all there; a vague id is refused."""
     before, talk = ids(), said()
-    run("rewind", trip, "--to", before[2])
+    run("rewind", trip, "--to", before[3])
     vague, wrong = (attempt("rewind", trip, "--to", name) for name in ("1", "zzz"))
 
     assert said() == talk[:2]
     assert ids() == before
     assert isinstance(vague.exception, UnknownCheckpoint)
-    assert "6 checkpoints" in str(vague.exception)
+    assert "8 checkpoints" in str(vague.exception)
     assert isinstance(wrong.exception, UnknownCheckpoint)
     assert "'zzz'" in str(wrong.exception)
 
@@ -210,10 +210,10 @@ def test_rewind_moves_the_head_and_deletes_nothing(trip: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "kept"),
     [
-        ((), [5]),
-        (("--last", "2"), [4, 5]),
-        (("--turns",), [2, 5]),
-        (("--days", "1"), [0, 1, 2, 3, 4, 5]),
+        ((), [7]),
+        (("--last", "2"), [6, 7]),
+        (("--turns",), [3, 7]),
+        (("--days", "1"), [0, 1, 2, 3, 4, 5, 6, 7]),
     ],
 )
 def test_prune_keeps_what_a_rule_keeps(rule: tuple[str, ...], kept: list[int], trip: str) -> None:
@@ -223,7 +223,7 @@ def test_prune_keeps_what_a_rule_keeps(rule: tuple[str, ...], kept: list[int], t
 
     assert [before[i] for i in kept] == ids()
     assert talk == said()
-    assert report == {"checkpoints": 6 - len(kept), "items": 0, "threads": int(len(kept) < 6)}
+    assert report == {"checkpoints": 8 - len(kept), "items": 0, "threads": int(len(kept) < 8)}
 
 
 def test_prune_asks_before_it_takes_all_threads_or_history(db: Path) -> None:
@@ -235,9 +235,9 @@ def test_prune_asks_before_it_takes_all_threads_or_history(db: Path) -> None:
     untouched = len(ids())
     printed = run("prune", "--drop-history", "--yes")
 
-    assert (refused.exit_code, untouched) == (1, 8)
+    assert (refused.exit_code, untouched) == (1, 10)
     # two messages; the updates that removed them from the state are in rows of their own
-    assert printed == "deleted 7 checkpoints and 2 items of 1 thread\n"
+    assert printed == "deleted 9 checkpoints and 2 items of 1 thread\n"
     assert said() == talk[2:]
 
 

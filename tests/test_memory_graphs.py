@@ -16,17 +16,14 @@ from langchain_core.messages import HumanMessage, ToolMessage
 
 import perdure.graphs
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.errors import ConfigurationError, InvalidConfig, StorageError
-from perdure.graphs import chat_graph, extraction_graph, memory_agent, reflection_graph
+from perdure.errors import InvalidConfig, StorageError
+from perdure.graphs import chat_graph, memory_agent
 from perdure.memory import (
     Collection,
-    Extraction,
-    Instructions,
     recall,
     remember_turns,
     summarize,
     trim,
-    update_instructions,
     use_memories,
 )
 from perdure.memory.middleware import MemoryMiddleware
@@ -236,42 +233,6 @@ def test_a_store_that_fails_costs_no_answer(file: Any, monkeypatch: pytest.Monke
     assert "No model is configured" in out["messages"][-1].text
 
 
-def test_a_thread_is_extracted_by_its_graph(file: Any) -> None:
-    """A chat that remembers nothing itself; the second time nothing is added."""
-    saver, store = file
-    chat = chat_graph(memory=[use_memories()], checkpointer=saver, store=store)
-    extracts = extraction_graph(Extraction(saver, store))
-    chat.invoke(says("My canoe is called Nutshell"), run_of("monday"))
-    reports = [
-        extracts.invoke({"thread_id": "monday"}, run_of("any"))["report"],
-        asyncio.run(extracts.ainvoke({"thread_id": "monday"}, run_of("any")))["report"],
-    ]
-    answer = chat.invoke(says("What is my canoe called?"), run_of("friday"))["messages"][-1].text
-
-    assert "added" in reports[0]
-    assert "added" not in reports[1]
-    assert "thread monday" in answer
-    assert "Nutshell" in answer
-
-
-def test_instructions_are_learned_from_a_conversation_that_is_over(file: Any) -> None:
-    """The graph is given messages and feedback, and answers with what holds then."""
-    _, store = file
-    with OpenAIServer(["<instructions>\nSign every e-mail as Ann.\n</instructions>"]) as server:
-        reflection = update_instructions(
-            client(server), Instructions(store, default="Write e-mails.")
-        )
-        given = {
-            "messages": [("human", "Invite Eva"), ("ai", "Dear Eva")],
-            "feedback": "Sign as Ann",
-        }
-        out = reflection_graph(reflection).invoke(given)
-
-    assert (out["instructions"], out["version"]) == ("Sign every e-mail as Ann.", 1)
-    with pytest.raises(ConfigurationError):
-        reflection_graph("learn")  # type: ignore[arg-type]
-
-
 # -- as a server loads them
 
 
@@ -298,22 +259,18 @@ def loaded(where: str) -> Any:
 def test_a_server_chats_and_remembers(served: dict[str, Any]) -> None:
     """With the checkpointer and the store that the file names, each graph recalls the others."""
 
-    async def talk() -> tuple[Any, Any]:
+    async def talk() -> Any:
         async with served["checkpointer"]() as saver, served["store"]() as store:
             chat = served["memory_chat"]({})
             chat.checkpointer, chat.store = saver, store
             await chat.ainvoke(says("My canoe is called Nutshell"), run_of("monday"))
-            out = await served["extraction"]({}).ainvoke({"thread_id": "monday"}, run_of("any"))
             agent = served["memory_agent"]({})
             agent.checkpointer, agent.store = saver, store
-            return out, await agent.ainvoke(says("What is my canoe called?"), run_of("friday"))
+            return await agent.ainvoke(says("What is my canoe called?"), run_of("friday"))
 
-    out, said = asyncio.run(talk())
+    said = asyncio.run(talk())
 
-    assert "added" not in out["report"]
     assert "thread monday" in said["messages"][-1].text
-    with pytest.raises(ConfigurationError, match="PERDURE_MODEL"):
-        served["reflection"]({})
 
 
 @pytest.mark.parametrize("named", [{}, {"user_id": ""}, {"user_id": "ann"}], ids=repr)
@@ -328,13 +285,10 @@ def test_each_served_graph_answers_in_an_event_loop(
     monkeypatch.setattr("platformdirs.user_data_path", lambda name: tmp_path / "data" / name)
 
     def model(body: dict[str, Any]) -> str:
-        learns = "Sign as Ann" in json.dumps(body["messages"])
-        return "<instructions>\nSign as Ann.\n</instructions>" if learns else "Nutshell!"
+        return "Nutshell!"
 
     inputs: dict[str, Any] = {
         **dict.fromkeys(("chat", "memory_chat", "memory_agent"), says("The train leaves at ten")),
-        "extraction": {"thread_id": "chat"},
-        "reflection": says("Invite Eva") | {"feedback": "Sign as Ann"},
     }
 
     async def course() -> tuple[dict[str, Any], list[Any]]:
@@ -352,6 +306,7 @@ def test_each_served_graph_answers_in_an_event_loop(
     with OpenAIServer(model) as server:
         monkeypatch.setenv("PERDURE_MODEL", "scripted")
         monkeypatch.setenv("PERDURE_BASE_URL", server.base_url)
+        served["memory_chat"]({})  # the first client of a process imports its HTTP library
         with blockbuster_ctx() as watch:
             for function in ("io.TextIOWrapper.read", "os.stat"):  # langgraph's server lets both be
                 watch.functions[function].can_block_in("perdure/settings.py", "load")
@@ -359,6 +314,4 @@ def test_each_served_graph_answers_in_an_event_loop(
 
     assert inputs.keys() == served.keys() - {"checkpointer", "store"}
     assert found["memory_agent"]["messages"][-1].text == "Nutshell!"
-    assert "added" in found["extraction"]["report"]
-    assert found["reflection"]["instructions"] == "Sign as Ann."
     assert spaces == [("memories", named.get("user_id") or "me")]

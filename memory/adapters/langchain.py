@@ -1,8 +1,7 @@
 """LangChain's chat message history over the threads of a checkpointer.
 
-For `RunnableWithMessageHistory` and whatever else takes a `ChatMessageHistory`, as in the guide
-https://python.langchain.com/v0.1/docs/use_cases/chatbots/memory_management/. Any chat graph
-with the same checkpointer continues the thread, and vice versa.
+For `RunnableWithMessageHistory`, as in the guide
+https://python.langchain.com/v0.1/docs/use_cases/chatbots/memory_management/.
 """
 
 from __future__ import annotations
@@ -32,19 +31,14 @@ from perdure.memory.options import instance
 class ThreadMessageHistory(BaseChatMessageHistory):
     """The messages of one thread, in the channel `messages` of its root graph.
 
-    With a checkpointer of perdure, writes take the lock of the thread, so simultaneous writes
-    follow each other. With langgraph's own the last write wins. A run that has not taken the lock
-    and overlaps a write becomes a branch.
+    Any chat graph with the same checkpointer continues the thread. perdure's checkpointers lock the
+    thread for each write; with langgraph's own the last write wins.
 
     Args:
         checkpointer: Any langgraph checkpointer.
         thread_id: The thread, say the session id; None: a new one.
         keep_history: Whether `clear` leaves the messages in perdure's `history(thread_id)` and in
             the file. False: it deletes the thread.
-
-    Raises:
-        ConfigurationError: `checkpointer` is something else.
-        InvalidConfig: `thread_id` is empty or of another type.
     """
 
     def __init__(
@@ -64,11 +58,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 
     @property
     def messages(self) -> list[BaseMessage]:
-        """The messages, oldest first, without those that providers refuse.
-
-        These are blank messages and tool calls or results alone. Assigning replaces the messages;
-        perdure's history keeps those before.
-        """
+        """The messages, oldest first, without those that providers refuse; assigning replaces."""
         return presentable(self._found(self.checkpointer.get_tuple(self._config)))
 
     @messages.setter
@@ -77,26 +67,20 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Add messages at the end, in one write; a second message of one id gets a new id."""
-        new = checked_messages(messages)
-        self.change(lambda found: [*found, *new])
+        self.change(lambda found: [*found, *messages])
 
     def change(self, change: Change) -> None:
-        """Replace the messages by what a function makes of them, in one step.
-
-        Raises:
-            InvalidMessages: It returned something else; nothing was written.
-        """
+        """Replace the messages by what a function makes of them, in one step."""
         with self._locked():
             head = self.checkpointer.get_tuple(self._config)
             found = self._found(head)
             now = _with_ids(checked_messages(change(list(found))))
             if now == found:
                 return
-            before = head.checkpoint if head else empty_checkpoint()
-            versions = before["channel_versions"]
-            newest = max(versions.values(), default=None)
-            version = self.checkpointer.get_next_version(newest, None)
             fresh = empty_checkpoint()
+            before = head.checkpoint if head else fresh
+            versions = before["channel_versions"]
+            version = self.checkpointer.get_next_version(max(versions.values(), default=None), None)
             after: Checkpoint = {
                 **before,  # its other channels, too, and which nodes are next
                 "id": fresh["id"],
@@ -111,7 +95,6 @@ class ThreadMessageHistory(BaseChatMessageHistory):
             self.checkpointer.put(config, after, metadata, {"messages": version})
 
     def _found(self, head: CheckpointTuple | None) -> list[BaseMessage]:
-        """The messages of a checkpoint."""
         found = head.checkpoint["channel_values"].get("messages") if head else None
         return checked_messages(found or [], f"channel 'messages' of thread {self.thread_id!r}")
 
@@ -125,9 +108,9 @@ class ThreadMessageHistory(BaseChatMessageHistory):
             erase(self.thread_id)
 
     def _locked(self) -> ExitStack:
-        """The lock of the thread, taken; langgraph's checkpointers have none."""
+        """The lock of the thread, held; langgraph's checkpointers have none."""
         held = ExitStack()
-        lock = getattr(self.checkpointer, "lock", None)  # theirs, if any, is a lock itself
+        lock = getattr(self.checkpointer, "lock", None)  # langgraph's, if any, is a lock itself
         if callable(lock):
             with suppress(AlreadyLocked):  # by this run, which may write
                 held.enter_context(lock(self.thread_id))
@@ -135,7 +118,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 
 
 def _with_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
-    """The messages, each with an id of its own; the caller's messages are not changed."""
+    """The messages, each with its own id; the caller's messages are not changed."""
     found: dict[str | None, BaseMessage] = {}
     for message in messages:
         if not message.id or message.id in found:

@@ -27,7 +27,7 @@ class ChatMemoryStore(Protocol):
     """Where memories keep their messages.
 
     A store may also have `change_messages(memory_id, change)`, which replaces the messages by
-    `change(messages)` in one step; then nothing is lost when two processes add at once.
+    `change(messages)` in one step, so that nothing is lost when two processes add at once.
     """
 
     def get_messages(self, memory_id: Any) -> Sequence[BaseMessage]:
@@ -48,15 +48,15 @@ class InMemoryChatMemoryStore(ChatMemoryStore):
         self._lock = Lock()
 
     def get_messages(self, memory_id: Any) -> list[BaseMessage]:
-        """See `ChatMemoryStore`."""
+        """All messages of a memory, oldest first."""
         return list(self._messages.get(memory_id, ()))
 
     def update_messages(self, memory_id: Any, messages: Sequence[BaseMessage]) -> None:
-        """See `ChatMemoryStore`."""
+        """Replace all messages of a memory."""
         self._messages[memory_id] = checked_messages(messages)
 
     def delete_messages(self, memory_id: Any) -> None:
-        """See `ChatMemoryStore`."""
+        """Delete all messages of a memory."""
         self._messages.pop(memory_id, None)
 
     def change_messages(self, memory_id: Any, change: Change) -> None:
@@ -79,15 +79,15 @@ class CheckpointerChatMemoryStore(ChatMemoryStore):
         self.keep_history = keep_history
 
     def get_messages(self, memory_id: Any) -> list[BaseMessage]:
-        """See `ChatMemoryStore`."""
+        """All messages of a memory, oldest first."""
         return self._thread(memory_id).messages
 
     def update_messages(self, memory_id: Any, messages: Sequence[BaseMessage]) -> None:
-        """See `ChatMemoryStore`."""
-        self._thread(memory_id).change(lambda _: messages)
+        """Replace all messages of a memory."""
+        self.change_messages(memory_id, lambda _: messages)
 
     def delete_messages(self, memory_id: Any) -> None:
-        """See `ChatMemoryStore` and `keep_history`."""
+        """Delete all messages of a memory; see `keep_history`."""
         self._thread(memory_id).clear()
 
     def change_messages(self, memory_id: Any, change: Change) -> None:
@@ -95,7 +95,7 @@ class CheckpointerChatMemoryStore(ChatMemoryStore):
         self._thread(memory_id).change(change)
 
     def _thread(self, memory_id: Any) -> ThreadMessageHistory:
-        thread_id = check_thread_id(memory_id)
+        thread_id = check_thread_id(memory_id)  # None would be a new thread
         return ThreadMessageHistory(self.checkpointer, thread_id, keep_history=self.keep_history)
 
 
@@ -108,9 +108,6 @@ class WindowChatMemory(ABC):
         store: Where the messages are kept.
         always_keep_system_message_first: Whether a new system message goes to the front, not to
             the end.
-
-    Raises:
-        ConfigurationError: An argument has a wrong value.
     """
 
     id: Any = "default"
@@ -126,11 +123,7 @@ class WindowChatMemory(ABC):
         """Whether messages fit into the window."""
 
     def add(self, message: BaseMessage) -> None:
-        """Add a message at the end and evict what no longer fits, from the store as well.
-
-        Raises:
-            InvalidMessages: It is no message.
-        """
+        """Add a message at the end and evict what no longer fits, from the store as well."""
         new = checked_messages([message])
 
         def change(found: list[BaseMessage]) -> list[BaseMessage]:
@@ -157,11 +150,7 @@ class WindowChatMemory(ABC):
 
 @dataclass(eq=False)
 class MessageWindowChatMemory(WindowChatMemory):
-    """A window of the newest messages.
-
-    Args:
-        max_messages: At most so many, the system message included.
-    """
+    """A window of the newest `max_messages` messages, the system message included."""
 
     max_messages: int
 
@@ -176,12 +165,9 @@ class MessageWindowChatMemory(WindowChatMemory):
 
 @dataclass(eq=False)
 class TokenWindowChatMemory(WindowChatMemory):
-    """A window of the newest tokens; a message that does not fit is evicted completely.
+    """A window of the newest `max_tokens` tokens, the system message included.
 
-    Args:
-        max_tokens: At most so many, the system message included.
-        token_counter: A model, its name, a function from a list of messages to a number, or
-            "estimate".
+    A message that does not fit is evicted completely. `token_counter` is as of `trim`.
     """
 
     max_tokens: int

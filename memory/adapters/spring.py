@@ -10,7 +10,8 @@ import asyncio
 import inspect
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
+from functools import reduce
+from operator import add
 from typing import Any, Final, Protocol, runtime_checkable
 from uuid import uuid4
 
@@ -40,6 +41,7 @@ from perdure.memory.quotation import quoted
 from perdure.memory.templates import Template
 
 ALL: Final = 2**31 - 1  # a number of messages that a 32-bit integer holds
+_NAMESPACE: Final = "chat_memory"
 _CONVERSATION: Final = Template(["{conversation_id}"])
 _EARLIER: Final = "What was said earlier in this conversation, oldest first."
 _SIMILAR: Final = "Earlier messages that may matter here, the most similar first."
@@ -63,8 +65,7 @@ class ChatMemoryRepository(Protocol):
     """Where conversations are kept.
 
     A repository may also have `change_messages(conversation_id, change)`, which replaces the
-    messages by `change(messages)` in one step; then evicted messages leave the repository, and
-    nothing is lost when two processes add at once. Without it, the window applies to reading only.
+    messages by `change(messages)` in one step. Without it, the window applies to reading only.
     """
 
     def save(self, conversation_id: str, messages: Sequence[BaseMessage]) -> None:
@@ -78,23 +79,22 @@ class ChatMemoryRepository(Protocol):
 
 
 class StoredChatMemoryRepository(ChatMemoryStore, ChatMemoryRepository):
-    """The base of the repositories here, which are stores of LangChain4j's, too."""
+    """The base of perdure's repositories, which are also LangChain4j stores."""
 
     @abstractmethod
     def change_messages(self, memory_id: Any, change: Change) -> None:
         """Replace the messages by what `change` returns, in one step."""
 
     def save(self, conversation_id: str, messages: Sequence[BaseMessage]) -> None:
-        """See `ChatMemoryRepository`."""
-        new = checked_messages(messages)
-        self.change_messages(conversation_id, lambda found: [*found, *new])
+        """Add messages at the end of a conversation."""
+        self.change_messages(conversation_id, lambda found: [*found, *messages])
 
     def load(self, conversation_id: str, last_n: int = ALL) -> list[BaseMessage]:
-        """See `ChatMemoryRepository`; oldest first."""
+        """The newest `last_n` messages of a conversation, oldest first."""
         return list(self.get_messages(conversation_id))[-whole("last_n", last_n, 1) :]
 
     def delete(self, conversation_id: str) -> None:
-        """See `ChatMemoryRepository`."""
+        """Delete a conversation."""
         self.delete_messages(conversation_id)
 
 
@@ -104,40 +104,27 @@ class MessageChatMemory:
     Args:
         repository: Where conversations are kept; None: in memory.
         max_size: At most so many messages, the system message included.
-
-    Raises:
-        ConfigurationError: An argument has a wrong value.
     """
 
     def __init__(self, repository: ChatMemoryRepository | None = None, max_size: int = 20) -> None:
-        expected = (
-            "a ChatMemoryRepository; for a checkpointer, CheckpointerChatMemoryRepository(it)"
-        )
-        self.repository: ChatMemoryRepository = InMemoryChatMemoryRepository()
-        if repository is not None:
-            self.repository = instance("repository", repository, ChatMemoryRepository, expected)
+        given = InMemoryChatMemoryRepository() if repository is None else repository
+        expected = "a repository; for a checkpointer, CheckpointerChatMemoryRepository(it)"
+        self.repository = instance("repository", given, ChatMemoryRepository, expected)
         self.max_size = whole("max_size", max_size, 1)
 
     def add(self, conversation_id: str, messages: BaseMessage | Sequence[BaseMessage]) -> None:
-        """Add a message, or several, at the end of a conversation, in one write.
-
-        Raises:
-            InvalidMessages: They are no messages.
-        """
+        """Add a message, or several, at the end of a conversation, in one write."""
         new = checked_messages([messages] if isinstance(messages, BaseMessage) else messages)
         atomic = getattr(self.repository, "change_messages", None)
         if atomic is None:
             self.repository.save(conversation_id, new)
         else:
-            fits = _at_most(self.max_size)
-            atomic(conversation_id, lambda found: windowed(found, new, fits))
+            atomic(conversation_id, lambda found: windowed(found, new, _at_most(self.max_size)))
 
     def get(self, conversation_id: str, last_n: int = ALL) -> list[BaseMessage]:
-        """The newest messages of the window, oldest first, without those that providers refuse.
+        """The newest `last_n` messages of the window, oldest first, as far as providers take them.
 
-        Args:
-            conversation_id: The conversation.
-            last_n: At most so many, the system message included.
+        The system message is one of them.
         """
         size = min(whole("last_n", last_n, 1), self.max_size)
         return presentable(windowed([], self._loaded(conversation_id), _at_most(size)))
@@ -159,40 +146,32 @@ class MessageChatMemory:
 class InMemoryChatMemoryRepository(InMemoryChatMemoryStore, StoredChatMemoryRepository):
     """Conversations in a dict, which ends with the process.
 
-    It is a `ChatMemory` without a window, too, as in the first example on Spring's page.
+    It is also a `ChatMemory` without a window, as in the first example on Spring's page.
     """
 
     def add(self, conversation_id: str, messages: BaseMessage | Sequence[BaseMessage]) -> None:
-        """See `ChatMemory`."""
+        """Add a message, or several, at the end of a conversation."""
         MessageChatMemory(self, ALL).add(conversation_id, messages)
 
     def get(self, conversation_id: str, last_n: int = ALL) -> list[BaseMessage]:
-        """See `MessageChatMemory.get`."""
+        """The newest `last_n` messages of a conversation, oldest first."""
         return MessageChatMemory(self, ALL).get(conversation_id, last_n)
 
     def clear(self, conversation_id: str) -> None:
-        """See `ChatMemory`."""
+        """Delete a conversation."""
         self.delete(conversation_id)
 
 
 class CheckpointerChatMemoryRepository(CheckpointerChatMemoryStore, StoredChatMemoryRepository):
-    """Conversations in the threads of a checkpointer; the id of a conversation is the thread_id.
-
-    The arguments are those of `CheckpointerChatMemoryStore`.
-    """
+    """A `CheckpointerChatMemoryStore` whose conversation ids are the thread_ids."""
 
 
 class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
     """The base of the advisors: `advisor.invoke("Hello", config)` gives the model's answer.
 
     The input is what a chat model takes. Once the model has answered, the request from its last
-    human message on and the answer are remembered, in one write.
-
-    Args:
-        model: A chat model, with tools or without, or another advisor.
-
-    Raises:
-        ConfigurationError: An argument has a wrong value.
+    human message on and the answer are remembered, in one write. `model` is a chat model, with
+    tools or without, or another advisor.
     """
 
     def __init__(self, model: Runnable[Any, Any]) -> None:
@@ -212,19 +191,22 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         id, request = _CONVERSATION.filled(config)[0], _messages(input)
         shown = self.shown(id, request)
 
+        def remember(chunks: list[Any]) -> None:
+            self.remember(id, [*_new(request), _message(reduce(add, chunks))])
+
         def keep(chunks: Iterator[Any]) -> Iterator[Any]:
-            answer: Any = None
+            seen = []
             for chunk in chunks:
-                answer = chunk if answer is None else answer + chunk
+                seen.append(chunk)
                 yield chunk
-            self.remember(id, [*_new(request), _message(answer)])
+            remember(seen)
 
         async def akeep(chunks: AsyncIterator[Any]) -> AsyncIterator[Any]:
-            answer: Any = None
+            seen = []
             async for chunk in chunks:
-                answer = chunk if answer is None else answer + chunk
+                seen.append(chunk)
                 yield chunk
-            await asyncio.to_thread(self.remember, id, [*_new(request), _message(answer)])
+            await asyncio.to_thread(remember, seen)
 
         before: Runnable[Any, Any] = RunnableLambda(lambda _: shown)
         return before | self.model.bind(**kwargs) | RunnableGenerator(keep, akeep)
@@ -239,12 +221,7 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
 
 
 class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
-    """Shows the model the conversation as messages, before the request.
-
-    Args:
-        model: A chat model, with tools or without, or another advisor.
-        memory: A chat memory, say `MessageChatMemory(repository)`.
-    """
+    """Shows the model the conversation of a chat memory as messages, before the request."""
 
     def __init__(self, model: Runnable[Any, Any], memory: ChatMemory) -> None:
         super().__init__(model)
@@ -256,15 +233,12 @@ class MessageChatMemoryAdvisor(ChatMemoryAdvisor):
         return self._sequence(_system(request, remembered), [*remembered, *request])
 
     def remember(self, conversation_id: str, messages: list[BaseMessage]) -> None:
-        """See `ChatMemoryAdvisor`."""
+        """Keep the new messages of a request and the answer."""
         self.memory.add(conversation_id, messages)
 
 
 class PromptChatMemoryAdvisor(MessageChatMemoryAdvisor):
-    """Shows the model the conversation as quoted text in the system message.
-
-    Tool calls and results are not quoted. The arguments are those of `MessageChatMemoryAdvisor`.
-    """
+    """Shows the model the conversation as quoted text in the system message, without tool calls."""
 
     def shown(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
         """A system message with the conversation, and the request."""
@@ -288,7 +262,6 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         store: A langgraph store with an index, say `SQLiteStore.open("memory.db")`.
         top_k: At most so many messages are shown.
         threshold: Their least cosine to the question, -1 to 1; it depends on the embedder.
-        namespace: Where in the store; the id of the conversation is added to it.
     """
 
     def __init__(
@@ -298,13 +271,11 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
         *,
         top_k: int = 5,
         threshold: float = 0.0,
-        namespace: tuple[str, ...] = ("chat_memory",),
     ) -> None:
         super().__init__(model)
         self.store = instance("store", store, BaseStore, "a langgraph store")
         self.top_k = whole("top_k", top_k, 1)
         self.threshold = number("threshold", threshold, -1, 1)
-        self.namespace = namespace
         # perdure's stores rank by more than the cosine
         ranks = "mode" in inspect.signature(store.search).parameters
         self._only_cosine: dict[str, Any] = {"mode": "semantic", "context": False} if ranks else {}
@@ -312,34 +283,23 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
     def shown(self, conversation_id: str, request: list[BaseMessage]) -> list[BaseMessage]:
         """A system message with what was recalled, and the request."""
         question = next((m.text for m in reversed(request) if isinstance(m, HumanMessage)), "")
-        found = self.recalled(conversation_id, question) if question.strip() else []
-        lines = [(item.value["kind"], item.value["text"]) for item in found]
-        return self._sequence(_quoting(_system(request), _SIMILAR, lines), request)
-
-    def recalled(self, conversation_id: str, query: str) -> list[SearchItem]:
-        """The messages of a conversation nearest to a question, the nearest first.
-
-        Raises:
-            ConfigurationError: The store cannot search by meaning.
-        """
-        found = self.store.search(
-            (*self.namespace, conversation_id),
-            query=query,
-            filter={"conversation_id": conversation_id},  # not one in a namespace below
-            limit=self.top_k,
-            **self._only_cosine,
-        )
+        namespace, options = (_NAMESPACE, conversation_id), self._only_cosine
+        found: Sequence[SearchItem] = []
+        if question.strip():
+            found = self.store.search(namespace, query=question, limit=self.top_k, **options)
         if any(item.score is None for item in found):
             raise ConfigurationError(
                 "the store has no index, so it cannot tell what is similar; open it with one"
             )
-        return [item for item in found if item.score is not None and item.score >= self.threshold]
+        near = [item.value for item in found if (item.score or 0) >= self.threshold]
+        lines = [(value["kind"], value["text"]) for value in near]
+        return self._sequence(_quoting(_system(request), _SIMILAR, lines), request)
 
     def remember(self, conversation_id: str, messages: list[BaseMessage]) -> None:
         """Keep each message as an item."""
-        namespace, puts = (*self.namespace, conversation_id), []
+        namespace, puts = (_NAMESPACE, conversation_id), []
         for m in filter(_is_text, messages):
-            value = {"text": m.text, "kind": m.type, "conversation_id": conversation_id}
+            value = {"text": m.text, "kind": m.type}
             puts.append(PutOp(namespace, m.id or str(uuid4()), value, index=["text"]))
         self.store.batch(puts)
 
@@ -350,21 +310,18 @@ def _at_most(size: int) -> Callable[[Sequence[BaseMessage]], bool]:
 
 def _messages(input: Any) -> list[BaseMessage]:
     listed = [input] if isinstance(input, str | BaseMessage) else input
-    if isinstance(listed, Sequence | PromptValue):
-        with suppress(NotImplementedError, ValueError):
-            return checked_messages(convert_to_messages(listed))
-    raise InvalidMessages(
-        f"the input is {input!r:.80}, a {type(input).__name__}; expected text, a prompt or a list "
-        "of messages"
-    )
+    if not isinstance(listed, Sequence | PromptValue):
+        raise InvalidMessages(
+            f"the input is {input!r:.80}, a {type(input).__name__}; expected text, a prompt or a "
+            "list of messages"
+        )
+    return checked_messages(convert_to_messages(listed))
 
 
 def _message(answer: Any) -> BaseMessage:
     if isinstance(answer, str):  # a model with a parser behind it
         return AIMessage(answer)
-    if not isinstance(answer, BaseMessage):
-        raise InvalidMessages(f"the model gave a {type(answer).__name__}; expected a message")
-    return message_chunk_to_message(answer)
+    return message_chunk_to_message(checked_messages([answer], "the model's answer")[0])
 
 
 def _others(messages: Sequence[BaseMessage]) -> list[BaseMessage]:

@@ -1,7 +1,4 @@
-"""The sliding window of chat memories: what it takes in, evicts and shows.
-
-The rules are LangChain4j's (https://docs.langchain4j.dev/tutorials/chat-memory).
-"""
+"""The sliding window of chat memories, by LangChain4j's rules."""
 
 from __future__ import annotations
 
@@ -29,11 +26,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 def checked_messages(messages: Messages, what: str = "the messages") -> list[BaseMessage]:
-    """A list of the messages.
-
-    Raises:
-        InvalidMessages: One is no message, or a `RemoveMessage`.
-    """
+    """A list of the messages; one that is no message, or a `RemoveMessage`, raises."""
     found = list(checked(messages, what))
     if any(isinstance(message, RemoveMessage) for message in found):
         raise InvalidMessages(f"{what}: one is a RemoveMessage; expected messages to keep")
@@ -48,15 +41,10 @@ def windowed(
 ) -> list[BaseMessage]:
     """The messages with new ones at the end, as far as they fit.
 
-    A system message with another text replaces the one before; an equal or a blank one is ignored.
-    The system message is never evicted, else the oldest goes first, a tool call with its results.
-    So a message that alone does not fit goes together with everything before it.
-
-    Args:
-        messages: Oldest first.
-        new: The messages to add.
-        fits: Whether a list of messages fits into the window.
-        first: Whether a new system message goes to the front instead of the end.
+    A new system message replaces the one before, at the end or, with `first`, at the front; an
+    equal or a blank one is ignored. The system message is never evicted, else the oldest goes
+    first, a tool call with its results. A message that alone does not fit is evicted with all
+    before it.
     """
     found = list(messages)
     for message in new:
@@ -80,10 +68,9 @@ def windowed(
 
 
 def presentable(messages: Messages) -> list[BaseMessage]:
-    """The messages of a window without those that providers refuse.
+    """The messages of a window without blank messages and tool calls or results alone.
 
-    These are blank messages and tool calls or results alone, except calls at the end. A system
-    message between a call and its results goes before the call.
+    Calls at the end stay. A system message between a call and its results goes before the call.
     """
     # a window may begin in the middle of a turn
     turns = reversed([*backwards([_EVICTED, *messages], to_answer=False)])

@@ -16,7 +16,7 @@ from langgraph.store.memory import InMemoryStore
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
 from perdure.memory import token_counter
 from perdure.memory.collection import Collection
-from perdure.memory.recall import RecallResult, arecall, placed, recall
+from perdure.memory.recall import RecallResult, arecall, merged, recall
 from perdure.memory.records import Memory
 from perdure.memory.store_adapter import put_of
 from perdure.stores import Provenance, PutItem, SQLiteStore
@@ -90,7 +90,6 @@ def test_what_says_the_same_comes_once(recalls: Any) -> None:
         cats = recalls("cats", store)
 
     assert keys(tea.memories) == ["2", "3"]  # of equal ones the newest
-    assert tea.placements[0].stands_for == ["1"]
     assert set(keys(cats.memories)) == {"4", "5"}
 
 
@@ -107,7 +106,6 @@ def test_a_turn_gives_way_to_the_fact_that_was_made_of_it(recalls: Any) -> None:
         both = recalls("Since last month with Bo and two cats, by the way", store)
 
     assert "a-0" not in keys(home.memories)
-    assert [each.memory.key for each in home.placements if "a-0" in each.stands_for] == ["home"]
     assert keys(both.memories)[0] == "a-0"
     assert set(keys(both.memories)) == {"a-0", "home", "cats", "batch"}
 
@@ -228,8 +226,7 @@ def test_a_turn_that_was_superseded_is_shown_as_past_or_not_at_all(recalls: Any)
 
     assert "user: I live in Lille now" in shown(home)
     assert not {"user: I live in Ghent", "user: I live in Bruges now"} & shown(home).keys()
-    replaced = next(each for each in home.placements if each.memory.key == "home")
-    assert set(replaced.stands_for) == {"t1", "t2"}
+    assert "home" in keys(home.memories)
     untils = {text: line.get("until") for text, line in shown(of_turns).items()}
     assert untils == {
         "user: I live in Ghent": "2024-05-01",
@@ -277,8 +274,6 @@ def test_several_namespaces_are_merged_by_rank(recalls: Any) -> None:
     assert keys(alone.memories) == ["own1", "own2", "own3", "own both"]
     assert keys(found.memories)[0] in ("own both", "shared both")
     assert {*keys(found.memories)[1:3]} == {"own1", "shared1"}
-    assert found.placements[0].ranks == {0: 4, 1: 4}
-    assert "rank 4 and 4" in str(found.placements[0])
     assert "others" not in keys(found.memories)
 
 
@@ -290,7 +285,6 @@ def test_a_namespace_under_another_counts_once(store: SQLiteStore, recalls: Any)
     assert keys(found.memories) == keys(
         recalls("the blue train", store, namespace=[("memories",)]).memories
     )
-    assert all(len(each.ranks) == 1 for each in found.placements)
 
 
 @given(st.lists(st.lists(st.integers(0, 12), unique=True, max_size=8), min_size=1, max_size=3))
@@ -304,7 +298,7 @@ def test_merging_loses_nothing_and_says_nothing_twice(rankings: list[list[int]])
         [(rank, memory(number, place)) for rank, number in enumerate(ranking, 1)]
         for place, ranking in enumerate(rankings)
     ]
-    numbers = [int(each.memory.text.split()[-1]) for each in placed(given_ranks, 100)]
+    numbers = [int(each.text.split()[-1]) for each in merged(given_ranks, 100)]
 
     assert sorted(numbers) == sorted({number for ranking in rankings for number in ranking})
     if len(rankings) == 1:

@@ -76,35 +76,15 @@ def test_measures_count_shares_and_ranks(store: SQLiteStore, checks: Any) -> Non
     assert [each.question for each in report.missed] == ["Where does Ann live?"]
 
 
-def test_what_is_missed_is_told_with_a_reason(store: SQLiteStore, checks: Any) -> None:
-    """The store's, where it can say; else how far one has looked."""
-    store.put(ANN, "unsearched", {"text": "Bo's cats"}, index=False)
-    report = checks(
-        [
-            ("Who went for a walk?", "walk0"),
-            ("Who has cats?", "unsearched"),
-            ("Who has cats?", "Bo has dogs"),
-            ("Miso", "home"),
-        ],
-        store,
-    )
-    reasons = [reason for each in report.missed for reason in each.reasons]
-
-    assert reasons[0] == "it is recalled at rank 40"
-    assert "index=False" in reasons[1]
-    assert "no memory among the first 200 contains it" in reasons[2]
-    assert "1 of 43 items score higher" in reasons[3]
-
-
 def test_the_report_has_a_line_for_each_question(store: SQLiteStore, checks: Any) -> None:
-    """With its ranks and the reasons; then the measures."""
-    report = checks([("Where does Ann live?", "home"), ("Who has dogs?", ["cats", "dogs"])], store)
+    """With its ranks; then the measures. A key is not looked for in other texts."""
+    store.put(ANN, "Ghent", {"text": "Bo's dogs"}, index=False)
+    report = checks([("Where does Ann live?", "home"), ("Ghent?", ["cats", "Ghent"])], store)
     lines = str(report).splitlines()
 
     assert lines[0] == "   1  Where does Ann live? -> home"
-    assert lines[1].startswith("-, -  Who has dogs? -> cats and dogs (")
-    assert lines[1].endswith("; no memory among the first 200 contains it)")
-    assert lines[2].startswith("recall@10 0.500, MRR 0.500: 1 of 2 questions recall")
+    assert lines[1] == "-, -  Ghent? -> cats and Ghent"
+    assert lines[2] == "recall@10 0.500, MRR 0.500: 1 of 2 questions recall what they should"
 
 
 def test_a_check_fails_with_the_table(store: SQLiteStore, checks: Any) -> None:
@@ -121,15 +101,14 @@ def test_a_check_fails_with_the_table(store: SQLiteStore, checks: Any) -> None:
 
 
 def test_any_store_will_do(checks: Any) -> None:
-    """One that cannot say why says how far one has looked."""
+    """Also one of langgraph's."""
     other = InMemoryStore()
-    for number in range(210):
+    for number in range(20):
         other.put(ANN, f"k{number}", {"text": f"memory number {number}", "kind": "fact"})
-    found = other.search(ANN, query="memory", limit=300)
+    found = other.search(ANN, query="memory", limit=20)
     report = checks([("memory", found[0].key), ("memory", found[-1].key)], other)
 
     assert [each.ranks for each in report.questions] == [(1,), (None,)]
-    assert report.missed[0].reasons[0] == "it is not among the first 200"
 
 
 WRONG: list[tuple[Any, str]] = [

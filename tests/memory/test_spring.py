@@ -448,52 +448,38 @@ def test_the_vector_store_advisor(langgraphs: bool, tmp_path: Path) -> None:
         if langgraphs
         else SQLiteStore.open(tmp_path / "m.db", index=INDEX)
     )
-    with store as store, OpenAIServer(["noted"] * 4 + ["Nutshell"]) as server:
+    with store as store, OpenAIServer(["noted"] * 4 + ["Nutshell"] * 2) as server:
         advisor = VectorStoreChatMemoryAdvisor(client(server), store, top_k=2, threshold=0.7)
         advisor.invoke("My canoe is called Nutshell <b>", of("a"))
         advisor.invoke("I drink green tea", of("a"))
         advisor.invoke("My canoe is called Walnut", of("ab"))
         advisor.invoke("Bo plays the oboe", of("a"))
         answer = advisor.invoke([("system", "be brief"), ("user", "Which canoe?")], of("a"))
-        recalled = advisor.recalled("a", "canoe")
-        nothing = advisor.recalled("nobody", "canoe")
+        advisor.invoke("Which canoe?", of("nobody"))
 
     assert answer.text == "Nutshell"
     assert server.shown(1) == [("user", "I drink green tea")]  # nothing similar yet
-    system, question = server.shown()
+    system, question = server.shown(4)
     assert question == ("user", "Which canoe?")
     assert system[1].startswith("be brief\n\n")
     assert system[1].splitlines()[-2:] == [
         r'user: "My canoe is called Nutshell \u003cb\u003e"',
         "</memory>",
     ]
-    assert len(recalled) == 2  # the question was remembered, too
-    assert nothing == []
-
-
-def test_namespaces_below_another_are_another_conversations() -> None:
-    """Nothing of one conversation is recalled in another, however the advisors are set up."""
-    store = InMemoryStore(index=INDEX)
-    model: Any = RunnableLambda(lambda shown: AIMessage("fine"))
-    outer = VectorStoreChatMemoryAdvisor(model, store)
-    inner = VectorStoreChatMemoryAdvisor(model, store, namespace=("chat_memory", "a"))
-    inner.invoke("my canoe", of("b"))
-
-    assert len(inner.recalled("b", "canoe")) == 2
-    assert outer.recalled("a", "canoe") == []
+    assert server.shown(5) == [("user", "Which canoe?")]
 
 
 def test_similarity_is_the_cosine_with_the_offline_embedder(tmp_path: Path) -> None:
     """A threshold leaves out what has nothing to do with the question."""
-    with SQLiteStore.open(tmp_path / "m.db") as store, OpenAIServer(["noted"] * 2) as server:
+    with SQLiteStore.open(tmp_path / "m.db") as store, OpenAIServer(["noted"] * 4) as server:
         advisor = VectorStoreChatMemoryAdvisor(client(server), store, threshold=0.3)
         for said in ("My canoe is called Nutshell", "I drink green tea"):
             advisor.invoke(said, of("c"))
-        found = advisor.recalled("c", "what is the name of my boat?")
-        unrelated = advisor.recalled("c", "quantum field theory")
+        advisor.invoke("quantum field theory", of("c"))
+        advisor.invoke("what is the name of my boat?", of("c"))
 
-    assert [item.value["text"] for item in found] == ["My canoe is called Nutshell"]
-    assert unrelated == []
+    assert server.shown(2) == [("user", "quantum field theory")]
+    assert server.shown(3)[0][1].splitlines()[2:-1] == ['user: "My canoe is called Nutshell"']
 
 
 def test_advisors_stand_around_each_other(tmp_path: Path) -> None:
@@ -581,7 +567,7 @@ def test_other_arguments_are_checked(file_saver: SQLiteCheckpointer) -> None:
         VectorStoreChatMemoryAdvisor(model, memory)  # type: ignore[arg-type]
     with pytest.raises(InvalidMessages, match="a dict"):
         MessageChatMemoryAdvisor(model, memory).invoke({"input": "hi"}, of("c"))
-    with pytest.raises(InvalidMessages, match="gave a int"):
+    with pytest.raises(InvalidMessages, match="the model's answer: number 0 is 7"):
         MessageChatMemoryAdvisor(model, memory).invoke("hi", of("c"))
     assert memory.get("c") == []
 

@@ -123,13 +123,12 @@ def _each(where: str, expected: Any) -> list[str]:
 def _print(report: RecallReport) -> None:
     wide = 60 if console.is_terminal else 10_000
     table(
-        ["rank", "question", "expected", "why not"],
+        ["rank", "question", "expected"],
         [
             (
                 ", ".join(str(rank or "-") for rank in each.ranks),
                 line(each.question, wide),
                 line(" and ".join(each.expected), wide),
-                "; ".join(filter(None, each.reasons)),
             )
             for each in report.questions
         ],

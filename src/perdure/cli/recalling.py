@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -35,7 +34,7 @@ def recall(
     ] = None,
     as_of: AsOf = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Tell how each came to its place.")
+        bool, typer.Option("--explain", help="Tell the parts of the scores.")
     ] = False,
     user: User = None,
     db: DB = None,
@@ -65,17 +64,18 @@ def recall(
 
 
 def _plain(found: RecallResult, explain: bool) -> list[dict[str, object]]:
-    """The memories for programs, with how each came to its place if that was asked for."""
-    if explain:
-        return [asdict(placement) for placement in found.placements]
-    return [{**whole(memory), "score": memory.score} for memory in found.memories]
+    """The memories for programs, with the parts of their scores if these were asked for."""
+    return [
+        {**whole(each), "score": each.score, **({"parts": each.parts} if explain else {})}
+        for each in found.memories
+    ]
 
 
 def _print(found: RecallResult, explain: bool) -> None:
     rows = []
-    for each in found.placements:
-        m, how = each.memory, [str(each).partition(": ")[2]] * explain  # the key is there
-        rows.append((text_of(m), actor_of(m), thread_of(m), day_of(m), m.key, *how))
-    table(["text", "by", "thread", "when", "key", *["how"] * explain], rows)
+    for m in found.memories:
+        parts = ", ".join(f"{name} {part:.2f}" for name, part in (m.parts or {}).items())
+        rows.append((text_of(m), actor_of(m), thread_of(m), day_of(m), m.key, *[parts] * explain))
+    table(["text", "by", "thread", "when", "key", *["score"] * explain], rows)
     if found.left_out:
         notes.print(f"{found.left_out} more do not fit into the budget", style="dim")
