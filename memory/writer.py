@@ -27,6 +27,7 @@ from perdure.memory.store_adapter import PREVIOUS, SOURCE, StoreAdapter, removal
 from perdure.memory.tombstones import tombstones_of
 from perdure.memory.turns import superseded_turns
 from perdure.stores.base import Namespace, Provenance, PutItem
+from perdure.stores.namespaces import check_key
 
 Given = str | Mapping[str, Any] | BaseModel
 """A memory's text; or its text and fields, as a dict or as an instance of the schema."""
@@ -60,7 +61,8 @@ class MemoryWriter:
         instead: Replacement | None = None,
     ) -> Effects[Outcome]:
         """Add a memory; a different one with the key is changed `instead`, or is an error."""
-        return self._one_by_one(lambda: self._inserted(given, provenance, key, instead))
+        wanted = None if key is None else check_key(key)
+        return self._one_by_one(lambda: self._inserted(given, provenance, wanted, instead))
 
     def replace(
         self,
@@ -71,11 +73,13 @@ class MemoryWriter:
         at: datetime | None = None,
     ) -> Effects[Outcome]:
         """Update or supersede a memory."""
-        return self._one_by_one(lambda: self._replaced(key, given, provenance, change, at))
+        known = check_key(key)
+        return self._one_by_one(lambda: self._replaced(known, given, provenance, change, at))
 
     def delete(self, key: str) -> Effects[Outcome]:
         """Close a memory."""
-        return self._one_by_one(lambda: self._deleted(key))
+        known = check_key(key)
+        return self._one_by_one(lambda: self._deleted(known))
 
     def _one_by_one(self, attempt: Callable[[], Effects[Outcome]]) -> Effects[Outcome]:
         return one_by_one(self.adapter, self.namespace, attempt)
