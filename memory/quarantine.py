@@ -11,7 +11,8 @@ from langgraph.store.base import BaseStore
 
 from perdure.errors import UnknownMemory
 from perdure.memory.detectors import DETECTORS, redacted, spans_of
-from perdure.memory.effects import Effect, Effects, awaiting, blocking
+from perdure.memory.effects import Effects, awaiting, blocking
+from perdure.memory.erasure import erased
 from perdure.memory.records import Memory, Outcome, Role
 from perdure.memory.store_adapter import (
     StoreAdapter,
@@ -100,7 +101,8 @@ class Quarantine:
             namespace, entry.memory_key, value, provenance=entry.provenance, if_version=version
         )
         yield from adapter.written([put, removal_of(quarantine_of(namespace), key, found.version)])
-        yield from _erased(adapter, namespace, key)  # the text would be kept here as well
+        # else its versions would keep the text here as well
+        yield from erased(adapter, quarantine_of(namespace), key)
         return Outcome("added" if before is None else "updated", entry.memory_key)
 
     def _discard(self, key: str, config: RunnableConfig | None = None) -> Effects[Outcome]:
@@ -113,9 +115,8 @@ class Quarantine:
         """
         adapter, namespace = self._place(config)
         found = yield from _found(adapter, namespace, key)
-        removals = [] if adapter.versioned else [removal_of(quarantine_of(namespace), key)]
-        yield from adapter.written([tombstone(namespace, found.text, "forgotten"), *removals])
-        yield from _erased(adapter, namespace, key)
+        yield from adapter.written([tombstone(namespace, found.text, "forgotten")])
+        yield from erased(adapter, quarantine_of(namespace), key)
         return Outcome("deleted", key)
 
     list, alist = blocking(_list), awaiting(_list)
@@ -124,12 +125,6 @@ class Quarantine:
 
     def _place(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace]:
         return adapter_of(self.store), namespace_of(self.namespace, config)
-
-
-def _erased(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[None]:
-    store, place = adapter.store, quarantine_of(namespace)
-    if adapter.versioned:
-        yield Effect(lambda: store.forget(place, key=key), lambda: store.aforget(place, key=key))
 
 
 def _found(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Memory]:

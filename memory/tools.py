@@ -321,6 +321,11 @@ def _line(memory: Memory) -> str:
     about = {
         "kind": memory.kind if memory.kind != FACT else None,
         "fields": {name: part for name, part in fields.items() if name not in (TEXT, "until")},
+        "before": [
+            {"memory": previous.text, "until": previous.until.date().isoformat()}
+            for previous in memory.previous
+            if previous.change == "superseded"
+        ],
     }
     line = {"id": memory.key, **json.loads(memory_line(memory))}
     return quoted({**line, **{name: part for name, part in about.items() if part}})

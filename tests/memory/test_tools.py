@@ -137,7 +137,7 @@ def test_a_search(store: Any, colour: str) -> None:
     said = json.loads(line)
 
     assert (said["id"], said["memory"]) == (key, f"{COFFEE} at work")
-    assert (said["thread"], said["trust"]) == ("t1", "user")
+    assert (said["thread"], said["said_by"]) == ("t1", "user")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", said["on"])
     assert [before["memory"] for before in said["before"]] == [TEA]
 
