@@ -1,7 +1,4 @@
-"""A collection: memories under a namespace of a store.
-
-The functions `remember`, `memories` and `forget` do the same for a single call.
-"""
+"""A collection: memories under a namespace; `remember`, `memories` and `forget` for one call."""
 
 from __future__ import annotations
 
@@ -41,7 +38,8 @@ class Collection:
     - `config`: the run's; None: within a node, the config of its run.
 
     All methods raise `InvalidConfig` if the config does not fill the namespace, and
-    `ConfigurationError` without a store, or with `as_of` for a store without versions.
+    `ConfigurationError` without a store, or with `as_of` for a store without versions; those that
+    take the key of a memory raise `UnknownMemory` if none has it.
 
     Args:
         store: Any; perdure's keep versions. None: within a graph, the store it was compiled with.
@@ -97,12 +95,7 @@ class Collection:
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Effects[Outcome]:
-        """Correct a memory that was wrong or badly put. Fields that are not given stay.
-
-        Raises:
-            UnknownMemory: There is none with that key.
-            InvalidValue: See `insert`.
-        """
+        """Correct a memory that was wrong or badly put. Fields that are not given stay."""
         source = provenance_of(config, provenance)
         return self.writer(config).replace(key, memory, source, "updated")
 
@@ -117,29 +110,21 @@ class Collection:
     ) -> Effects[Outcome]:
         """Replace what was true until `at`, a datetime with a time zone, or until now.
 
-        The turns on which the previous text rests are marked as past in the same transaction. For
-        the errors see `update`.
+        The turns on which the previous text rests are marked as past in the same transaction.
         """
         until = None if at is None else moment("at", at)
         source = provenance_of(config, provenance)
         return self.writer(config).replace(key, memory, source, "superseded", until)
 
     def _delete(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Outcome]:
-        """Delete a memory: it is not found and not extracted any more; its past stays.
-
-        Raises:
-            UnknownMemory: There is none with that key, or none any more.
-        """
+        """Delete a memory: it is not found and not extracted any more; its past stays."""
         return self.writer(config).delete(key)
 
     def _forget(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Receipt]:
         """Erase a memory, present or deleted, with all its versions and its entries in quarantine.
 
-        The conversation it comes from stays, see `Store.forget`; a hash notes that it is not to be
+        The conversation it comes from stays, see `Store.forget`; a tombstone keeps it from being
         extracted again. A store that is not perdure's deletes it, and the receipt is not `clean`.
-
-        Raises:
-            UnknownMemory: There is and was none with that key.
         """
         return forgotten(*self._place(config), check_key(key))
 
@@ -170,12 +155,8 @@ class Collection:
         as_of: datetime | None = None,
         config: RunnableConfig | None = None,
     ) -> Effects[Memories]:
-        """The memories that answer a query, best first; now, or at a moment of the past.
-
-        `filter`: see `Store.search`.
-        """
-        asked = {"query": query, "filter": filter, "as_of": as_of}
-        return self.found(asked, limit, config=config)
+        """The memories that answer a query, best first. For `filter` see `Store.search`."""
+        return self.found({"query": query, "filter": filter, "as_of": as_of}, limit, config=config)
 
     def _list(
         self,

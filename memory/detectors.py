@@ -176,8 +176,9 @@ def _service_patterns() -> tuple[re.Pattern[str], ...]:
         return ()
     plugins = import_module("detect_secrets.core.plugins.util")
     classes = plugins.get_mapping_from_secret_type_to_class().values()
-    named = [each for each in classes if each.__name__ != "IPPublicDetector"]
-    return tuple(pattern for each in named for pattern in getattr(each, "denylist", ()))
+    # a host's address is no secret, and of an address with a password only the password is
+    chosen = (each for each in classes if not each.__name__.startswith(("IPPublic", "BasicAuth")))
+    return tuple(pattern for each in chosen for pattern in getattr(each, "denylist", ()))
 
 
 DETECTORS: Final[tuple[Detector, ...]] = (secrets, cards, emails, phones, service_keys)

@@ -7,16 +7,12 @@ does. Candidates that nobody asked for are judged more strictly than those that 
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import inspect
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, get_args
 
 from perdure.memory.detectors import DETECTORS, Detector, Sensitive, Treatment, texts_in
 from perdure.memory.effects import Effect, Effects
-from perdure.memory.normal_form import normal
 from perdure.memory.options import choice, instance, whole
 from perdure.memory.records import TURN, Action, Candidate, Verdict
 from perdure.memory.sameness import EVENTS, Known, digest, equivalent
@@ -24,7 +20,7 @@ from perdure.memory.store_adapter import StoreAdapter
 from perdure.memory.tombstones import entombed, sources
 from perdure.stores.base import Namespace
 
-Check = Callable[[Candidate], Verdict | Awaitable[Verdict | None] | None]
+Check = Callable[[Candidate], Verdict | None]
 """A check of your own: a verdict, or None if it has nothing to say."""
 
 MAX_CHARS: Final = 2_000
@@ -34,17 +30,14 @@ MAX_VALUE_CHARS: Final = 100_000
 _DEEPEST: Final = 32  # levels of fields
 _COUNTED: Final = 1_000  # memories that may be added before the store is asked again
 _NAMESPACES: Final = 10_000  # whose room is remembered
-_SHINGLE: Final = 4  # words
-_REPEATED: Final = 0.8  # of an assistant's text, from which on it is a repetition
 
 
 class Gate:
     """Judges candidates for memories.
 
-    It refuses a text without words or that is too long, words of a system message, an assistant's
-    repetition of what it was shown, a fact that a memory states, what was deleted before unless
-    somebody asks for it, and more than the limits allow. Secrets, and what rests on a tool's words
-    alone, go into quarantine. A gate serves any number of namespaces and threads.
+    It refuses a text without words or that is too long, words of a system message, a fact that a
+    memory states, what was deleted before unless somebody asks for it, and more than `max_items`.
+    Secrets, and what rests on a tool's words alone, go into quarantine.
 
     Args:
         checks: Your own checks, asked in order about what would be kept. The first verdict other
@@ -113,7 +106,7 @@ class Gate:
         for check in self.checks:
             asked = judgement.open()
             shown = [replace(candidates[i], text=judgement.text(i)) for i in asked]
-            answers = yield _asking(check, shown)
+            answers = yield _answers(check, shown)
             name = str(getattr(check, "__name__", type(check).__name__))
             for i, answer in zip(asked, answers, strict=True):
                 if isinstance(answer, Verdict):
@@ -152,8 +145,6 @@ class Gate:
         refusal = _unfit(candidate) or _too_large(candidate)
         if refusal is not None:
             return refusal
-        if candidate.role == "assistant" and _repeats(_statement(candidate), candidate.shown):
-            return _refused("echo", "the assistant only repeats what it had been shown")
         verdict = self.sensitive.judged(candidate)
         asked_by_code = candidate.explicit and not candidate.by_model
         trusted = candidate.role != "tool" or asked_by_code or self._tools == "keep"
@@ -271,20 +262,6 @@ def _statement(candidate: Candidate) -> str:
     return candidate.text
 
 
-def _repeats(text: str, shown: Sequence[str]) -> bool:
-    """Whether most runs of four words of a text are in what was shown.
-
-    Source: Broder, "On the resemblance and containment of documents" (1997).
-    """
-    words = normal(text).split() if shown else []
-    if not words:
-        return False
-    size = min(_SHINGLE, len(words))
-    known = [f" {normal(each)} " for each in shown]
-    runs = [f" {' '.join(words[i : i + size])} " for i in range(len(words) - size + 1)]
-    return sum(any(run in each for each in known) for run in runs) >= _REPEATED * len(runs)
-
-
 def _combined(before: Verdict, answer: Verdict, name: str) -> Verdict:
     """The verdict after a check's; one that keeps undoes no redaction."""
     if answer.action != "keep":
@@ -297,29 +274,13 @@ def _combined(before: Verdict, answer: Verdict, name: str) -> Verdict:
     return Verdict("keep", "; ".join(filter(None, reasons)), check, answer.text)
 
 
-def _asking(check: Check, shown: Sequence[Candidate]) -> Effect:
-    """The answers of a check, which may be async, or what it raised instead.
-
-    An async caller has a sync check called in a thread; for a sync caller, an async check runs in
-    an event loop of its own.
-    """
+def _answers(check: Check, shown: Sequence[Candidate]) -> Effect:
+    """The answers of a check, or what it raised instead; an async caller has it run in a thread."""
 
     def called() -> list[Any]:
         return [_answer(check, each) for each in shown]
 
-    def blocking() -> list[Any]:
-        answers = called()
-        if not any(map(inspect.isawaitable, answers)):
-            return answers
-        context = contextvars.copy_context()
-        with ThreadPoolExecutor(1) as threads:  # this thread may be running a loop
-            return threads.submit(context.run, asyncio.run, _awaited(answers)).result()
-
-    async def awaiting() -> list[Any]:
-        is_async = inspect.iscoroutinefunction(check)
-        return await _awaited(called() if is_async else await asyncio.to_thread(called))
-
-    return Effect(blocking, awaiting)
+    return Effect(called, lambda: asyncio.to_thread(called))
 
 
 def _answer(check: Check, candidate: Candidate) -> Any:
@@ -327,12 +288,6 @@ def _answer(check: Check, candidate: Candidate) -> Any:
         return check(candidate)
     except Exception as exc:
         return exc
-
-
-async def _awaited(answers: Sequence[Any]) -> list[Any]:
-    given = [each for each in answers if inspect.isawaitable(each)]
-    done = iter(await asyncio.gather(*given, return_exceptions=True))
-    return [next(done) if inspect.isawaitable(each) else each for each in answers]
 
 
 def _failure(answer: Any) -> str:

@@ -49,7 +49,6 @@ class Batch:
         checkpoint_id: The checkpoint at which the thread was read.
         messages: The messages, in order, each with its position.
         before: The messages just before, to understand these by.
-        shown: The system messages of the thread.
         edited: Ids of messages that were read before and say something else now.
     """
 
@@ -57,7 +56,6 @@ class Batch:
     checkpoint_id: str | None
     messages: Sequence[ThreadMessage]
     before: Sequence[ThreadMessage] = ()
-    shown: tuple[str, ...] = ()
     edited: frozenset[str] = frozenset()
 
     def source(self, messages: Sequence[ThreadMessage]) -> Provenance:
@@ -77,10 +75,7 @@ class Batch:
         self, messages: Sequence[ThreadMessage], text: str, kind: str, **fields: str
     ) -> Candidate:
         """What would be kept of some of these messages; a user's words make it a user's."""
-        role = _role(messages)
-        # users are not shown the system messages, so they do not repeat them
-        shown = () if role == "user" else self.shown
-        return Candidate(text, kind, fields, self.source(messages), role, shown=shown)
+        return Candidate(text, kind, fields, self.source(messages), _role(messages))
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,6 @@ class Candidate:
         text, kind, fields, provenance: Those of the memory.
         role: Whose words it rests on.
         explicit: Whether somebody asked for it, by a tool or by hand.
-        shown: What the speaker had been shown: the system prompt, recalled memories.
         by_model: Whether a model asked for it, by a tool.
     """
 
@@ -82,7 +81,6 @@ class Candidate:
     provenance: Provenance | None = None
     role: Role = "user"
     explicit: bool = False
-    shown: tuple[str, ...] = ()
     by_model: bool = False
 
 

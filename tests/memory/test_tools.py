@@ -291,7 +291,7 @@ def test_a_store_that_is_full() -> None:
     assert "no room" in answer.text
 
 
-def test_what_is_blotted_out_is_told(store: Any, collection: Collection) -> None:
+def test_what_is_redacted_is_told(store: Any, collection: Collection) -> None:
     """What is kept otherwise than it was given is not just kept."""
     tool = manage_memory(store=store, gate=Gate(secrets="redact"))
     answer = asked(
