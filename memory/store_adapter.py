@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore, Item, PutOp
-from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from perdure.errors import ConfigurationError, InvalidNamespace
@@ -235,7 +234,12 @@ def _plain(put: PutItem) -> PutOp:
 
 
 def _provenance(fields: Any) -> Provenance | None:
-    return TypeAdapter(Provenance).validate_python(fields) if fields else None
+    if not fields:
+        return None
+    known = {**fields, "message_ids": tuple(fields.get("message_ids", ()))}
+    if "at" in known:
+        known["at"] = datetime.fromisoformat(known["at"])
+    return Provenance(**known)
 
 
 def _previous(entry: Mapping[str, Any]) -> Previous:
