@@ -101,7 +101,8 @@ def forgotten_matching(
 def erased(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Receipt]:
     """Erase one item with its versions; a store without versions deletes it."""
     if adapter.versioned:
-        return (yield _forget(adapter, namespace, key=key))
+        receipt: Receipt = yield _forget(adapter, namespace, key=key)
+        return receipt
     return (yield from _deleted(adapter, namespace, [key]))
 
 
@@ -112,9 +113,10 @@ def _emptied(adapter: StoreAdapter, place: Namespace) -> Effects[Receipt]:
         return (yield from _deleted(adapter, place, keys))
     plan: Receipt = yield _forget(adapter, place, dry_run=True)
     own = [key for where, key in plan.keys if where == place]
-    if own and len(own) == len(plan.keys):
-        return (yield _forget(adapter, place))
     receipt = _nothing(clean=True)
+    if own and len(own) == len(plan.keys):
+        receipt = yield _forget(adapter, place)
+        return receipt
     for key in own:  # one by one: namespaces below this one stay
         receipt += yield from erased(adapter, place, key)
     return receipt
