@@ -1,11 +1,8 @@
-"""Admission: what is to be written of candidates after the gate has judged them.
-
-Nothing is written here: the caller writes it in one transaction with what belongs to it.
-"""
+"""Admission: what the caller is to write, in one transaction, of candidates that were judged."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -39,10 +36,6 @@ def admit(
     """Judge candidates, and plan what is to be written of them.
 
     `keys` has the key of each; under that of a memory, a candidate becomes its new version.
-
-    Raises:
-        ConfigurationError: There is not a key for each.
-        StorageError: The store cannot be read.
     """
     verdicts = yield from gate.judge(candidates, adapter, namespace, keys=keys)
     admitted = Admitted([], [])
@@ -65,13 +58,10 @@ def _put(
     gate: Gate, namespace: Namespace, candidate: Candidate, key: str, verdict: Verdict
 ) -> PutItem:
     text = candidate.text if verdict.text is None else verdict.text
-    kinds: list[str] = []
-    fields: Mapping[str, Any] = candidate.fields
+    value: dict[str, Any] = {**candidate.fields, "text": text, "kind": candidate.kind}
     if verdict.reason:
         kinds, fields = gate.sensitive.redacted_fields(candidate)
-    value: dict[str, Any] = {**fields, "text": text, "kind": candidate.kind}
-    if kinds:
-        value[REDACTED] = kinds
+        value |= {**fields, **({REDACTED: kinds} if kinds else {})}
     return put_of(namespace, key, value, provenance=_trusted(candidate))
 
 
@@ -81,12 +71,10 @@ def _trusted(candidate: Candidate) -> Provenance:
 
 
 def _quarantined(namespace: Namespace, candidate: Candidate, key: str, verdict: Verdict) -> PutItem:
+    names = ("text", "kind", "role", "explicit")
     value = {
-        "text": candidate.text,
-        "kind": candidate.kind,
+        **{name: getattr(candidate, name) for name in names},
         "fields": dict(candidate.fields),
-        "role": candidate.role,
-        "explicit": candidate.explicit,
         "key": key,
         "reason": verdict.reason,
         "check": verdict.check,

@@ -33,10 +33,7 @@ Words = Mapping[int, set[str]]  # by the index of a message
 class Attribution:
     """The messages of a run, with which memories are compared.
 
-    Attributes:
-        config: Of the run.
-        messages: Of the run.
-        recalling: The names of tools that return memories: their results are nothing new.
+    `recalling` names the tools that return memories: their results are nothing new.
     """
 
     config: RunnableConfig | None = None
@@ -82,14 +79,9 @@ class Attribution:
 
 def messages_in(state: Any, key: str) -> Sequence[BaseMessage]:
     """The messages of a graph's state: a dict, a model or a list; none where there are none."""
-    found = state
-    if isinstance(state, Mapping):
-        found = state.get(key)
-    elif not isinstance(state, list):
-        found = getattr(state, key, None)
-    if not isinstance(found, list | tuple):
-        return ()
-    return [message for message in found if isinstance(message, BaseMessage)]
+    found = state.get(key) if isinstance(state, Mapping) else getattr(state, key, state)
+    given = found if isinstance(found, list | tuple) else ()
+    return [message for message in given if isinstance(message, BaseMessage)]
 
 
 def _words(text: Any) -> set[str]:
@@ -97,12 +89,12 @@ def _words(text: Any) -> set[str]:
     return {word for word in tokens(str(text)) if word not in _LIGHT}
 
 
-def _covering(words: set[str], said: Words) -> Iterator[int]:
+def _covering(words: set[str], messages: Words) -> Iterator[int]:
     """The few messages with the words: the one with the most of them, the newest of equals."""
     left = set(words)
-    while said:
-        best = max(said, key=lambda i: (len(left & said[i]), i))
-        if not left & said[best]:
+    while messages:
+        best = max(messages, key=lambda i: (len(left & messages[i]), i))
+        if not left & messages[best]:
             return
         yield best
-        left -= said[best]
+        left -= messages[best]

@@ -1,7 +1,4 @@
-"""A collection: memories under a namespace of a store.
-
-The functions `remember`, `memories` and `forget` do the same for a single call.
-"""
+"""A collection: memories under a namespace; `remember`, `memories` and `forget` for one call."""
 
 from __future__ import annotations
 
@@ -42,18 +39,14 @@ class Collection:
 
     All methods raise `InvalidConfig` if the config does not fill the namespace, and
     `ConfigurationError` without a store, or with `as_of` for a store without versions; those that
-    write, `VersionConflict` if other processes change memories here again and again.
+    take the key of a memory raise `UnknownMemory` if none has it.
 
     Args:
-        store: Any; perdure's keep versions and tell changes apart that come at the same time. None:
-            within a graph, the store it was compiled with.
+        store: Any; perdure's keep versions. None: within a graph, the store it was compiled with.
         namespace: Labels; see `Template`. With `"{user_id}"` in it, each user has their own.
         schema: A pydantic model with a field `text: str`; its other fields are kept as well.
         gate: Decides what is kept.
         kind: The kind of new memories.
-
-    Raises:
-        ConfigurationError: An argument is wrong.
     """
 
     def __init__(
@@ -84,17 +77,15 @@ class Collection:
     ) -> Effects[Outcome]:
         """Add a memory under a key, or a new one, unless it is there already.
 
-        Returns:
-            `"added"` with the key, `"unchanged"` with the key of the memory that says the same, or
-            what the gate did.
+        The outcome is `"added"` with the key, `"unchanged"` with the key of the memory that says
+        the same, or what the gate did.
 
         Raises:
             InvalidValue: It has no text, or does not fit the schema.
             ConfigurationError: The key is another memory's.
         """
-        wanted = None if key is None else check_key(key)
         source = provenance_of(config, provenance)
-        return self.writer(config).insert(memory, source, wanted)
+        return self.writer(config).insert(memory, source, key)
 
     def _update(
         self,
@@ -104,17 +95,9 @@ class Collection:
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Effects[Outcome]:
-        """Correct a memory that was wrong or badly put. Fields that are not given stay.
-
-        Returns:
-            `"updated"`, `"unchanged"` if it or another says so already, or what the gate did.
-
-        Raises:
-            UnknownMemory: There is none with that key.
-            InvalidValue: See `insert`.
-        """
+        """Correct a memory that was wrong or badly put. Fields that are not given stay."""
         source = provenance_of(config, provenance)
-        return self.writer(config).replace(check_key(key), memory, source, "updated")
+        return self.writer(config).replace(key, memory, source, "updated")
 
     def _supersede(
         self,
@@ -128,37 +111,29 @@ class Collection:
         """Replace what was true until `at`, a datetime with a time zone, or until now.
 
         The turns on which the previous text rests are marked as past in the same transaction.
-        Returns `"superseded"`, or see `update`, also for the errors.
         """
         until = None if at is None else moment("at", at)
         source = provenance_of(config, provenance)
-        return self.writer(config).replace(check_key(key), memory, source, "superseded", until)
+        return self.writer(config).replace(key, memory, source, "superseded", until)
 
     def _delete(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Outcome]:
-        """Close a memory: it is not found and not extracted any more; its past stays.
-
-        Raises:
-            UnknownMemory: There is none with that key, or none any more.
-        """
-        return self.writer(config).delete(check_key(key))
+        """Delete a memory: it is not found and not extracted any more; its past stays."""
+        return self.writer(config).delete(key)
 
     def _forget(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Receipt]:
         """Erase a memory, present or deleted, with all its versions and its entries in quarantine.
 
-        The conversation it comes from stays, see `Store.forget`; a hash notes that it is not to be
+        The conversation it comes from stays, see `Store.forget`; a tombstone keeps it from being
         extracted again. A store that is not perdure's deletes it, and the receipt is not `clean`.
-
-        Raises:
-            UnknownMemory: There is and was none with that key.
         """
         return forgotten(*self._place(config), check_key(key))
 
     def _forget_all(self, *, config: RunnableConfig | None = None) -> Effects[Receipt]:
         """Erase all memories of the namespace, for example of a user who leaves, and all notes.
 
-        The notes are the quarantine, watermarks and the hashes of what was deleted: threads are
-        extracted as new ones after that, so delete them first: `store.forget(threads=…,
-        checkpointer=…)`. Namespaces below this one stay.
+        The notes are the quarantine, watermarks and tombstones. Threads are extracted as new ones
+        after that, so delete them first: `store.forget(threads=…, checkpointer=…)`. Namespaces
+        below this one stay.
         """
         return forgotten_all(*self._place(config))
 
@@ -178,15 +153,10 @@ class Collection:
         limit: int = 10,
         filter: Mapping[str, Any] | None = None,
         as_of: datetime | None = None,
-        explain: bool = False,
         config: RunnableConfig | None = None,
     ) -> Effects[Memories]:
-        """The memories that answer a query, best first; now, or at a moment of the past.
-
-        `filter`: see `Store.search`. With `explain`, each has the parts of its score.
-        """
-        asked = {"query": query, "filter": filter, "as_of": as_of, "explain": explain}
-        return self.found(asked, limit, config=config)
+        """The memories that answer a query, best first. For `filter` see `Store.search`."""
+        return self.found({"query": query, "filter": filter, "as_of": as_of}, limit, config=config)
 
     def _list(
         self,
@@ -224,9 +194,6 @@ class Collection:
         whole("limit", limit, 1)
         whole("offset", offset, 0)
         adapter, namespace = self._place(config)
-        if adapter.versioned and asked.get("query") is None:  # the outermost namespace is first
-            page = yield from adapter.found(namespace, limit=limit, offset=offset, **asked)
-            return [memory for memory in page if memory.namespace == namespace]
         found: Memories = []
         seen, size = 0, max(offset + limit, _PAGE)
         while len(found) < offset + limit:
@@ -268,8 +235,7 @@ def _remember(
     """
     writer = Collection(store, namespace, kind=kind).writer(config)
     source = provenance_of(config, provenance)
-    wanted = None if key is None else check_key(key)
-    return writer.insert(memory, source, wanted, "superseded")
+    return writer.insert(memory, source, key, "superseded")
 
 
 def _forget(

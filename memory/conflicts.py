@@ -1,9 +1,7 @@
-"""Conflicts: changes of one namespace that were judged at the same time are not both written.
+"""Conflicts: of two changes of a namespace that are judged at once, the second is judged again.
 
-Two texts that say the same, each judged before the other was written, would both be new. Within a
-process such changes run one after another. Between processes each change counts on a note of the
-namespace, under the condition that nobody has counted since it was judged; else it is judged again.
-A store without versions has no such note.
+Within a process changes run one after another. Between processes each change counts up a note of
+the namespace, on condition that nobody has since it was judged. A store without versions has none.
 """
 
 from __future__ import annotations

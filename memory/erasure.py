@@ -43,12 +43,12 @@ def forgotten(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[
         raise unknown(namespace, key)
     tombstones = _tombstones(versions)
     written = yield from _written(adapter, tombstones)
-    receipt = yield from _erased(adapter, namespace, key)
+    receipt = yield from erased(adapter, namespace, key)
     texts = {version.text for version in versions}
     texts.update(previous.text for version in versions for previous in version.previous)
     place = quarantine_of(namespace)
     for entry in (yield from _entries(adapter, place, key, texts)):
-        receipt += yield from _erased(adapter, place, entry)
+        receipt += yield from erased(adapter, place, entry)
     if not written and not (yield from _written(adapter, tombstones)):
         _LOG.warning("%r in %r is forgotten; %s", key, namespace, NO_TOMBSTONE)
     return receipt
@@ -73,9 +73,6 @@ def forgotten_matching(
     """Erase the memories under namespaces that match, with their quarantine; or only count them.
 
     A memory matches if one version comes from the thread and holds all words of the query.
-
-    Raises:
-        ConfigurationError: Neither thread nor query is given, or the store erases nothing.
     """
     text("thread_id or query", query if thread_id is None else thread_id)  # else it were all
     instance("store", adapter.store, Versioned, "one of perdure's, which erases what matches")
@@ -101,21 +98,35 @@ def forgotten_matching(
     return receipt
 
 
+def erased(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Receipt]:
+    """Erase one item with its versions; a store without versions deletes it."""
+    if adapter.versioned:
+        receipt: Receipt = yield _forget(adapter, namespace, key=key)
+        return receipt
+    return (yield from _deleted(adapter, namespace, [key]))
+
+
 def _emptied(adapter: StoreAdapter, place: Namespace) -> Effects[Receipt]:
     if not adapter.versioned:
         found = yield from adapter.every(place)
-        keys = tuple((place, each.key) for each in found if each.namespace == place)
-        yield from adapter.written([removal_of(*key) for key in keys])
-        return replace(_nothing(clean=False), items=len(keys), keys=keys)
+        keys = [each.key for each in found if each.namespace == place]
+        return (yield from _deleted(adapter, place, keys))
     plan: Receipt = yield _forget(adapter, place, dry_run=True)
     own = [key for where, key in plan.keys if where == place]
     receipt = _nothing(clean=True)
     if own and len(own) == len(plan.keys):
         receipt = yield _forget(adapter, place)
-    else:
-        for key in own:  # one by one: namespaces below this one stay
-            receipt += yield from _erased(adapter, place, key)
+        return receipt
+    for key in own:  # one by one: namespaces below this one stay
+        receipt += yield from erased(adapter, place, key)
     return receipt
+
+
+def _deleted(adapter: StoreAdapter, place: Namespace, keys: Sequence[str]) -> Effects[Receipt]:
+    """Delete items of a store that erases nothing."""
+    yield from adapter.written([removal_of(place, key) for key in keys])
+    places = tuple((place, key) for key in keys)
+    return replace(_nothing(clean=False), items=len(keys), keys=places)
 
 
 def _tombstones(versions: Iterable[Memory]) -> list[PutItem]:
@@ -140,19 +151,9 @@ def _entries(
         meant = {"$or": [{"key": key}, {"text": {"$in": sorted(texts)}}]}
         plan: Receipt = yield _forget(adapter, place, filter=meant, dry_run=True)
         return [entry for where, entry in plan.keys if where == place]
-    return [
-        each.key
-        for each in (yield from adapter.every(place))
-        if each.namespace == place and (each.value.get("key") == key or each.text in texts)
-    ]
-
-
-def _erased(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Receipt]:
-    if adapter.versioned:
-        receipt: Receipt = yield _forget(adapter, namespace, key=key)
-        return receipt
-    yield from adapter.written([removal_of(namespace, key)])
-    return replace(_nothing(clean=False), items=1, keys=((namespace, key),))
+    entries = yield from adapter.every(place)
+    own = [each for each in entries if each.namespace == place]
+    return [each.key for each in own if each.value.get("key") == key or each.text in texts]
 
 
 def _forget(adapter: StoreAdapter, place: Namespace, **what: Any) -> Effect:

@@ -17,12 +17,12 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 from pydantic import BaseModel, Field, model_validator
 
-from perdure.errors import ConfigurationError, InvalidValue
+from perdure.errors import InvalidValue
 from perdure.memory.collection import Collection
 from perdure.memory.context import fitting
 from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.gate import Gate
-from perdure.memory.options import instance, text, whole
+from perdure.memory.options import instance, whole
 from perdure.memory.quotation import memory_line, section
 from perdure.memory.records import EPISODE, Memory, Outcome
 from perdure.memory.tokens import token_counter
@@ -30,6 +30,7 @@ from perdure.memory.writer import provenance_of
 from perdure.stores.base import Provenance
 
 _OTHERS: Final = 2  # memories read for one example: some of the namespace may be none
+_NAMES: Final = {"input": "input", "output": "outcome", "context": "context", "why": "why"}
 _Text = Annotated[str, Field(pattern=r"\S")]
 
 
@@ -72,24 +73,19 @@ class ExampleSelector(BaseExampleSelector):
     """Keeps examples and selects those most like a situation, within a budget of tokens.
 
     It is a selector for langchain's `FewShotPromptTemplate` and `FewShotChatMessagePromptTemplate`,
-    whose examples are dicts, and has `add` and `select` for your own prompts. Methods that begin
-    with `a` are async. What is added passes the gate first: see the `Outcome`.
+    whose examples are dicts of `input`, `output`, `context` and `why`, and has `add` and `select`
+    for your own prompts. Methods that begin with `a` are async. What is added passes the gate.
 
     Args:
         store: Any; None: within a graph, the store it was compiled with.
         namespace: Labels; see `Template`.
         gate: Decides what is kept.
-        input_key: The name of the input in dicts and among a prompt's variables.
-        output_key: The name of the outcome in dicts.
         limit: How many examples are selected at most.
         max_tokens: Tokens that they may take as a section; None: any number.
         config: Of the run, for calls without one; None: within a node, the config of its run.
 
     Attributes:
         memories: The same as a `Collection`, for `update`, `delete`, `forget` and `history`.
-
-    Raises:
-        ConfigurationError: An argument is wrong.
     """
 
     def __init__(
@@ -98,25 +94,11 @@ class ExampleSelector(BaseExampleSelector):
         namespace: tuple[str, ...] = ("examples", "{user_id}"),
         *,
         gate: Gate | None = None,
-        input_key: str = "input",
-        output_key: str = "output",
         limit: int = 5,
         max_tokens: int | None = 1_000,
         config: RunnableConfig | None = None,
     ) -> None:
         self.memories = Collection(store, namespace, schema=ExampleFields, gate=gate, kind=EPISODE)
-        self.names = {
-            text("input_key", input_key): "input",
-            text("output_key", output_key): "outcome",
-            "context": "context",
-            "why": "why",
-        }
-        if len(self.names) < 4:
-            raise ConfigurationError(
-                f"input_key is {input_key!r:.40} and output_key {output_key!r:.40}; expected two "
-                "names that are not 'context' or 'why'"
-            )
-        self.input_key, self.output_key = input_key, output_key
         self.limit = whole("limit", limit, 1)
         self.max_tokens = None if max_tokens is None else whole("max_tokens", max_tokens, 1)
         self.config = config
@@ -136,9 +118,6 @@ class ExampleSelector(BaseExampleSelector):
         """Keep an example. Added again, with another reason or score, it is updated.
 
         The context is searched as well; the score is on a scale of your own. See also `Collection`.
-
-        Raises:
-            InvalidValue: A part is no text, or input or outcome is blank.
         """
         config = config or self.config
         parts = {"context": context, "why": why, "score": score}
@@ -154,11 +133,7 @@ class ExampleSelector(BaseExampleSelector):
     def _select(
         self, query: str, *, as_of: datetime | None = None, config: RunnableConfig | None = None
     ) -> Effects[list[Example]]:
-        """The examples most like a situation, best first; now, or at a moment of the past.
-
-        Raises:
-            ConfigurationError: The query is no text, or there is no store.
-        """
+        """The examples most like a situation, best first; now, or at a moment of the past."""
         if not instance("query", query, str, "text").strip():
             return []
         # not in context: two examples of one thread are no neighbours in a conversation
@@ -173,32 +148,29 @@ class ExampleSelector(BaseExampleSelector):
         ]
 
     def _add_example(self, example: dict[str, str]) -> Effects[Outcome]:
-        """Keep the example of a prompt: input and output, at most `context` and `why` besides.
+        """Keep the example of a prompt: `input` and `output`, at most `context` and `why` besides.
 
         Raises:
             InvalidValue: It lacks one, or has another part.
         """
         given = set(example) if isinstance(example, Mapping) else set()
-        if not {self.input_key, self.output_key} <= given <= set(self.names):
+        if not {"input", "output"} <= given <= set(_NAMES):
             raise InvalidValue(
-                f"the example is {example!r:.80}; expected a dict with {self.input_key!r} and "
-                f"{self.output_key!r}, at most 'context' and 'why' besides"
+                f"the example is {example!r:.80}; expected a dict with 'input' and 'output', at "
+                "most 'context' and 'why' besides"
             )
-        parts: dict[str, Any] = {self.names[key]: part for key, part in example.items()}
+        parts: dict[str, Any] = {_NAMES[key]: part for key, part in example.items()}
         return self._add(**parts)
 
     def _select_examples(self, input_variables: dict[str, str]) -> Effects[list[dict[str, Any]]]:
         """The examples for the variables of a prompt, best first.
 
-        The input and, if there is one, `context` are searched for; without an input, all of them.
+        `input` and `context` are searched for; without an input, all variables.
         """
-        named = [input_variables.get(key) for key in (self.input_key, "context")]
+        named = [input_variables.get(key) for key in ("input", "context")]
         parts = named if named[0] else list(input_variables.values())
         found = yield from self._select("\n\n".join(str(part) for part in parts if part))
-        return [
-            {key: getattr(example, name) or "" for key, name in self.names.items()}
-            for example in found
-        ]
+        return [{key: getattr(e, name) or "" for key, name in _NAMES.items()} for e in found]
 
     @staticmethod
     def section(examples: Sequence[Example]) -> str:

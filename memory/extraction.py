@@ -264,7 +264,6 @@ def _batch_of(messages: Sequence[ThreadMessage], mark: Watermark, history: Threa
         history.checkpoint_id,
         messages,
         history.messages[max(0, first - _BEFORE) : first],
-        history.shown,
         mark.ids & {each.id for each in messages},
     )
 

@@ -7,19 +7,12 @@ does. Candidates that nobody asked for are judged more strictly than those that 
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import inspect
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, get_args
 
-from perdure.errors import ConfigurationError
 from perdure.memory.detectors import DETECTORS, Detector, Sensitive, Treatment, texts_in
 from perdure.memory.effects import Effect, Effects
-from perdure.memory.limits import Rates, Room
-from perdure.memory.normal_form import normal
 from perdure.memory.options import choice, instance, whole
 from perdure.memory.records import TURN, Action, Candidate, Verdict
 from perdure.memory.sameness import EVENTS, Known, digest, equivalent
@@ -27,7 +20,7 @@ from perdure.memory.store_adapter import StoreAdapter
 from perdure.memory.tombstones import entombed, sources
 from perdure.stores.base import Namespace
 
-Check = Callable[[Candidate], Verdict | Awaitable[Verdict | None] | None]
+Check = Callable[[Candidate], Verdict | None]
 """A check of your own: a verdict, or None if it has nothing to say."""
 
 MAX_CHARS: Final = 2_000
@@ -35,33 +28,28 @@ MAX_CHARS: Final = 2_000
 MAX_VALUE_CHARS: Final = 100_000
 """Characters of a memory's text and fields."""
 _DEEPEST: Final = 32  # levels of fields
-_SHINGLE: Final = 4  # words
-_REPEATED: Final = 0.8  # of an assistant's text, from which on it is a repetition
+_COUNTED: Final = 1_000  # memories that may be added before the store is asked again
+_NAMESPACES: Final = 10_000  # whose room is remembered
 
 
 class Gate:
     """Judges candidates for memories.
 
-    It refuses: a text without words, or that is too long; words of a system message; an
-    assistant's repetition of what it was shown; a fact that a memory states; what was deleted
-    before, unless somebody asks for it; more than the limits allow. Into quarantine go secrets,
-    and what rests on a tool's words alone. A gate serves any number of namespaces and threads.
+    It refuses a text without words or that is too long, words of a system message, a fact that a
+    memory states, what was deleted before unless somebody asks for it, and more than `max_items`.
+    Secrets, and what rests on a tool's words alone, go into quarantine.
 
     Args:
-        checks: Your own checks, asked in order about what would be kept. The first verdict that is
-            not to keep decides. A verdict to keep may give another `text`. What a check raises on
-            goes into quarantine.
-        secrets: What is done about passwords, keys and the kinds of your detectors: `"keep"`,
-            `"redact"`, `"quarantine"` or `"refuse"`.
-        cards: The same for numbers of payment cards and bank accounts.
-        contacts: The same for e-mail addresses and telephone numbers. `"redact"` keeps them where
-            somebody asks for the memory.
-        tools: What is done with a candidate that rests on a tool's words alone, unless your code
-            asks for it: `"keep"`, `"quarantine"` or `"refuse"`.
+        checks: Your own checks, asked in order about what would be kept. The first verdict other
+            than to keep decides; one to keep may give another `text`. If a check raises, the
+            candidate goes into quarantine.
+        secrets: The treatment of passwords, keys and the kinds of your detectors.
+        cards: The treatment of numbers of payment cards and bank accounts.
+        contacts: The treatment of e-mail addresses and telephone numbers; `"redact"` keeps them
+            where somebody asks for the memory.
+        tools: The treatment of what rests on a tool's words alone, unless your code asks for it.
         detectors: Functions that find secrets and contacts.
-        per_minute: How many different memories a model may ask for within a minute in a
-            namespace, counted in this process.
-        max_items: How many memories a namespace may hold, with those below it, about.
+        max_items: The memories that a namespace may hold, with those below it, about.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -76,7 +64,6 @@ class Gate:
         contacts: Treatment = "redact",
         tools: Action = "quarantine",
         detectors: Sequence[Detector] = DETECTORS,
-        per_minute: int = 60,
         max_items: int = 100_000,
     ) -> None:
         for name, given in (("secrets", secrets), ("cards", cards), ("contacts", contacts)):
@@ -85,8 +72,8 @@ class Gate:
         self.checks: Sequence[Check] = _functions("checks", checks)
         self.sensitive = Sensitive(secrets, cards, contacts, _functions("detectors", detectors))
         self._tools: Action = tools
-        self._rates = Rates(whole("per_minute", per_minute, 0))
-        self._room = Room(whole("max_items", max_items, 0))
+        self._max_items = whole("max_items", max_items, 0)
+        self._room: dict[Namespace, int] = {}  # that is left, as last counted
 
     def judge(
         self,
@@ -98,65 +85,66 @@ class Gate:
     ) -> Effects[list[Verdict]]:
         """A verdict on each candidate, in order.
 
-        Args:
-            candidates: Any number; many at once cost less.
-            adapter: The store they would be kept in.
-            namespace: Where.
-            keys: The key that each would be kept under, or None. With it a memory may be put in
-                other words, and `same_as` may name another candidate.
-
-        Raises:
-            ConfigurationError: There is not a key, or None, for each.
-            StorageError: The store cannot be read.
+        `keys` are those that the candidates would be kept under: a memory may be put in other words
+        under its own key, and `same_as` may name another candidate.
         """
         keys = [None] * len(candidates) if keys is None else keys
-        if len(keys) != len(candidates):
-            raise ConfigurationError(
-                f"there are {len(candidates)} candidates and {len(keys)} keys; expected a key, or "
-                "None, for each"
-            )
-        verdicts = [self._static(candidate, namespace) for candidate in candidates]
-        docket = _Docket(candidates, verdicts, keys)
-        yield from _refuse_deleted(docket, adapter, namespace)
-        yield from _refuse_known(docket, adapter, namespace)
-        docket.verdicts = yield from self.examine(candidates, docket.verdicts)
-        _refuse_repeated(docket)
-        kept = docket.open()
-        for place in (yield from self._room.taking(adapter, namespace, [keys[i] for i in kept])):
-            reason = f"the namespace is full: max_items is {self._room.max_items:,}"
-            docket.refuse(kept[place], "flood", reason)
-        return docket.verdicts
+        verdicts = [self._static(candidate) for candidate in candidates]
+        judgement = _Judgement(candidates, verdicts, keys)
+        yield from _refuse_deleted(judgement, adapter, namespace)
+        yield from _refuse_known(judgement, adapter, namespace)
+        judgement.verdicts = yield from self.examine(candidates, judgement.verdicts)
+        _refuse_repeated(judgement)
+        yield from self._refuse_excess(judgement, adapter, namespace)
+        return judgement.verdicts
 
     def examine(
         self, candidates: Sequence[Candidate], verdicts: Sequence[Verdict]
     ) -> Effects[list[Verdict]]:
         """The verdicts after your checks, which are asked about the candidates that are kept."""
-        docket = _Docket(candidates, list(verdicts), [None] * len(candidates))
+        judgement = _Judgement(candidates, list(verdicts), [None] * len(candidates))
         for check in self.checks:
-            asked = docket.open()
-            shown = [replace(candidates[i], text=docket.text(i)) for i in asked]
-            answers = yield _asking(check, shown)
+            asked = judgement.open()
+            shown = [replace(candidates[i], text=judgement.text(i)) for i in asked]
+            answers = yield _answers(check, shown)
             name = str(getattr(check, "__name__", type(check).__name__))
             for i, answer in zip(asked, answers, strict=True):
                 if isinstance(answer, Verdict):
-                    docket.verdicts[i] = _followed(docket.verdicts[i], answer, name)
+                    judgement.verdicts[i] = _combined(judgement.verdicts[i], answer, name)
                 elif answer is not None:
                     fault = f"the check {name} {self.sensitive.redacted(_failure(answer))}"
-                    docket.verdicts[i] = Verdict("quarantine", fault, name)
-        return docket.verdicts
+                    judgement.verdicts[i] = Verdict("quarantine", fault, name)
+        return judgement.verdicts
 
-    def _static(self, candidate: Candidate, namespace: Namespace) -> Verdict:
-        """A verdict that needs no store; one that keeps may redact something."""
-        if candidate.by_model and not self._rates.allows(namespace, candidate.text):
-            most = self._rates.per_minute
-            return _refused(
-                "flood", f"there are too many at once: per_minute is {most:,}; wait a minute"
-            )
+    def _refuse_excess(
+        self, judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
+    ) -> Effects[None]:
+        """Refuse new memories that the namespace has no room for."""
+        kept = judgement.open()
+        room = self._room.pop(namespace, 0)
+        if room < len(kept):
+            room = min(self._max_items, max(len(kept), _COUNTED))
+            offset = self._max_items - room
+            page = yield from adapter.found(namespace, limit=max(room, 1), offset=offset)
+            room = max(0, room - len(page))
+        new = kept
+        if room < len(kept):  # a memory that is there takes no more room
+            new = []
+            for i in kept:
+                key = judgement.keys[i]
+                if key is None or (yield from adapter.got(namespace, key)) is None:
+                    new.append(i)
+        for i in new[room:]:
+            reason = f"the namespace is full: max_items is {self._max_items:,}"
+            judgement.refuse(i, "flood", reason)
+        if len(self._room) < _NAMESPACES:
+            self._room[namespace] = max(0, room - len(new))
+
+    def _static(self, candidate: Candidate) -> Verdict:
+        """A verdict that needs no store."""
         refusal = _unfit(candidate) or _too_large(candidate)
         if refusal is not None:
             return refusal
-        if candidate.role == "assistant" and _repeats(_statement(candidate), candidate.shown):
-            return _refused("echo", "the assistant only repeats what it had been shown")
         verdict = self.sensitive.judged(candidate)
         asked_by_code = candidate.explicit and not candidate.by_model
         trusted = candidate.role != "tool" or asked_by_code or self._tools == "keep"
@@ -165,16 +153,13 @@ class Gate:
         return Verdict(self._tools, "it rests on a tool's words alone", "role")
 
 
-class _Docket:
+@dataclass(slots=True)
+class _Judgement:
     """The candidates of one call, with their keys and the verdicts so far."""
 
-    def __init__(
-        self,
-        candidates: Sequence[Candidate],
-        verdicts: list[Verdict],
-        keys: Sequence[str | None],
-    ) -> None:
-        self.candidates, self.verdicts, self.keys = candidates, verdicts, keys
+    candidates: Sequence[Candidate]
+    verdicts: list[Verdict]
+    keys: Sequence[str | None]
 
     def open(self, *, events: bool = True) -> list[int]:
         """The places of the candidates that are kept so far."""
@@ -191,49 +176,53 @@ class _Docket:
         self.verdicts[i] = Verdict("refuse", reason, check, None, same_as)
 
 
-def _refuse_deleted(docket: _Docket, adapter: StoreAdapter, namespace: Namespace) -> Effects[None]:
+def _refuse_deleted(
+    judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
+) -> Effects[None]:
     """Refuse what was deleted, unless somebody asks for it."""
     marks: dict[int, list[str]] = {}
-    for i in docket.open():
-        candidate = docket.candidates[i]
+    for i in judgement.open():
+        candidate = judgement.candidates[i]
         if not candidate.explicit:
-            marks[i] = [digest(text) for text in {candidate.text, docket.text(i)}]
+            marks[i] = [digest(text) for text in {candidate.text, judgement.text(i)}]
             marks[i] += sources(candidate.provenance) if candidate.kind == TURN else []
     gone = yield from entombed(adapter, namespace, set().union(*marks.values()))
     for i, keys in marks.items():
         if not gone.isdisjoint(keys):
             reason = "it was deleted or forgotten, and nobody asks for it"
-            docket.refuse(i, "tombstone", reason)
+            judgement.refuse(i, "tombstone", reason)
 
 
-def _refuse_known(docket: _Docket, adapter: StoreAdapter, namespace: Namespace) -> Effects[None]:
+def _refuse_known(
+    judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
+) -> Effects[None]:
     """Refuse facts that a memory states, and unasked those that it stated before."""
     known = Known(adapter, namespace)
-    for i in docket.open(events=False):
-        candidate, text = docket.candidates[i], docket.text(i)
-        memory = yield from known.stating(text, docket.keys[i])
+    for i in judgement.open(events=False):
+        candidate, text = judgement.candidates[i], judgement.text(i)
+        memory = yield from known.stating(text, judgement.keys[i])
         if memory is not None:
-            docket.refuse(i, "duplicate", "a memory says the same already", memory.key)
+            judgement.refuse(i, "duplicate", "a memory says the same already", memory.key)
         elif not candidate.explicit:
             at = candidate.provenance.at if candidate.provenance else None
             previous = yield from known.outdated(text, at)
             if previous is not None:
                 day = previous.until.date().isoformat()
                 reason = f"it was {previous.change} on {day}, and said before"
-                docket.refuse(i, "duplicate", reason)
+                judgement.refuse(i, "duplicate", reason)
 
 
-def _refuse_repeated(docket: _Docket) -> None:
+def _refuse_repeated(judgement: _Judgement) -> None:
     """Refuse facts that an earlier candidate of the same call states."""
     kept: list[int] = []
-    for i in docket.open(events=False):
-        text = docket.text(i)
-        first = next((each for each in kept if equivalent(docket.text(each), text)), None)
+    for i in judgement.open(events=False):
+        text = judgement.text(i)
+        first = next((each for each in kept if equivalent(judgement.text(each), text)), None)
         if first is None:
             kept.append(i)
         else:
             reason = "another candidate says the same"
-            docket.refuse(i, "duplicate", reason, docket.keys[first])
+            judgement.refuse(i, "duplicate", reason, judgement.keys[first])
 
 
 def _unfit(candidate: Candidate) -> Verdict | None:
@@ -273,24 +262,7 @@ def _statement(candidate: Candidate) -> str:
     return candidate.text
 
 
-def _repeats(text: str, shown: Sequence[str]) -> bool:
-    """Whether most runs of four words of a text are in what was shown.
-
-    Source: Broder, "On the resemblance and containment of documents" (1997).
-    """
-    words = normal(text).split() if shown else []
-    if not words:
-        return False
-    size = min(_SHINGLE, len(words))
-    known = [f" {_normal(each)} " for each in shown]
-    runs = [f" {' '.join(words[i : i + size])} " for i in range(len(words) - size + 1)]
-    return sum(any(run in each for each in known) for run in runs) >= _REPEATED * len(runs)
-
-
-_normal: Final = lru_cache(32)(normal)  # of what was shown, which a whole batch shares
-
-
-def _followed(before: Verdict, answer: Verdict, name: str) -> Verdict:
+def _combined(before: Verdict, answer: Verdict, name: str) -> Verdict:
     """The verdict after a check's; one that keeps undoes no redaction."""
     if answer.action != "keep":
         reason = answer.reason or f"the check {name} says so"
@@ -302,29 +274,13 @@ def _followed(before: Verdict, answer: Verdict, name: str) -> Verdict:
     return Verdict("keep", "; ".join(filter(None, reasons)), check, answer.text)
 
 
-def _asking(check: Check, shown: Sequence[Candidate]) -> Effect:
-    """The answers of a check, which may be async, or what it raised instead.
-
-    A check that blocks is called in a thread by who awaits. One that is async runs in an event
-    loop of its own for who blocks.
-    """
+def _answers(check: Check, shown: Sequence[Candidate]) -> Effect:
+    """The answers of a check, or what it raised instead; an async caller has it run in a thread."""
 
     def called() -> list[Any]:
         return [_answer(check, each) for each in shown]
 
-    def blocking() -> list[Any]:
-        answers = called()
-        if not any(map(inspect.isawaitable, answers)):
-            return answers
-        context = contextvars.copy_context()
-        with ThreadPoolExecutor(1) as threads:  # this thread may be running a loop
-            return threads.submit(context.run, asyncio.run, _awaited(answers)).result()
-
-    async def awaiting() -> list[Any]:
-        is_async = inspect.iscoroutinefunction(check)
-        return await _awaited(called() if is_async else await asyncio.to_thread(called))
-
-    return Effect(blocking, awaiting)
+    return Effect(called, lambda: asyncio.to_thread(called))
 
 
 def _answer(check: Check, candidate: Candidate) -> Any:
@@ -332,12 +288,6 @@ def _answer(check: Check, candidate: Candidate) -> Any:
         return check(candidate)
     except Exception as exc:
         return exc
-
-
-async def _awaited(answers: Sequence[Any]) -> list[Any]:
-    given = [each for each in answers if inspect.isawaitable(each)]
-    done = iter(await asyncio.gather(*given, return_exceptions=True))
-    return [next(done) if inspect.isawaitable(each) else each for each in answers]
 
 
 def _failure(answer: Any) -> str:

@@ -42,7 +42,6 @@ class Batch:
     checkpoint_id: str | None  # at which the thread was read
     messages: Sequence[ThreadMessage]  # in order, each with its position
     before: Sequence[ThreadMessage] = ()  # those just before, as context
-    shown: tuple[str, ...] = ()  # the system messages of the thread
     edited: frozenset[str] = frozenset()  # ids of messages that were read before, and edited since
 
     def source(self, messages: Sequence[ThreadMessage]) -> Provenance:
@@ -62,10 +61,7 @@ class Batch:
         self, messages: Sequence[ThreadMessage], text: str, kind: str, **fields: str
     ) -> Candidate:
         """A candidate that rests on these messages."""
-        role = _role(messages)
-        # users do not see the system messages, so they cannot repeat them
-        shown = () if role == "user" else self.shown
-        return Candidate(text, kind, fields, self.source(messages), role, shown=shown)
+        return Candidate(text, kind, fields, self.source(messages), _role(messages))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from langgraph.store.base import BaseStore
 
 from perdure.errors import UnknownMemory
 from perdure.memory.detectors import DETECTORS, redacted, spans_of
-from perdure.memory.effects import Effect, Effects, awaiting, blocking
+from perdure.memory.effects import Effects, awaiting, blocking
+from perdure.memory.erasure import erased
 from perdure.memory.records import Memory, Outcome, Role
 from perdure.memory.store_adapter import (
     StoreAdapter,
@@ -51,7 +52,7 @@ class Entry:
         return f"{self.key}: {self.shown} ({self.reason})"
 
 
-Entries = list[Entry]
+Entries = list[Entry]  # within the class `list` is a method
 
 
 class Quarantine:
@@ -59,14 +60,8 @@ class Quarantine:
 
     Methods that begin with `a` are async. `config` is the run's; None: within a node, the run it
     belongs to. Texts are kept as they came, secrets too, and encrypted in an encrypted store.
-    `store.forget(namespace)` leaves them here; `Collection.forget_all` does not.
-
-    Args:
-        store: The store of the memories. None: within a graph, the graph's.
-        namespace: The namespace of the memories; see `Template`.
-
-    Raises:
-        ConfigurationError: An argument is wrong.
+    `store.forget(namespace)` leaves them here; `Collection.forget_all` does not. `store` and
+    `namespace` are those of the memories; see `Collection`.
     """
 
     def __init__(
@@ -78,12 +73,9 @@ class Quarantine:
         self.namespace = Template(namespace)
 
     def _list(self, config: RunnableConfig | None = None) -> Effects[Entries]:
-        """The entries, the longest wait first.
-
-        Raises:
-            ConfigurationError: There is no store, or the config does not fill the namespace.
-        """
-        adapter, place = adapter_of(self.store), quarantine_of(self._filled(config))
+        """The entries, oldest first."""
+        adapter, namespace = self._place(config)
+        place = quarantine_of(namespace)
         found = yield from adapter.every(place)
         entries = [_entry(each) for each in found if each.namespace == place]
         return sorted(entries, key=lambda entry: entry.at)
@@ -95,10 +87,9 @@ class Quarantine:
 
         Raises:
             UnknownMemory: There is no such entry.
-            ConfigurationError: See `list`.
             VersionConflict: That memory, or the entry, was changed meanwhile; nothing is written.
         """
-        adapter, namespace = adapter_of(self.store), self._filled(config)
+        adapter, namespace = self._place(config)
         found = yield from _found(adapter, namespace, key)
         entry = _entry(found)
         value: dict[str, Any] = {**entry.fields, "text": entry.text, "kind": entry.kind}
@@ -106,10 +97,12 @@ class Quarantine:
         if before is not None:
             value = succeeding(before, value, "updated")
         version = 0 if before is None else before.version
-        target, source = entry.memory_key, entry.provenance
-        put = put_of(namespace, target, value, provenance=source, if_version=version)
+        put = put_of(
+            namespace, entry.memory_key, value, provenance=entry.provenance, if_version=version
+        )
         yield from adapter.written([put, removal_of(quarantine_of(namespace), key, found.version)])
-        yield from _erased(adapter, namespace, key)  # the text would be kept here as well
+        # else its versions would keep the text here as well
+        yield from erased(adapter, quarantine_of(namespace), key)
         return Outcome("added" if before is None else "updated", entry.memory_key)
 
     def _discard(self, key: str, config: RunnableConfig | None = None) -> Effects[Outcome]:
@@ -119,30 +112,19 @@ class Quarantine:
 
         Raises:
             UnknownMemory: There is no such entry.
-            ConfigurationError: See `list`.
         """
-        adapter, namespace = adapter_of(self.store), self._filled(config)
+        adapter, namespace = self._place(config)
         found = yield from _found(adapter, namespace, key)
-        removals = [] if adapter.versioned else [removal_of(quarantine_of(namespace), key)]
-        yield from adapter.written([tombstone(namespace, found.text, "forgotten"), *removals])
-        yield from _erased(adapter, namespace, key)
+        yield from adapter.written([tombstone(namespace, found.text, "forgotten")])
+        yield from erased(adapter, quarantine_of(namespace), key)
         return Outcome("deleted", key)
 
-    list = blocking(_list)
-    alist = awaiting(_list)
-    release = blocking(_release)
-    arelease = awaiting(_release)
-    discard = blocking(_discard)
-    adiscard = awaiting(_discard)
+    list, alist = blocking(_list), awaiting(_list)
+    release, arelease = blocking(_release), awaiting(_release)
+    discard, adiscard = blocking(_discard), awaiting(_discard)
 
-    def _filled(self, config: RunnableConfig | None) -> Namespace:
-        return namespace_of(self.namespace, config)
-
-
-def _erased(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[None]:
-    store, place = adapter.store, quarantine_of(namespace)
-    if adapter.versioned:
-        yield Effect(lambda: store.forget(place, key=key), lambda: store.aforget(place, key=key))
+    def _place(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace]:
+        return adapter_of(self.store), namespace_of(self.namespace, config)
 
 
 def _found(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Memory]:

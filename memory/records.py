@@ -21,11 +21,8 @@ Change = Literal["added", "updated", "superseded", "deleted", "unchanged", "quar
 class Previous:
     """An earlier text of a memory.
 
-    Attributes:
-        text: The earlier text.
-        until: When it stopped being the memory's text, or stopped being true (UTC).
-        change: `"superseded"`: it was true until then; `"updated"`: it was wrong or badly put.
-        message_ids: The messages that it rested on, as far as they are known.
+    `until` (UTC) it was the memory's text. `change` is `"superseded"`, it was true until then, or
+    `"updated"`, it was wrong or badly put. `message_ids`: the messages that it rested on, if known.
     """
 
     text: str
@@ -72,13 +69,9 @@ class Candidate:
     """A text that may become a memory, if the gate lets it pass.
 
     Attributes:
-        text: The memory's text.
-        kind: The memory's kind.
-        fields: The memory's other fields.
-        provenance: Where it comes from.
+        text, kind, fields, provenance: Those of the memory.
         role: Whose words it rests on.
         explicit: Whether somebody asked for it, by a tool or by hand.
-        shown: What the speaker had been shown: the system prompt, recalled memories.
         by_model: Whether a model asked for it, by a tool.
     """
 
@@ -88,7 +81,6 @@ class Candidate:
     provenance: Provenance | None = None
     role: Role = "user"
     explicit: bool = False
-    shown: tuple[str, ...] = ()
     by_model: bool = False
 
 

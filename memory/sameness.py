@@ -29,7 +29,6 @@ NEAR: Final = 0.8
 _PARTS: Final = re.compile(r"\w+|[^\w\s.,;:!\"()]")
 _FEWEST_MOVED: Final = 4  # words of a text of which some may be moved
 _NEAREST: Final = 16  # memories that a candidate is compared with
-_MOST_LISTED: Final = 10_000  # the same, in a store that does not rank
 
 
 def same(a: str, b: str) -> bool:
@@ -137,7 +136,7 @@ class Known:
             self._namespace, query=text, limit=_NEAREST, context=False
         )
         if found and found[0].score is None:
-            found = yield from self._adapter.every(self._namespace, most=_MOST_LISTED)
+            found = yield from self._adapter.every(self._namespace)
             self._listed = self._facts(found)
             return self._listed
         self._asked = text, self._facts(found)

@@ -6,13 +6,14 @@ writes without conditions.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.store.base import BaseStore, InvalidNamespaceError, Item, PutOp
+from langgraph.store.base import BaseStore, Item, PutOp
+from pydantic_core import to_jsonable_python
 
 from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.memory.effects import Effect, Effects
@@ -45,14 +46,7 @@ _KNOWN: Final = ("query", "filter", "limit", "offset")  # options of any store's
 
 
 class StoreAdapter:
-    """A store, for memories. Its methods are effects.
-
-    Args:
-        store: Any langgraph store; perdure's keep versions and provenance.
-
-    Raises:
-        ConfigurationError: It is no store.
-    """
+    """Any langgraph store, for memories. Its methods are effects."""
 
     def __init__(self, store: Any) -> None:
         expected = "a BaseStore, like perdure.stores.SQLiteStore.open(path)"
@@ -66,7 +60,7 @@ class StoreAdapter:
     ) -> Effects[Memory | None]:
         """A memory; None if there is none."""
         options = self._past(as_of)
-        item = yield from _asked(
+        item = yield Effect(
             lambda: self.store.get(namespace, key, **options),
             lambda: self.store.aget(namespace, key, **options),
         )
@@ -75,33 +69,26 @@ class StoreAdapter:
     def found(
         self, prefix: Namespace, *, as_of: datetime | None = None, **asked: Any
     ) -> Effects[list[Memory]]:
-        """Memories under a prefix; with a query, the best first.
+        """Memories under a prefix, now or at a moment; with a query, the best first.
 
-        Args:
-            prefix: Labels.
-            as_of: At that moment; a store without versions raises `ConfigurationError`.
-            asked: Options of `Store.search`; another store gets those that it knows.
+        `asked` are options of `Store.search`; another store gets those that it knows.
         """
         given = {n: v for n, v in asked.items() if self.versioned or n in _KNOWN}
         given |= self._past(as_of)
-        items = yield from _asked(
+        items = yield Effect(
             lambda: self.store.search(prefix, **given),
             lambda: self.store.asearch(prefix, **given),
         )
         return [memory_of(item) for item in items]
 
-    def every(
-        self, prefix: Namespace, *, most: int | None = None, **asked: Any
-    ) -> Effects[list[Memory]]:
-        """All memories under a prefix, or so many at most, read page by page; see `found`."""
+    def every(self, prefix: Namespace, **asked: Any) -> Effects[list[Memory]]:
+        """All memories under a prefix, read page by page; see `found`."""
         memories: list[Memory] = []
-        while most is None or len(memories) < most:
-            size = _PAGE if most is None else min(_PAGE, most - len(memories))
-            page = yield from self.found(prefix, limit=size, offset=len(memories), **asked)
+        while True:
+            page = yield from self.found(prefix, limit=_PAGE, offset=len(memories), **asked)
             memories += page
-            if len(page) < size:
-                break
-        return memories
+            if len(page) < _PAGE:
+                return memories
 
     def versions(self, namespace: Namespace, key: str) -> Effects[list[Memory]]:
         """All versions of a memory, oldest first; of a store without any, the present one."""
@@ -125,7 +112,7 @@ class StoreAdapter:
         if not puts:
             return
         ops: list[Any] = list(puts) if self.versioned else [_plain(put) for put in puts]
-        yield from _asked(lambda: self.store.batch(ops), lambda: self.store.abatch(ops))
+        yield Effect(lambda: self.store.batch(ops), lambda: self.store.abatch(ops))
 
     def _past(self, as_of: datetime | None) -> dict[str, Any]:
         if as_of is None:
@@ -241,12 +228,8 @@ def _plain(put: PutItem) -> PutOp:
     """The operation that any store knows."""
     value = None if put.value is None else dict(put.value)
     if value is not None and put.provenance is not None:
-        fields = {n: v for n, v in asdict(put.provenance).items() if v not in (None, ())}
-        if put.provenance.message_ids:
-            fields["message_ids"] = list(put.provenance.message_ids)
-        if put.provenance.at is not None:
-            fields["at"] = put.provenance.at.isoformat()
-        value[SOURCE] = fields
+        fields = to_jsonable_python(put.provenance).items()
+        value[SOURCE] = {name: part for name, part in fields if part not in (None, [])}
     return PutOp(put.namespace, put.key, value, put.index)
 
 
@@ -262,13 +245,3 @@ def _provenance(fields: Any) -> Provenance | None:
 def _previous(entry: Mapping[str, Any]) -> Previous:
     until = datetime.fromisoformat(entry["until"])
     return Previous(entry["text"], until, entry["change"], tuple(entry.get("message_ids", ())))
-
-
-def _asked(blocking: Callable[[], Any], awaiting: Callable[[], Awaitable[Any]]) -> Effects[Any]:
-    try:
-        return (yield Effect(blocking, awaiting))
-    except InvalidNamespaceError as exc:  # langgraph's own stores take no periods, for example
-        raise InvalidNamespace(
-            f"the store refuses the namespace ({exc}); use perdure.stores.SQLiteStore, which takes "
-            "any labels, or labels without periods"
-        ) from exc

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final
 
-from langchain_core.messages import BaseMessage, ChatMessage, SystemMessage
+from langchain_core.messages import BaseMessage, ChatMessage
 from langchain_core.runnables import RunnableConfig
 
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem
@@ -84,12 +84,6 @@ class ThreadHistory:
     thread_id: str
     checkpoint_id: str | None
     messages: Sequence[ThreadMessage]
-
-    @property
-    def shown(self) -> tuple[str, ...]:
-        """The texts of its system messages."""
-        systems = (m for m in self.messages if isinstance(m.message, SystemMessage) and m.text)
-        return tuple(dict.fromkeys(each.text for each in systems))
 
     def timed(self, at: datetime | None, start: int = 0) -> ThreadHistory:
         """The history with this time for messages from an index on that have none."""

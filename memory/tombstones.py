@@ -6,10 +6,10 @@ noted as well, since it is still in its thread.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from langgraph.store.base import GetOp
 
@@ -46,10 +46,9 @@ def sources(provenance: Provenance | None) -> list[str]:
     if provenance is None:
         return []
     thread = provenance.thread_id or ""
-    marks = [
-        f"{thread}\0{each}".encode("utf-8", "surrogatepass") for each in provenance.message_ids
-    ]
-    return [f"source:{blake2b(mark, digest_size=16).hexdigest()}" for mark in marks]
+    names = [f"{thread}\0{each}" for each in provenance.message_ids]
+    marks = [blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16) for name in names]
+    return [f"source:{mark.hexdigest()}" for mark in marks]
 
 
 def entombed(
@@ -63,9 +62,8 @@ def entombed(
     page = yield from adapter.found(place, limit=_PAGE)
     if len(page) < _PAGE:
         return {note.key for note in page if note.namespace == place}.intersection(wanted)
-    ops = [GetOp(place, key) for key in wanted]
-    store: Any = adapter.store
-    notes: Sequence[Any] = yield Effect(lambda: store.batch(ops), lambda: store.abatch(ops))
+    ops, store = [GetOp(place, key) for key in wanted], adapter.store
+    notes = yield Effect(lambda: store.batch(ops), lambda: store.abatch(ops))
     return {note.key for note in notes if note is not None}
 
 

@@ -28,7 +28,7 @@ from perdure.memory.collection import Collection
 from perdure.memory.effects import Effects, arun, run
 from perdure.memory.gate import Gate
 from perdure.memory.options import choice, instance, text, whole
-from perdure.memory.quotation import past_since, quoted, section
+from perdure.memory.quotation import memory_line, quoted, section
 from perdure.memory.records import FACT, Memory, Outcome
 from perdure.memory.writer import TEXT, MemoryWriter, Replacement, faults_of, own_fields, unknown
 from perdure.stores.namespaces import check_key
@@ -79,6 +79,7 @@ _MISTAKES: Final[Mapping[str, str]] = {
 }
 _ERRORS: Final[Mapping[type[Exception], str]] = {
     UnknownMemory: "There is no memory with the id {id}. Search for it, and copy its id exactly.",
+    InvalidNamespace: "{id} is no id. Search for the memory, and copy its id exactly.",
     VersionConflict: "Not done: it was changed by somebody else meanwhile. Search for it again, "
     "and change what it says now.",
     LimitExceeded: "Not kept: there is no room for more. Delete what is no longer needed, or tell "
@@ -97,31 +98,24 @@ def manage_memory(
     schema: type[BaseModel] | None = None,
     gate: Gate | None = None,
     actions: Sequence[Act] = ACTIONS,
-    name: str = "manage_memory",
     instructions: str = MANAGE,
     messages_key: str = "messages",
 ) -> BaseTool:
     """A tool with which a model keeps and changes memories.
 
-    It runs in a graph, in an agent, or by `tool.invoke(args, config)`. The run's config says whose
-    memories they are; the thread and the messages that a memory rests on are its provenance, and
-    its trust is whose words they are: the user's, a tool's or the assistant's. A call that cannot
-    be done, or that the gate refuses, is answered with what to do instead, as a `ToolMessage` of
-    the status `"error"`.
+    It runs in a graph, in an agent, or by `tool.invoke(args, config)`. The provenance of a memory
+    has the thread, the messages that it rests on, and as trust whose words they are: the user's, a
+    tool's or the assistant's. A call that cannot be done, or that the gate refuses, is answered
+    with what to do instead, as a `ToolMessage` of the status `"error"`.
 
     Args:
         namespace: See `Collection`, as for store, schema and gate.
-        store: Any; None: the store that the graph was compiled with.
-        schema: Of the memories.
-        gate: Decides what is kept.
+        store: See `Collection`.
+        schema: See `Collection`.
+        gate: See `Collection`.
         actions: What the model may do.
-        name: Of the tool.
         instructions: Tell the model when to keep what.
         messages_key: The channel of the messages.
-
-    Raises:
-        ConfigurationError: An argument is wrong. Calls raise it without a store, or with a config
-            that does not fill the namespace.
     """
     given = instance("actions", actions, (list, tuple), f"a list of some of {ACTIONS}")
     whole("the number of actions", len(given), 1)
@@ -136,7 +130,8 @@ def manage_memory(
         writer = collection.writer(attribution.config, by_model=True)
         return _managed(writer, arguments, attribution)
 
-    return _tool(manage, name, (instructions, f" {does}."), _arguments(allowed, schema), channel)
+    arguments = _arguments(allowed, schema)
+    return _tool(manage, "manage_memory", (instructions, f" {does}."), arguments, channel)
 
 
 def search_memory(
@@ -144,20 +139,13 @@ def search_memory(
     store: BaseStore | None = None,
     *,
     limit: int = 5,
-    name: str = "search_memory",
     instructions: str = SEARCH,
 ) -> BaseTool:
     """A tool with which a model searches memories.
 
     It answers with a quoted line for each, best first: its id, text, date, thread, trust and
-    earlier texts.
-
-    Args:
-        namespace: See `manage_memory`, also for the other arguments and errors.
-        store: Any; None: the store that the graph was compiled with.
-        limit: How many memories it returns, unless the model says.
-        name: Of the tool.
-        instructions: Tell the model when to search.
+    previous text. `limit` is how many it returns unless the model says; for the other arguments see
+    `manage_memory`.
     """
     most = max(whole("limit", limit, 1), _MOST)
     number = Field(None, ge=1, le=most, description=f"How many memories at most; {limit} if unset.")
@@ -178,7 +166,7 @@ def search_memory(
             return "Nothing is known about that."
         return section("memories", [_line(memory) for memory in found])
 
-    return _tool(search, name, (instructions, ""), arguments)
+    return _tool(search, "search_memory", (instructions, ""), arguments)
 
 
 class MemoryTool(StructuredTool):
@@ -258,17 +246,6 @@ def _opened(memory: Any) -> Any:
     return read if isinstance(read, dict) else {TEXT: memory}
 
 
-def _id_in(given: str | None) -> str:
-    """An id without what a model put around it."""
-    key = (given or "").strip(_STRAY)
-    try:
-        return check_key(key) if key else ""
-    except InvalidNamespace as exc:
-        raise ToolException(
-            f"{quoted(key[:80])} is no id. Search for the memory, and copy its id exactly."
-        ) from exc
-
-
 # -- what manage_memory does
 
 
@@ -276,7 +253,7 @@ def _managed(
     writer: MemoryWriter, arguments: Mapping[str, Any], attribution: Attribution
 ) -> Effects[str]:
     action: Act = arguments["action"]
-    key = _id_in(arguments.get("id"))
+    key = (arguments.get("id") or "").strip(_STRAY)
     given = arguments.get("memory") or (arguments.get("text") or "").strip()
     if action != "delete" and not given:
         raise ToolException(f"'{action}' needs what the memory is to say. Call it again with that.")
@@ -310,7 +287,7 @@ def _changed(
 ) -> Effects[Outcome]:
     if action == "delete":
         return (yield from writer.delete(key))
-    there = (yield from writer.adapter.got(writer.namespace, key)) if key else None
+    there = (yield from writer.adapter.got(writer.namespace, check_key(key))) if key else None
     if action == "create":
         if there is not None:
             raise ToolException(
@@ -340,21 +317,15 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _line(memory: Memory) -> str:
     """A memory as one line of JSON, with its id."""
-    source, until = memory.provenance, past_since(memory)
-    at = getattr(source, "at", None) or memory.valid_from
     fields = own_fields(memory.value) if TEXT in memory.value else {}
     about = {
         "kind": memory.kind if memory.kind != FACT else None,
         "fields": {name: part for name, part in fields.items() if name not in (TEXT, "until")},
-        "on": None if at is None else at.date().isoformat(),
-        "until": None if until is None else until.date().isoformat(),
-        "thread": getattr(source, "thread_id", None),
-        "trust": getattr(source, "trust", None),
         "before": [
             {"memory": previous.text, "until": previous.until.date().isoformat()}
             for previous in memory.previous
             if previous.change == "superseded"
         ],
     }
-    shown = {name: part for name, part in about.items() if part}
-    return quoted({"id": memory.key, "memory": memory.text, **shown})
+    line = {"id": memory.key, **json.loads(memory_line(memory))}
+    return quoted({**line, **{name: part for name, part in about.items() if part}})

@@ -1,7 +1,7 @@
 """The writer of memories: it inserts, updates, supersedes and deletes, each in one transaction.
 
-A change is read, judged and written as one; if another comes in between, it is judged again. So a
-fact that is told twice at once is kept once, and no correction is lost.
+A change that another one comes before is judged again: a fact that is told twice at once is kept
+once, and no correction is lost.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import wraps
-from typing import Any, Concatenate, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from langchain_core.runnables import RunnableConfig
 from pydantic import BaseModel, ValidationError
@@ -20,7 +19,7 @@ from pydantic_core import to_json
 from perdure.errors import ConfigurationError, InvalidValue, LimitExceeded, UnknownMemory
 from perdure.memory.admission import REDACTED, admit
 from perdure.memory.conflicts import change_note, one_by_one
-from perdure.memory.effects import Effects, P
+from perdure.memory.effects import Effects
 from perdure.memory.gate import Gate
 from perdure.memory.records import Candidate, Memory, Outcome, Role
 from perdure.memory.run_config import source
@@ -28,6 +27,7 @@ from perdure.memory.store_adapter import PREVIOUS, SOURCE, StoreAdapter, removal
 from perdure.memory.tombstones import tombstones_of
 from perdure.memory.turns import superseded_turns
 from perdure.stores.base import Namespace, Provenance, PutItem
+from perdure.stores.namespaces import check_key
 
 Given = str | Mapping[str, Any] | BaseModel
 """A memory's text; or its text and fields, as a dict or as an instance of the schema."""
@@ -42,16 +42,6 @@ _SAME: Final = "it says so already"
 _FAULTS: Final = 5
 
 
-def _in_turn(
-    attempt: Callable[Concatenate[MemoryWriter, P], Effects[Outcome]],
-) -> Callable[Concatenate[MemoryWriter, P], Effects[Outcome]]:
-    @wraps(attempt)
-    def changed(self: MemoryWriter, /, *args: P.args, **kwargs: P.kwargs) -> Effects[Outcome]:
-        return one_by_one(self.adapter, self.namespace, lambda: attempt(self, *args, **kwargs))
-
-    return changed
-
-
 @dataclass(frozen=True, slots=True)
 class MemoryWriter:
     """Writes the memories of one namespace; its methods are effects. See `Collection`."""
@@ -63,7 +53,6 @@ class MemoryWriter:
     kind: str
     by_model: bool = False
 
-    @_in_turn
     def insert(
         self,
         given: Given,
@@ -72,6 +61,32 @@ class MemoryWriter:
         instead: Replacement | None = None,
     ) -> Effects[Outcome]:
         """Add a memory; a different one with the key is changed `instead`, or is an error."""
+        wanted = None if key is None else check_key(key)
+        return self._one_by_one(lambda: self._inserted(given, provenance, wanted, instead))
+
+    def replace(
+        self,
+        key: str,
+        given: Given,
+        provenance: Provenance,
+        change: Replacement,
+        at: datetime | None = None,
+    ) -> Effects[Outcome]:
+        """Update or supersede a memory."""
+        known = check_key(key)
+        return self._one_by_one(lambda: self._replaced(known, given, provenance, change, at))
+
+    def delete(self, key: str) -> Effects[Outcome]:
+        """Close a memory."""
+        known = check_key(key)
+        return self._one_by_one(lambda: self._deleted(known))
+
+    def _one_by_one(self, attempt: Callable[[], Effects[Outcome]]) -> Effects[Outcome]:
+        return one_by_one(self.adapter, self.namespace, attempt)
+
+    def _inserted(
+        self, given: Given, provenance: Provenance, key: str | None, instead: Replacement | None
+    ) -> Effects[Outcome]:
         value = self.value(given)
         note = yield from change_note(self.adapter, self.namespace)
         there = None if key is None else (yield from self.adapter.got(self.namespace, key))
@@ -91,21 +106,7 @@ class MemoryWriter:
         yield from self.adapter.written(puts)
         return outcome
 
-    @_in_turn
-    def replace(
-        self,
-        key: str,
-        given: Given,
-        provenance: Provenance,
-        change: Replacement,
-        at: datetime | None = None,
-    ) -> Effects[Outcome]:
-        """Update or supersede a memory."""
-        return self._replaced(key, given, provenance, change, at)
-
-    @_in_turn
-    def delete(self, key: str) -> Effects[Outcome]:
-        """Close a memory."""
+    def _deleted(self, key: str) -> Effects[Outcome]:
         memory = yield from self._present(key)
         removal = removal_of(self.namespace, key, memory.version)
         past = yield from self.adapter.versions(self.namespace, key)
@@ -244,12 +245,11 @@ def check_schema(schema: Any) -> None:
 
 def faults_of(exc: ValidationError) -> str:
     """What is wrong, by field, without the values: one may be a megabyte, or a secret."""
-    found = exc.errors(include_url=False, include_context=False, include_input=False)
-    faults = [
-        ".".join(str(part)[:60] for part in each["loc"]) + f": {each['msg'][:200]}"
-        for each in found[:_FAULTS]
-    ]
-    return "; ".join(faults) + ("; …" if len(found) > _FAULTS else "")
+    found = exc.errors(include_url=False, include_context=False, include_input=False)[:_FAULTS]
+    places = (".".join(str(part)[:60] for part in each["loc"]) for each in found)
+    return "; ".join(
+        f"{place}: {each['msg'][:200]}" for place, each in zip(places, found, strict=True)
+    )
 
 
 def _unicode(text: str) -> str:
@@ -275,10 +275,7 @@ def _fitted(
     schema: type[BaseModel], kept: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Fields that a schema accepts, by their names, as JSON: so they are read back."""
-    known, aliases = schema.model_fields, list(fields)
-    others = {
-        n: v for n, v in kept.items() if n in known and known[n].validation_alias not in aliases
-    }
+    others = {name: part for name, part in kept.items() if name in schema.model_fields}
     try:
         document = to_json({**others, **fields})
         memory = schema.model_validate_json(document, by_alias=True, by_name=True)

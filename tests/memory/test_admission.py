@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from langgraph.store.memory import InMemoryStore
 
-from perdure.errors import ConfigurationError
 from perdure.memory.admission import Admitted, admit
 from perdure.memory.effects import run
 from perdure.memory.gate import Gate
@@ -134,9 +133,3 @@ def test_nothing_is_written_by_planning(adapter: StoreAdapter) -> None:
     run(admit(Gate(), adapter, NAMESPACE, [Candidate("Ann sings")], ["k"]))
 
     assert run(adapter.got(NAMESPACE, "k")) is None
-
-
-def test_there_is_a_key_for_each(adapter: StoreAdapter) -> None:
-    """Before anything is judged."""
-    with pytest.raises(ConfigurationError, match="1 candidates and 0 keys"):
-        run(admit(Gate(), adapter, NAMESPACE, [Candidate("Ann sings")], []))

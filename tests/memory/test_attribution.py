@@ -21,7 +21,6 @@ from perdure.errors import ConfigurationError
 from perdure.graphs import memory_agent
 from perdure.memory.attribution import Attribution
 from perdure.memory.collection import Collection
-from perdure.memory.gate import Gate
 from perdure.memory.quarantine import Quarantine
 from perdure.memory.tools import manage_memory, search_memory
 from perdure.stores import Provenance, SQLiteStore
@@ -222,18 +221,6 @@ def test_words_of_the_models_own_are_kept_as_such(store: SQLiteStore) -> None:
         order: "assistant",
         f"{order} of Bo": "tool",
     }
-
-
-def test_a_flood_of_a_model(store: SQLiteStore) -> None:
-    """What a tool asks for is counted by the minute, and what your code keeps is not."""
-    gate = Gate(per_minute=2)
-    manage, collection = manage_memory(store=store, gate=gate), Collection(store, gate=gate)
-    for number in range(4):
-        collection.insert(f"Ann has cat{number}", config=ANN)
-        told = manage.invoke({"action": "create", "text": f"Ann has dog{number}"}, ANN)
-
-    assert "too many at once" in told
-    assert len(collection.list(config=ANN)) == 6
 
 
 @pytest.mark.parametrize("key", ["", None, 5])

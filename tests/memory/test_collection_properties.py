@@ -57,7 +57,7 @@ class Changes(RuleBasedStateMachine):
         self.store: Any = (
             SQLiteStore.open(":memory:", index=None) if self.versioned else InMemoryStore()
         )
-        self.gate = Gate(per_minute=10**6)
+        self.gate = Gate()
         self.known: list[dict[str, Known]] = [{}, {}, {}]
         self.buried: list[set[str]] = [set(), set(), set()]
         self.keys: list[str] = ["nosuchkey"]

@@ -111,10 +111,10 @@ class Slow:
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
 
-    async def __call__(self, candidate: Candidate) -> None:
+    def __call__(self, candidate: Candidate) -> None:
         if candidate.text == "slow":
             self.begun.set()
-            await asyncio.to_thread(self.go_on.wait)
+            self.go_on.wait()
 
 
 @pytest.mark.usefixtures("patient")

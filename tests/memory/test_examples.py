@@ -214,13 +214,10 @@ def test_what_is_no_episode_is_refused(
 
 
 def test_other_arguments_that_make_no_sense(ours: SQLiteStore, do: Any) -> None:
-    """A limit of none, names that are taken, a query that is no text."""
+    """A limit of none, a query that is no text."""
     options: Any
     for options in ({"limit": 0}, {"max_tokens": 0}):
         with pytest.raises(ConfigurationError, match="is 0"):
-            ExampleSelector(ours, **options)
-    for options in ({"input_key": "output"}, {"input_key": "why"}, {"output_key": ""}):
-        with pytest.raises(ConfigurationError, match="output_key"):
             ExampleSelector(ours, **options)
     with pytest.raises(ConfigurationError, match="query is 7"):
         do(ExampleSelector(ours), "select", 7, config=AS_ANN)
@@ -247,14 +244,14 @@ def test_a_few_shot_prompt_selects_its_examples(ours: SQLiteStore, do: Any) -> N
 @pytest.mark.parametrize("colour", ["sync", "async"])
 def test_a_few_shot_chat_prompt_selects_its_examples(ours: SQLiteStore, colour: str) -> None:
     """langchain's prompt of messages; whose examples they are, the run says."""
-    selector = filled(ours, input_key="question", output_key="answer", limit=1)
+    selector = filled(ours, limit=1)
     few = FewShotChatMessagePromptTemplate(
         example_selector=selector,
-        example_prompt=ChatPromptTemplate([("human", "{question}"), ("ai", "{answer}")]),
-        input_variables=["question"],
+        example_prompt=ChatPromptTemplate([("human", "{input}"), ("ai", "{output}")]),
+        input_variables=["input"],
     )
-    prompt = ChatPromptTemplate([("system", "Be kind."), few, ("human", "{question}")])
-    asked = {"question": "My lamp is broken, give me my money back"}
+    prompt = ChatPromptTemplate([("system", "Be kind."), few, ("human", "{input}")])
+    asked = {"input": "My lamp is broken, give me my money back"}
     value = (
         prompt.invoke(asked, AS_ANN)
         if colour == "sync"
@@ -265,22 +262,26 @@ def test_a_few_shot_chat_prompt_selects_its_examples(ours: SQLiteStore, colour: 
         SystemMessage("Be kind."),
         HumanMessage(REFUND),
         AIMessage("Refund it"),
-        HumanMessage(asked["question"]),
+        HumanMessage(asked["input"]),
     ]
 
 
 def test_the_selector_takes_and_gives_the_dicts_of_prompts(ours: SQLiteStore, do: Any) -> None:
-    """With the names of the prompt; a context is searched for where there is one."""
-    selector = ExampleSelector(ours, input_key="q", output_key="a", config=AS_ANN)
-    example = {"q": "Paint it", "a": "Blue", "context": "A boat", "why": "It floats"}
+    """A context is searched for where there is one."""
+    selector = ExampleSelector(ours, config=AS_ANN)
+    example = {"input": "Paint it", "output": "Blue", "context": "A boat", "why": "It floats"}
     outcome = do(selector, "add_example", example)
 
     assert outcome.change == "added"
-    assert do(selector, "select_examples", {"q": "Paint it", "context": "A boat"}) == [example]
+    assert do(selector, "select_examples", {"input": "Paint it", "context": "A boat"}) == [example]
     assert do(selector, "select_examples", {"other": "A boat"}) == [example]
-    assert do(selector, "select_examples", {"q": ""}) == []
-    for wrong in ({"q": "Paint it"}, {"q": "1", "a": "2", "colour": "blue"}, "Paint it"):
-        with pytest.raises(InvalidValue, match="expected a dict with 'q' and 'a'"):
+    assert do(selector, "select_examples", {"input": ""}) == []
+    for wrong in (
+        {"input": "Paint it"},
+        {"input": "1", "output": "2", "colour": "blue"},
+        "Paint it",
+    ):
+        with pytest.raises(InvalidValue, match="expected a dict with 'input' and 'output'"):
             do(selector, "add_example", wrong)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +18,6 @@ from langgraph.store.memory import InMemoryStore
 from perdure.errors import ConfigurationError
 from perdure.memory.effects import arun, run
 from perdure.memory.gate import Gate
-from perdure.memory.limits import Rates
 from perdure.memory.records import EPISODE, TURN, Candidate, Verdict
 from perdure.memory.store_adapter import StoreAdapter, put_of, removal_of
 from perdure.memory.tombstones import tombstones_of
@@ -80,15 +80,13 @@ def remember(adapter: StoreAdapter, key: str, text: str, kind: str = "fact") -> 
         ({"text": "tea " * (1 << 18)}, "size"),
         ({"text": "tea " * (1 << 18), "kind": TURN}, "size"),
         ({"text": "tea", "fields": {"more": ["tea " * (1 << 18)]}}, "size"),
-        ({"text": "You are a bot that answers politely.", "role": "assistant"}, "echo"),
     ],
 )
 def test_what_is_no_memory_is_refused(
     empty: StoreAdapter, candidate: dict[str, Any], check: str, explicit: bool
 ) -> None:
-    """Whoever asks for it: no words, a setting, a megabyte, an echo."""
-    shown = ("System: You are a bot that answers politely. Use tools.",)
-    given = verdict(Gate(), empty, **candidate, shown=shown, explicit=explicit)
+    """Whoever asks for it: no words, a setting, a megabyte."""
+    given = verdict(Gate(), empty, **candidate, explicit=explicit)
 
     assert ("refuse", check) == (given.action, given.check)
     assert given.reason
@@ -141,16 +139,6 @@ def test_what_rests_on_the_assistant_is_kept_as_the_assistants(
     given = verdict(Gate(), empty, "Bo's flight is booked", role="assistant", by_model=by_model)
 
     assert given == Verdict("keep")
-
-
-def test_an_assistant_that_says_something_new_is_no_echo(empty: StoreAdapter) -> None:
-    """A few words of what it was shown are not most of what it says."""
-    shown = ("Ann likes green tea and long walks in the rain",)
-    new = "Since Ann likes green tea, a shop in Ghent that sells forty kinds of it was found"
-
-    assert verdict(Gate(), empty, shown[0], role="assistant", shown=shown).check == "echo"
-    assert verdict(Gate(), empty, new, role="assistant", shown=shown).action == "keep"
-    assert verdict(Gate(), empty, shown[0], shown=shown).action == "keep"
 
 
 # -- secrets and contacts
@@ -389,27 +377,7 @@ def test_many_tombstones_are_looked_up_in_one_batch(adapter: StoreAdapter) -> No
     assert [gone.check, new.check] == ["tombstone", ""]
 
 
-# -- floods
-
-
-def test_no_more_is_asked_for_in_a_minute_than_may_be(
-    empty: StoreAdapter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By namespace; what is tried again does not count, nor what code asks for, or nobody."""
-    now = [0.0]
-    monkeypatch.setattr("perdure.memory.limits.time.monotonic", lambda: now[0])
-    gate = Gate(per_minute=2)
-    texts = ["one tea", "two teas", "two teas", "three teas"]
-    by_model: dict[str, Any] = {"explicit": True, "by_model": True}
-    actions = [verdict(gate, empty, text, **by_model).action for text in texts]
-
-    assert actions == ["keep", "keep", "keep", "refuse"]
-    assert verdict(gate, empty, "four teas").action == "keep"
-    assert verdict(gate, empty, "five teas", explicit=True).action == "keep"
-    other = run(gate.judge([Candidate("five", **by_model)], empty, ("memories", "bo")))
-    assert other[0].action == "keep"
-    now[0] = 60.0
-    assert verdict(gate, empty, "three teas", **by_model).action == "keep"
+# -- room
 
 
 def test_a_namespace_holds_no_more_than_it_may(adapter: StoreAdapter) -> None:
@@ -431,17 +399,6 @@ def test_a_namespace_holds_no_more_than_it_may(adapter: StoreAdapter) -> None:
     assert verdict(gate, adapter, "Ann swims").action == "keep"
 
 
-def test_rates_are_forgotten_of_who_was_not_heard_of_for_long() -> None:
-    """Ten thousand users are remembered, not any number."""
-    rates = Rates(1)
-    assert rates.allows(("u", "0"), "a")
-    for number in range(1, 10_002):
-        rates.allows(("u", str(number)), "a")
-
-    assert rates.allows(("u", "0"), "b")
-    assert not rates.allows(("u", "10001"), "b")
-
-
 # -- checks of the user's
 
 
@@ -453,7 +410,7 @@ def test_checks_are_asked_in_order_about_what_would_be_kept(empty: StoreAdapter)
         seen.append(candidate.text)
         return Verdict("quarantine") if "tea" in candidate.text else Verdict("keep", text="A dog.")
 
-    async def second(candidate: Candidate) -> Verdict | None:
+    def second(candidate: Candidate) -> Verdict | None:
         seen.append(candidate.text)
         return None
 
@@ -471,35 +428,22 @@ def test_checks_are_asked_in_order_about_what_would_be_kept(empty: StoreAdapter)
     assert setting.check == "role"
 
 
-@pytest.mark.parametrize("colour", ["blocking", "in a loop", "async"])
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_check_is_called_in_either_colour(empty: StoreAdapter, colour: str, kind: str) -> None:
-    """Sync or async, from a thread, from within a running loop, or awaited."""
+def test_an_async_caller_has_a_check_run_in_a_thread(empty: StoreAdapter) -> None:
+    """A check that blocks does not block the event loop."""
+    threads: list[threading.Thread] = []
 
     def check(candidate: Candidate) -> Verdict | None:
+        threads.append(threading.current_thread())
         return Verdict("refuse", "no dogs") if "dog" in candidate.text else None
 
-    async def acheck(candidate: Candidate) -> Verdict | None:
-        await asyncio.sleep(0)
-        return check(candidate)
-
-    gate = Gate([check if kind == "sync" else acheck])
     candidates = [Candidate("Bo has a dog"), Candidate("Bo has a cat")]
+    verdicts = asyncio.run(arun(Gate([check]).judge(candidates, empty, NAMESPACE)))
 
-    async def within() -> list[Verdict]:
-        if colour == "async":
-            return await arun(gate.judge(candidates, empty, NAMESPACE))
-        return run(gate.judge(candidates, empty, NAMESPACE))
-
-    if colour == "blocking":
-        verdicts = run(gate.judge(candidates, empty, NAMESPACE))
-    else:
-        verdicts = asyncio.run(within())
     assert [each.action for each in verdicts] == ["refuse", "keep"]
+    assert threading.current_thread() not in threads
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_check_that_fails_keeps_nothing(empty: StoreAdapter, kind: str) -> None:
+def test_a_check_that_fails_keeps_nothing(empty: StoreAdapter) -> None:
     """What it raised on, or answered nonsense to, waits for review; the rest goes on."""
 
     def check(candidate: Candidate) -> Any:
@@ -509,11 +453,8 @@ def test_a_check_that_fails_keeps_nothing(empty: StoreAdapter, kind: str) -> Non
             raise RuntimeError("password: swordfish99")
         return None
 
-    async def acheck(candidate: Candidate) -> Any:
-        return check(candidate)
-
     failed, nonsense, fine = judged(
-        Gate([check if kind == "sync" else acheck]),
+        Gate([check]),
         empty,
         Candidate("they fail"),
         Candidate("it is nonsense"),
@@ -535,7 +476,6 @@ def test_a_check_that_fails_keeps_nothing(empty: StoreAdapter, kind: str) -> Non
         {"cards": None},
         {"contacts": "drop"},
         {"tools": "redact"},
-        {"per_minute": -1},
         {"max_items": "many"},
         {"checks": "check"},
         {"checks": [1]},
@@ -548,12 +488,6 @@ def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
         Gate(**options)
 
 
-def test_there_is_a_key_for_each_candidate(empty: StoreAdapter) -> None:
-    """Or none at all."""
-    with pytest.raises(ConfigurationError, match="2 keys"):
-        run(Gate().judge([Candidate("tea")], empty, NAMESPACE, keys=["a", "b"]))
-
-
 @given(
     st.lists(
         st.builds(
@@ -564,7 +498,6 @@ def test_there_is_a_key_for_each_candidate(empty: StoreAdapter) -> None:
             kind=st.sampled_from(["fact", TURN, EPISODE, "own"]),
             role=st.sampled_from(["user", "assistant", "tool", "system"]),
             explicit=st.booleans(),
-            shown=st.sampled_from([(), ("Ann sings",)]),
         ),
         max_size=6,
     )

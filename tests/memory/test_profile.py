@@ -724,10 +724,10 @@ def test_what_a_profile_holds_already_is_not_judged_again(store: SQLiteStore) ->
 
 
 def test_the_checks_of_a_gate_are_asked(any_store: Any) -> None:
-    """About each value with its name, sync or async; what they put otherwise is kept so."""
+    """About each value with its name; what they put otherwise is kept so."""
     seen: list[tuple[str, str, bool]] = []
 
-    async def sober(candidate: Candidate) -> Verdict | None:
+    def sober(candidate: Candidate) -> Verdict | None:
         seen.append((candidate.text, candidate.kind, candidate.explicit))
         if "beer" in candidate.text:
             return Verdict("refuse", "it is beer")

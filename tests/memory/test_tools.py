@@ -137,7 +137,7 @@ def test_a_search(store: Any, colour: str) -> None:
     said = json.loads(line)
 
     assert (said["id"], said["memory"]) == (key, f"{COFFEE} at work")
-    assert (said["thread"], said["trust"]) == ("t1", "user")
+    assert (said["thread"], said["said_by"]) == ("t1", "user")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", said["on"])
     assert [before["memory"] for before in said["before"]] == [TEA]
 
@@ -291,7 +291,7 @@ def test_a_store_that_is_full() -> None:
     assert "no room" in answer.text
 
 
-def test_what_is_blotted_out_is_told(store: Any, collection: Collection) -> None:
+def test_what_is_redacted_is_told(store: Any, collection: Collection) -> None:
     """What is kept otherwise than it was given is not just kept."""
     tool = manage_memory(store=store, gate=Gate(secrets="redact"))
     answer = asked(
@@ -435,7 +435,7 @@ def test_a_limit_that_is_none(limit: Any) -> None:
 def test_what_a_model_is_shown() -> None:
     """The arguments that there are for the actions it may take, each described."""
     whole = manage_memory(gate=Gate()).tool_call_schema.model_json_schema()["properties"]  # type: ignore[union-attr]
-    some = manage_memory(actions=("delete",), name="drop", instructions="Drop it.")
+    some = manage_memory(actions=("delete",), instructions="Drop it.")
     shape = some.tool_call_schema.model_json_schema()["properties"]  # type: ignore[union-attr]
     found = search_memory().tool_call_schema.model_json_schema()["properties"]  # type: ignore[union-attr]
 
@@ -444,7 +444,6 @@ def test_what_a_model_is_shown() -> None:
     assert all(part["description"] for part in (*whole.values(), *found.values()))
     assert list(shape) == ["action", "id"]
     assert list(found) == ["query", "limit"]
-    assert some.name == "drop"
     assert some.description.startswith("Drop it.")
     assert "'create'" not in some.description
     assert asked("sync", some, ANN, action="create", text=TEA).status == "error"

@@ -185,7 +185,7 @@ def test_a_turn_says_who_says_what() -> None:
 
 def test_a_turn_has_its_provenance() -> None:
     """A memory says where it comes from, and whose words it rests on."""
-    batch = Batch("t", "c", placed(AIMessage("Hello.", id="a", name="Bo")), shown=("Be kind.",))
+    batch = Batch("t", "c", placed(AIMessage("Hello.", id="a", name="Bo")))
     [addition] = proposed(batch).additions
     source = addition.candidate.provenance
     assert source is not None
@@ -199,11 +199,7 @@ def test_a_turn_has_its_provenance() -> None:
         source.position,
         source.at,
     ) == ("t", "c", ("a",), "Bo", "assistant", 0, MAY)
-    assert (
-        addition.candidate.kind,
-        addition.candidate.role,
-        addition.candidate.shown,
-    ) == ("turn", "assistant", ("Be kind.",))
+    assert (addition.candidate.kind, addition.candidate.role) == ("turn", "assistant")
 
 
 def test_a_long_message_is_kept_in_chunks() -> None:
