@@ -71,6 +71,15 @@ def test_pages_are_finished(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def test_the_map_names_modules_that_exist() -> None:
+    """Each module that CONTRIBUTING.md names is there."""
+    named = re.findall(r"\b\w+\.(?:py|sql)\b", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    folders = ("memory", "graphs", "checkpointers", "stores", "src", "tests", "benchmarks")
+    there = {path.name for folder in folders for path in (ROOT / folder).rglob("*.*")}
+
+    assert sorted(set(named) - there) == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_python_on_pages(page: Path, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every Python block of a page runs, in order, and prints the text block right below it."""
