@@ -71,6 +71,15 @@ def test_pages_are_finished(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def test_the_map_names_modules_that_exist() -> None:
+    """Each module that CONTRIBUTING.md names is there."""
+    named = re.findall(r"\b\w+\.(?:py|sql)\b", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    folders = ("memory", "graphs", "checkpointers", "stores", "src", "tests", "benchmarks")
+    there = {path.name for folder in folders for path in (ROOT / folder).rglob("*.*")}
+
+    assert sorted(set(named) - there) == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_python_on_pages(page: Path, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every Python block of a page runs, in order, and prints the text block right below it."""
@@ -86,7 +95,7 @@ def test_store_examples_can_be_pasted(scratch: Path, capsys: pytest.CaptureFixtu
     """The README's blocks with a store work line by line, as a Python session reads them."""
     session = code.InteractiveConsole()
     blocks = [b for b in with_output(PAGES[0]) if "SQLiteStore" in str(b[0].parsed)]
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for example, shown in blocks:
         for line in [*str(example.parsed).splitlines(), ""]:
             session.push(line)
