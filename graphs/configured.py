@@ -15,6 +15,7 @@ from perdure import settings
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.graphs.chat import Part, chat_graph
 from perdure.graphs.memory_agent import memory_agent
+from perdure.memory.extraction import remember_turns
 from perdure.memory.gate import Gate
 from perdure.memory.recall import NAMESPACE
 from perdure.memory.summary import summarize

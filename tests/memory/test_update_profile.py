@@ -323,7 +323,7 @@ SENT_BACK: dict[str, tuple[Reply, str]] = {
 }
 
 
-async def sober(candidate: Candidate) -> Verdict | None:
+def sober(candidate: Candidate) -> Verdict | None:
     return Verdict("refuse", "it is beer") if "beer" in candidate.text else None
 
 
