@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from perdure.memory.quarantine import Quarantine
     from perdure.memory.recall import arecall, recall
     from perdure.memory.recall_check import acheck_recall, check_recall
-    from perdure.memory.records import Candidate, Memory, Verdict
+    from perdure.memory.records import Candidate, Memory, Outcome, Verdict
     from perdure.memory.reducers import ChatState, Keep, keepable, messages
     from perdure.memory.summary import SummaryState, summarize
     from perdure.memory.tokens import context_window, count_tokens, token_counter
@@ -60,6 +60,7 @@ __all__ = [
     "MemoryMiddleware",
     "ModelCall",
     "ModelExtractor",
+    "Outcome",
     "Pace",
     "Profile",
     "Quarantine",
@@ -113,7 +114,7 @@ _MODULES = {
     "quarantine": "Quarantine",
     "recall": "arecall recall",
     "recall_check": "acheck_recall check_recall",
-    "records": "Candidate Memory Verdict",
+    "records": "Candidate Memory Outcome Verdict",
     "reducers": "ChatState Keep keepable messages",
     "summary": "SummaryState summarize",
     "tokens": "context_window count_tokens token_counter",
