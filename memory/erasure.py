@@ -115,13 +115,8 @@ def _emptied(adapter: StoreAdapter, place: Namespace) -> Effects[Receipt]:
     own = [key for where, key in plan.keys if where == place]
     receipt = _nothing(clean=True)
     if own and len(own) == len(plan.keys):
-<<<<<<< HEAD
-        whole: Receipt = yield _forget(adapter, place)
-        return whole
-=======
         own = []
         receipt += yield _forget(adapter, place)
->>>>>>> rb
     for key in own:  # one by one: namespaces below this one stay
         receipt += yield from erased(adapter, place, key)
     return receipt
