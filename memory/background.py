@@ -305,8 +305,7 @@ def run_worker(background: Background, *, timeout_s: float = 30.0) -> None:
 
     At the end it waits for running extractions, up to the timeout.
     """
-    if not background.work:
-        raise ConfigurationError("the Background has work=False; a worker needs one that works")
+    instance("background", background.work and background, Background, "one that works")
     ended, signals = threading.Event(), (signal.SIGINT, signal.SIGTERM)
     before = {each: signal.signal(each, lambda *_: ended.set()) for each in signals}
     try:

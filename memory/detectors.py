@@ -16,7 +16,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final, Literal
 
-from perdure.errors import ConfigurationError
+from perdure.errors import MissingDependency
 from perdure.memory.options import choice
 from perdure.memory.records import KEEP, Action, Candidate, Verdict
 
@@ -146,10 +146,11 @@ def phone_numbers(region: str) -> Detector:
     """A detector of the telephone numbers of a region like "US", by phonenumbers.
 
     Raises:
-        ConfigurationError: The extra `privacy` is not installed, or there is no such region.
+        MissingDependency: The extra `privacy` is not installed.
+        ConfigurationError: There is no such region.
     """
     if find_spec("phonenumbers") is None:
-        raise ConfigurationError(
+        raise MissingDependency(
             "phone_numbers needs phonenumbers; run: pip install 'perdure[privacy]'"
         )
     library: Any = import_module("phonenumbers")

@@ -321,17 +321,18 @@ class RememberTurns(Learner):
                 "the run has no thread_id, so its turns cannot be remembered; pass "
                 'config={"configurable": {"thread_id": "…"}}'
             )
-        history = history_of_state(check_thread_id(thread_id), checkpoint_id, messages)
-        # messages since the user's newest are of this moment; the times of earlier ones are unknown
-        humans = [i for i, each in enumerate(history.messages) if role(each.message) == "human"]
-        history = history.timed(datetime.now(UTC), humans[-1] if humans else 0)
+        check_thread_id(thread_id)
         adapter = self._adapter or adapter_of(None)
         scope = Scope(adapter, namespace_of(self.namespace, config), config)
         pipeline = Pipeline(TurnExtractor(), self.gate, _RUN, scope)
 
         def reads(mark: Watermark) -> Effects[ThreadHistory]:
             yield from ()
-            return history
+            unread = _from_known(mark, messages)
+            history = history_of_state(thread_id, checkpoint_id, unread)
+            # since the user's newest message they are of now; the times of earlier ones are unknown
+            humans = [i for i, each in enumerate(history.messages) if role(each.message) == "human"]
+            return history.timed(datetime.now(UTC), humans[-1] if humans else 0)
 
         try:
             return (yield from in_thread(pipeline.extracting(thread_id, reads)))
@@ -340,6 +341,15 @@ class RememberTurns(Learner):
         except Exception as exc:
             _LOG.warning("the turns of %r are not remembered yet: %s", thread_id, exc)
             return None
+
+
+def _from_known(mark: Watermark, messages: Messages) -> Messages:
+    """Without what is certainly read: a turn must not cost what the thread is long."""
+    if mark.count == len(mark.known) or not all(message.id for message in messages):
+        return messages
+    known = mark.ids
+    first = next((i for i, each in enumerate(messages) if each.id in known), 0)
+    return messages[max(0, first - _BEFORE) :]
 
 
 remember_turns = RememberTurns

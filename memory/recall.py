@@ -91,6 +91,7 @@ class MemorySearch:
         as_of: datetime | None = None,
         accepts: Accepts = lambda memory: True,
         max_tokens: int | None = None,
+        explain: bool = False,
     ) -> Effects[RecallResult]:
         """The memories that answer a query and are accepted; `max_tokens`: less than its own."""
         instance("query", query, str, "text")
@@ -98,8 +99,9 @@ class MemorySearch:
         if not query.strip():
             return RecallResult([])
         rankings = []
+        options = {"query": query, "as_of": as_of, "explain": explain}
         for prefix in prefixes:
-            rankings.append((yield from self._ranking(adapter, prefix, query, as_of, accepts)))
+            rankings.append((yield from self._ranking(adapter, prefix, options, accepts)))
         memories = merged(rankings, self._limit)
         lines = [memory_line(memory) for memory in memories]
         taken, tokens = fitting("memories", lines, max_tokens or self.max_tokens, self._counter)
@@ -114,13 +116,11 @@ class MemorySearch:
         self,
         adapter: StoreAdapter,
         prefix: Namespace,
-        query: str,
-        as_of: datetime | None,
+        options: dict[str, Any],
         accepts: Accepts,
     ) -> Effects[list[tuple[int, Memory]]]:
         """Memories of one namespace with their ranks, more than the limit: some repeat others."""
         wanted = depth = self._limit + max(self._limit // 2, _SPARE)
-        options: dict[str, Any] = {"query": query, "as_of": as_of, "explain": True}
         while True:
             found = yield from adapter.found(prefix, limit=depth, **options)
             chosen = [
@@ -128,12 +128,12 @@ class MemorySearch:
                 for rank, memory in enumerate(found, 1)
                 if (self._kinds is None or memory.kind in self._kinds) and accepts(memory)
             ]
-            if len(chosen) >= wanted or len(found) < depth:
+            if len(chosen) >= self._limit or len(found) < depth:
                 return chosen[:wanted]
             depth *= _DEEPER
             # perdure's filters are exact, but read every value; those of other stores know no $in
             if adapter.versioned and self._kinds is not None:
-                options["filter"] = {"kind": {"$in": list(self._kinds)}}
+                options = {**options, "filter": {"kind": {"$in": list(self._kinds)}}}
 
 
 def _recall(
@@ -169,7 +169,7 @@ def _recall(
         StorageError: The store fails.
     """
     search = MemorySearch(namespace, kinds, limit, max_tokens)
-    return (yield from search.found(query, store, config, as_of=as_of))
+    return (yield from search.found(query, store, config, as_of=as_of, explain=True))
 
 
 recall = blocking(_recall)

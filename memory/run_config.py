@@ -10,6 +10,7 @@ from langgraph.config import get_store
 from langgraph.runtime import get_runtime
 
 from perdure.errors import ConfigurationError
+from perdure.memory.options import instance
 
 if TYPE_CHECKING:
     from perdure.stores.base import Provenance, StoredItem
@@ -39,12 +40,8 @@ class Place:
 
 def versioned(store: Any) -> Any:
     """A store, if it keeps versions."""
-    if not isinstance(store, Versioned):
-        raise ConfigurationError(
-            f"the store is a {type(store).__name__}, which keeps no versions; instructions need "
-            'one that does: perdure.stores.SQLiteStore.open(path), or open(":memory:")'
-        )
-    return store
+    expected = "a store that keeps versions, like perdure.stores.SQLiteStore.open(path)"
+    return instance("the store of instructions", store, Versioned, expected)
 
 
 def store_of_graph(what: str) -> Any:
