@@ -106,7 +106,9 @@ def _check_recall(
     """
     search, adapter = MemorySearch(namespace, None, limit, None), adapter_of(store)
     listed = questions.items() if isinstance(questions, Mapping) else questions
-    pairs = [_pair(place, pair) for place, pair in enumerate([*listed] or [None])]
+    pairs = [_pair(place, pair) for place, pair in enumerate(listed)]
+    if not pairs:
+        raise ConfigurationError(f"there are no questions; {_FORM}")
     checked = []
     for question, expected in pairs:
         found = (yield from search.found(question, store, config)).memories

@@ -364,7 +364,7 @@ def test_without_a_store_there_is_a_named_error() -> None:
         instructions.current()
     with pytest.raises(ConfigurationError, match="pass store="):
         graph_of(("use", node)).invoke({"messages": [ASK]})
-    with pytest.raises(ConfigurationError, match="keeps no versions"):
+    with pytest.raises(ConfigurationError, match="expected a store that keeps versions"):
         graph_of(("use", node), store=InMemoryStore()).invoke({"messages": [ASK]})
 
 

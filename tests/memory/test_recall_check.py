@@ -112,8 +112,8 @@ def test_any_store_will_do(checks: Any) -> None:
 
 
 WRONG: list[tuple[Any, str]] = [
-    ([], "number 0 is None"),
-    ({}, "number 0 is None"),
+    ([], "no questions"),
+    ({}, "no questions"),
     (["Where?"], "question number 0 is 'Where\\?'"),
     ([("Where?",)], "question number 0"),
     ([(7, "home")], "question number 0"),
