@@ -26,6 +26,7 @@ NAMESPACE: Final = ("memories", "{user_id}")
 Labels = Sequence[str] | Sequence[Sequence[str]]
 """The labels of a namespace, or a list of the labels of several; see `Template`."""
 Accepts = Callable[[Memory], bool]
+_REJECTED: Final = 3  # times the memories that are wanted, more are read in the first search
 _SPARE: Final = 5  # memories that are looked at beyond the limit: some repeat others
 _DEEPER: Final = 4  # times as many memories are looked at if too many are left out
 _K: Final = 60  # of reciprocal rank fusion: how little the first ranks stand out
@@ -91,9 +92,21 @@ class MemorySearch:
         as_of: datetime | None = None,
         accepts: Accepts = lambda memory: True,
         max_tokens: int | None = None,
+        rejected: int = 0,
         explain: bool = False,
     ) -> Effects[RecallResult]:
-        """The memories that answer a query and are accepted; `max_tokens`: less than its own."""
+        """The memories that answer a query and are accepted.
+
+        Args:
+            query: In the user's words.
+            store: As of `recall`; so are config, as_of and explain.
+            config: Of the run.
+            as_of: A moment of the past.
+            accepts: Whether a memory may be recalled.
+            max_tokens: Less than its own.
+            rejected: About how many memories will not be accepted, so that one search is enough.
+            explain: Whether to give the parts of the scores.
+        """
         instance("query", query, str, "text")
         adapter, prefixes = adapter_of(store), self.namespaces(config)
         if not query.strip():
@@ -101,7 +114,7 @@ class MemorySearch:
         rankings = []
         options = {"query": query, "as_of": as_of, "explain": explain}
         for prefix in prefixes:
-            rankings.append((yield from self._ranking(adapter, prefix, options, accepts)))
+            rankings.append((yield from self._ranking(adapter, prefix, options, accepts, rejected)))
         memories = merged(rankings, self._limit)
         lines = [memory_line(memory) for memory in memories]
         taken, tokens = fitting("memories", lines, max_tokens or self.max_tokens, self._counter)
@@ -118,9 +131,13 @@ class MemorySearch:
         prefix: Namespace,
         options: dict[str, Any],
         accepts: Accepts,
+        rejected: int,
     ) -> Effects[list[tuple[int, Memory]]]:
         """Memories of one namespace with their ranks, more than the limit: some repeat others."""
-        wanted = depth = self._limit + max(self._limit // 2, _SPARE)
+        wanted = self._limit + max(self._limit // 2, _SPARE)
+        depth = wanted + min(rejected, _REJECTED * wanted)
+        # what is not among so many is hardly an answer; but of a rare kind it may be
+        enough = self._limit if self._kinds is not None else self._limit // 2
         while True:
             found = yield from adapter.found(prefix, limit=depth, **options)
             chosen = [
@@ -128,7 +145,7 @@ class MemorySearch:
                 for rank, memory in enumerate(found, 1)
                 if (self._kinds is None or memory.kind in self._kinds) and accepts(memory)
             ]
-            if len(chosen) >= self._limit or len(found) < depth:
+            if len(chosen) >= enough or len(found) < depth:
                 return chosen[:wanted]
             depth *= _DEEPER
             # perdure's filters are exact, but read every value; those of other stores know no $in

@@ -126,7 +126,8 @@ class UseMemories(MessagesNode):
 
         try:
             options: dict[str, Any] = {"as_of": self._as_of(config), "max_tokens": room}
-            search = self._search.found(query, self._store, config, accepts=accepts, **options)
+            options |= {"accepts": accepts, "rejected": len(left)}
+            search = self._search.found(query, self._store, config, **options)
             found = yield from search
         except Exception as exc:  # also of the driver of another store
             if isinstance(exc, PerdureError) and not isinstance(
