@@ -62,6 +62,7 @@ class MemorySearch:
         kinds: Sequence[str] | None = None,
         limit: int = 20,
         max_tokens: int | None = 1_000,
+        min_score: float | None = None,
     ) -> None:
         several = isinstance(namespace, list | tuple) and not any(
             isinstance(each, str) for each in namespace
@@ -72,6 +73,7 @@ class MemorySearch:
         self._kinds = None if kinds is None else instance("kinds", kinds, (list, tuple), expected)
         self._limit = whole("limit", limit, 1)
         self.max_tokens = None if max_tokens is None else whole("max_tokens", max_tokens, 1)
+        self._min_score = min_score
         self._counter = token_counter(None)
 
     def namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
@@ -112,7 +114,9 @@ class MemorySearch:
         if not query.strip():
             return RecallResult([])
         rankings = []
-        options = {"query": query, "as_of": as_of, "explain": explain}
+        options: dict[str, Any] = {"query": query, "as_of": as_of, "explain": explain}
+        if self._min_score is not None:
+            options["min_score"] = self._min_score
         for prefix in prefixes:
             rankings.append((yield from self._ranking(adapter, prefix, options, accepts, rejected)))
         memories = merged(rankings, self._limit)

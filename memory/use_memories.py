@@ -51,6 +51,7 @@ class UseMemories(MessagesNode):
         kinds: Only memories of these kinds.
         limit: The largest number of memories.
         max_tokens: The tokens that they may take.
+        min_score: As of `SQLiteStore.search`: how well a memory has to answer; only of perdure's.
         as_of: A function of the run's config that gives the moment at which to remember, or the
             name of that moment in the config; None, or if it gives None: the present.
         messages_key: The channel of the messages.
@@ -64,11 +65,12 @@ class UseMemories(MessagesNode):
         kinds: Sequence[str] | None = None,
         limit: int = 20,
         max_tokens: int = 1_000,
+        min_score: float | None = None,
         as_of: Clock | str | None = None,
         messages_key: str = "messages",
     ) -> None:
         super().__init__(messages_key)
-        self._search = MemorySearch(namespace, kinds, limit, max_tokens)
+        self._search = MemorySearch(namespace, kinds, limit, max_tokens, min_score)
         self._store = None if store is None else StoreAdapter(store).store
         self._as_of = clock_of("as_of", as_of)
         self._following: list[MessagesNode] = []

@@ -22,6 +22,7 @@ from perdure.graphs import QuotingResponder
 from perdure.memory import (
     ChatState,
     Instructions,
+    remember,
     summarize,
     token_counter,
     trim,
@@ -400,3 +401,13 @@ def test_a_memory_that_gives_orders_stays_a_memory(shows: Any) -> None:
     assert text.endswith("</memories>")
     assert '"trust": "tool"' in text
     assert memories([SystemMessage(text)]) == [evil]
+
+
+def test_what_answers_badly_is_left_out(store: SQLiteStore) -> None:
+    """With a bar for the score, what has nothing to do with the question is not shown."""
+    remember("Ann likes figs", store=store, config=AS_ANN)
+    about, other = [HumanMessage("Who likes figs?")], [HumanMessage("Quantum chromodynamics?")]
+    part = use_memories(store, min_score=0.3)
+
+    assert "figs" in str(part(about, AS_ANN)[0].content)
+    assert [message.type for message in part(other, AS_ANN)] == ["human"]
