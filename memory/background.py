@@ -33,6 +33,7 @@ from perdure.memory.effects import run
 from perdure.memory.extraction import Extraction
 from perdure.memory.job_queue import JobQueue, StoppedEarly, Work, place_of
 from perdure.memory.options import choice, instance, seconds, whole
+from perdure.memory.thread_messages import storable
 from perdure.memory.watermarks import watermark
 
 logger = logging.getLogger("perdure.background")
@@ -265,8 +266,9 @@ class Background:
     def _fail(self, job: Job, exc: BaseException) -> None:
         if isinstance(exc, UnknownThread):
             logger.info("%s: %s", job.thread_id, exc)  # it was deleted meanwhile
+            self._due.drop(job.thread_id)
             return
-        error = f"{type(exc).__name__}: {exc!s:.500}"
+        error = storable(f"{type(exc).__name__}: {exc!s:.500}")
         self._record(job, error, final=_is_final(exc), exc=exc)
 
     def _record(

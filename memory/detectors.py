@@ -41,7 +41,7 @@ _KEYS: Final = tuple(
         r"(?a)(?<![A-Za-z0-9])(?P<value>(?:gh[oprsu]_|github_pat_|glpat-|xox[abeoprs]-|AIza|[rs]k_live_"
         r"|[rs]k_test_|npm_|hf_|pypi-|SG[.])(?=[A-Za-z_.-]{0,60}\d)[\w.-]{16,300}+"
         r"|sk-(?:[a-z]{2,10}\d{0,2}-){0,2}(?=[A-Za-z_]{0,40}\d)\w{16,300}+[\w-]{0,300}+"
-        r"|A(?:KIA|SIA)[A-Z0-9]{16}\b|eyJ[\w-]{8,}+\.eyJ[\w-]{8,}+(?:\.[\w-]*+)?)",
+        r"|A(?:KIA|SIA)[A-Z0-9]{16}\b|eyJ[\w-]{8,4096}+\.eyJ[\w-]{8,4096}+(?:\.[\w-]{0,4096}+)?)",
         r"(?P<value>-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----"
         r"(?:[^-]|-(?!----END))*+(?:-----END[A-Z0-9 ]{0,40}-----)?)",
         r"://[^\s/:@]{0,100}+:(?P<value>[^\s/]{1,200})@",
@@ -75,6 +75,7 @@ _PHONE: Final = re.compile(  # with a country code, or as in America
     r"(?<![\w+])(?:\+[1-9](?:[ ./()-]{0,3}\d){6,14}|00[1-9](?:[ ./()-]{0,3}\d){6,10})(?![ .]?\d)"
     r"|(?<![\w.,:/$€£+-])(?<![\d$€£] )(?:\([2-9]\d{2}\) ?|[2-9]\d{2}[ .-])\d{3}[ .-]\d{4}(?!\w)"
 )
+_WINDOW: Final = 4_096  # characters
 _SHORTEST_KEY: Final = 20
 _FORMS: Final = {"Cf": "", "Zs": " ", "Pd": "-", "Pi": '"', "Pf": '"'}
 
@@ -167,8 +168,9 @@ def service_keys(text: str) -> Iterator[Finding]:
     """Keys of cloud services, by detect-secrets; nothing without the extra `privacy`."""
     longest = max(map(len, text.split()), default=0)
     for pattern in _service_patterns() if longest >= _SHORTEST_KEY else ():
-        for match in pattern.finditer(text):
-            yield "secret", match.start(), match.end()
+        for start in range(0, len(text), _WINDOW // 2):  # some take the square of the length
+            for match in pattern.finditer(text[start : start + _WINDOW]):
+                yield "secret", start + match.start(), start + match.end()
 
 
 @lru_cache(1)

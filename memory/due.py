@@ -7,6 +7,7 @@ pause that doubles, and none after `retries` until there is a new message.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,14 +20,16 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.checkpointers import ThreadHead
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.errors import ConfigurationError, InvalidConfig
+from perdure.errors import ConfigurationError, InvalidNamespace
 from perdure.memory.effects import run
 from perdure.memory.extraction import Extraction
 from perdure.memory.options import instance, seconds, whole
-from perdure.memory.store_adapter import namespace_of
+from perdure.memory.store_adapter import FORMED, namespace_of, notes_of
 from perdure.memory.watermarks import Watermark, watermarks
 from perdure.stores.base import Namespace
+from perdure.stores.namespaces import check_key, check_namespace
 
+_LOG: Final = logging.getLogger("perdure.background")
 State = Literal["waiting", "due", "running", "retrying", "dead", "done"]
 STATES: Final = ("waiting", "due", "running", "retrying", "dead", "done")
 _PAGE: Final = 500  # threads
@@ -159,6 +162,11 @@ class DueThreads:
         namespace = namespace_of(self._extraction.namespace, {"configurable": wanted})
         return Job(thread_id, namespace, "due", configurable=wanted)
 
+    def drop(self, thread_id: str) -> None:
+        """Forget a thread that was deleted."""
+        with self._lock:
+            self._unread.pop(thread_id, None)
+
     def _refresh(self) -> None:
         """Add the threads that were written to since the last call."""
         begun = datetime.now(UTC)
@@ -178,9 +186,15 @@ class DueThreads:
         """The namespace of a thread's memories, and its values; None: the values do not fill it."""
         given = self._configurable(head.metadata)
         try:
-            return namespace_of(self._extraction.namespace, {"configurable": given}), given
-        except (InvalidConfig, ConfigurationError):
+            namespace = namespace_of(self._extraction.namespace, {"configurable": given})
+            check_namespace(notes_of(FORMED, namespace))
+            check_key(head.thread_id)
+        except ConfigurationError:
             return None
+        except InvalidNamespace as exc:  # of one thread, which must not hold up the others
+            _LOG.warning("thread %.80r cannot be extracted: %s", head.thread_id, exc)
+            return None
+        return namespace, given
 
     def _configurable(self, given: Mapping[str, Any]) -> dict[str, str]:
         values, names = {**self._defaults, **given}, self._extraction.namespace.names

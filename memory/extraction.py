@@ -181,6 +181,7 @@ class Pipeline:
     gate: Gate
     batch: int
     scope: Scope
+    guards: bool = True  # whether to write a watermark before the first messages are read
 
     def extracting(self, thread_id: str, reads: Reads) -> Effects[ExtractionReport]:
         """Extract memories of unread messages; `reads` reads the messages of the thread."""
@@ -193,6 +194,10 @@ class Pipeline:
                 after = mark.advanced((), history.checkpoint_id)  # it is no longer due
                 with suppress(VersionConflict):
                     yield from self.scope.adapter.written([self._put(after, thread_id)])
+            if new and mark.version == 0 and self.guards:
+                with suppress(VersionConflict):
+                    yield from self.scope.adapter.written([self._put(mark, thread_id)])
+                continue  # who erases the note from now on stops this extraction
             while new:
                 size = max(1, self.extractor.taking(new[: self.batch]))
                 batch, new = _batch_of(new[:size], mark, history), new[size:]
@@ -324,7 +329,7 @@ class RememberTurns(Learner):
         check_thread_id(thread_id)
         adapter = self._adapter or adapter_of(None)
         scope = Scope(adapter, namespace_of(self.namespace, config), config)
-        pipeline = Pipeline(TurnExtractor(), self.gate, _RUN, scope)
+        pipeline = Pipeline(TurnExtractor(), self.gate, _RUN, scope, guards=False)
 
         def reads(mark: Watermark) -> Effects[ThreadHistory]:
             yield from ()

@@ -80,7 +80,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         if self._changing and self._changing[0].messages_key in changes:  # messages are removed
             for learner in self._learners:
                 if isinstance(learner, RememberTurns):
-                    yield _invoked(learner, state, config)
+                    messages = state[learner.messages_key]
+                    if (yield from learner.learning(messages, state, config)) is None:
+                        return None  # nothing is removed before it is remembered
         return changes or None
 
     def _wrap_model_call(

@@ -22,6 +22,7 @@ M = TypeVar("M", bound=BaseModel)
 Document = dict[str, Any]
 MAX_BYTES: Final = 100_000  # of the JSON of a profile
 MAX_OPERATIONS: Final = 100  # of a patch
+_DEEPEST: Final = 64  # parts of a path
 _VALUE: Final = dict.fromkeys(("add", "replace", "test"), "value")
 _NEEDED: Final = {**_VALUE, "move": "from", "copy": "from"}
 _NOTHING: Final = object()
@@ -42,6 +43,8 @@ def operations_of(patch: Any) -> list[Document]:
                 if needed not in each:
                     raise InvalidPatch(f"it has no {needed!r}")
             paths = [JsonPointer(each[name]) for name in ("path", "from") if name in each]
+            if max(len(path.parts) for path in paths) > _DEEPEST:
+                raise InvalidPatch(f"its path has more than {_DEEPEST} parts")
         except (InvalidPatch, JsonPatchException, JsonPointerException, TypeError) as exc:
             raise InvalidPatch(f"operation {number} is none of a JSON Patch: {exc}") from exc
         if not paths[0].parts and each["op"] != "test":

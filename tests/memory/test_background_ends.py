@@ -192,3 +192,14 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
 
     assert [path.name for path in tmp_path.iterdir()] == ["50%20off #1"]
     assert [path.name for path in folder.glob("*.jobs")]
+
+
+def test_a_thread_that_was_deleted_is_due_no_longer(alone: Runs) -> None:
+    """Its extraction finds nothing, and nobody is told of it again."""
+    with alone.background(delay_s=0.3) as background:
+        alone.say("a")
+        assert state_of(background, "a") == "waiting"
+        alone.saver.delete_thread("a")
+        until(lambda: background.jobs() == [])
+
+        assert background.flush() == []

@@ -158,3 +158,13 @@ def test_a_checkpointer_that_lists_no_threads(tmp_path: Path) -> None:
         extraction = Extraction(InMemorySaver(), store)
         with pytest.raises(ConfigurationError, match=r"SQLiteCheckpointer\.open"):
             DueThreads(extraction, Pace())
+
+
+def test_a_thread_that_no_store_could_keep_does_not_hold_up_the_others(runs: Runs) -> None:
+    """Its user's name is longer than a label may be; the log says so, and the rest is due."""
+    config = config_of("long")
+    config["configurable"]["user_id"] = "u" * 5_000
+    runs.graph.invoke({"messages": [HumanMessage("Hi Tom.")]}, config)
+    runs.say("good")
+
+    assert [job.thread_id for job in DueThreads(runs.extraction, Pace(0)).jobs()] == ["good"]

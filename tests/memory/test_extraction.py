@@ -587,3 +587,28 @@ def test_messages_that_no_store_can_hold_are_formed_all_the_same(store: SQLiteSt
     extraction_of(saver, store).extract("t", user())
 
     assert {"assistant: half ? a smile", "user: two"} == set(texts(store))
+
+
+class Forgotten(TurnExtractor):
+    """Has its thread forgotten while it reads the first messages."""
+
+    def __init__(self, saver: SQLiteCheckpointer, store: SQLiteStore) -> None:
+        super().__init__()
+        self.saver, self.store = saver, store
+
+    def proposing(self, batch: Batch, scope: Scope) -> Effects[Proposal]:
+        self.store.forget(threads=[batch.thread_id], checkpointer=self.saver)
+        Collection(self.store).forget_all(config=user())
+        return (yield from super().proposing(batch, scope))
+
+
+def test_a_thread_that_is_forgotten_meanwhile_leaves_no_memories(
+    file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """Not even when it is extracted for the first time."""
+    say(graph_of(file_saver), "t", "I like tea.")
+    extraction = Extraction(file_saver, store, Forgotten(file_saver, store))
+
+    with pytest.raises(UnknownThread):
+        extraction.extract("t", user())
+    assert Collection(store).list(config=user()) == []

@@ -16,6 +16,7 @@ from langchain_core.messages.utils import convert_to_messages
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import StructuredTool, tool
 from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph, add_messages
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
@@ -23,6 +24,7 @@ from perdure import SQLiteCheckpointer, SQLiteStore
 from perdure.errors import BudgetExceeded, ConfigurationError
 from perdure.memory import (
     Instructions,
+    remember_turns,
     summarize,
     token_counter,
     trim,
@@ -313,3 +315,24 @@ def test_what_is_no_node_is_refused() -> None:
     for nodes in ((), (print,)):
         with pytest.raises(ConfigurationError, match="expected parts like"):
             MemoryMiddleware(*nodes)
+
+
+def test_nothing_is_removed_before_it_is_remembered(tmp_path: Path) -> None:
+    """A store that fails at the end of a run, and at the next one's beginning, loses no turn."""
+    with SQLiteStore.open(tmp_path / "m.db") as store, OpenAIServer(["yes"] * 4) as server:
+        middleware = MemoryMiddleware(remember_turns(store), trim(max_messages=1, mode="state"))
+        agent = create_agent(
+            client(server),
+            middleware=[middleware],
+            checkpointer=InMemorySaver(),
+        )
+        config: Any = {"configurable": {"thread_id": "t", "user_id": "ann"}}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, "abatch", None)
+            patch.setattr(store, "batch", None)
+            agent.invoke({"messages": [HumanMessage("I like tea.")]}, config)
+            agent.invoke({"messages": [HumanMessage("I like figs.")]}, config)
+        agent.invoke({"messages": [HumanMessage("I like pears.")]}, config)
+        found = {item.value["text"] for item in store.search(("memories", "ann"), limit=20)}
+
+    assert {"user: I like tea.", "user: I like figs.", "user: I like pears."} <= found
