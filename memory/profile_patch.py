@@ -22,7 +22,7 @@ M = TypeVar("M", bound=BaseModel)
 Document = dict[str, Any]
 MAX_BYTES: Final = 100_000  # of the JSON of a profile
 MAX_OPERATIONS: Final = 100  # of a patch
-_DEEPEST: Final = 64  # parts of a path
+_DEEPEST: Final = 200  # parts of a path; a schema allows fewer
 _VALUE: Final = dict.fromkeys(("add", "replace", "test"), "value")
 _NEEDED: Final = {**_VALUE, "move": "from", "copy": "from"}
 _NOTHING: Final = object()
