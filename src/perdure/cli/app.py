@@ -1,27 +1,45 @@
-"""The Typer application, and the options that every command shares."""
+"""The application: options that commands share, the database that they open, how errors end."""
 
 from __future__ import annotations
 
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from perdure.cli.output import safe
+from perdure.errors import ConfigurationError, PerdureError
+
 if TYPE_CHECKING:
+    from langchain_core.runnables import RunnableConfig
+
     from perdure.checkpointers import SQLiteCheckpointer
+    from perdure.memory.extraction import Extraction
+    from perdure.memory.proposals import Extractor
     from perdure.settings import Settings
     from perdure.stores import SQLiteStore
 
-    Opened = TypeVar("Opened", SQLiteCheckpointer, SQLiteStore)
+    Part = TypeVar("Part", SQLiteCheckpointer, SQLiteStore)
 
+HELP = {"context_settings": {"help_option_names": ["-h", "--help"]}, "rich_markup_mode": None}
 app = typer.Typer(
     name="perdure",
-    help="Memory for LangGraph agents: threads that resume, history that stays.",
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    **HELP,  # type: ignore[arg-type]
 )
+
+
+def group(name: str, help: str) -> typer.Typer:
+    """A group of commands, added to the application."""
+    made = typer.Typer(name=name, help=help, no_args_is_help=True, **HELP)  # type: ignore[arg-type]
+    app.add_typer(made)
+    return made
 
 
 def _print_version(wanted: bool) -> None:
@@ -44,62 +62,192 @@ def _(
     """Memory for LangGraph agents: threads that resume, history that stays."""
 
 
+def main() -> None:
+    """Run a command. Exit codes: 0; 1, the answer is no; 2, an error, which is a line on stderr."""
+    try:
+        code = app(standalone_mode=False)
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:
+        code = 0
+    except PerdureError as exc:
+        code = _failed(str(exc))
+    except Exception as exc:
+        if isinstance(exc, typer.Abort):
+            code = _failed("aborted", 1)
+        elif hasattr(exc, "format_message"):  # an error of usage, whose class typer does not export
+            usage = exc.ctx.get_usage() + "\n" if getattr(exc, "ctx", None) else ""
+            code = _failed(exc.format_message(), usage=usage)
+        else:
+            code = _failed(traceback.format_exc(), 1)
+    raise SystemExit(code)
+
+
+def _failed(text: str, code: int = 2, usage: str = "") -> int:
+    sys.stderr.write(f"{safe(usage)}perdure: {safe(text)}\n")
+    return code
+
+
+# -- options
+
 DB = Annotated[
-    str | None,
-    typer.Option("--db", help="The database file; else PERDURE_DB, else the data folder's."),
+    str | None, typer.Option("--db", help="The database; else PERDURE_DB, else perdure.toml.")
+]
+User = Annotated[
+    str | None, typer.Option("--user", help="Whose memories; else PERDURE_USER, else me.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def settings_for(db: str | None, user: str | None = None) -> Settings:
-    """The settings with a command's own arguments."""
-    from perdure.settings import load
-
-    return load(db=db, user=user)
-
-
-def open_saver(db: str | None, *, create: bool = True, reads: bool = False) -> SQLiteCheckpointer:
-    """Open the database that a command works on; see `opened`."""
-    from perdure.checkpointers import SQLiteCheckpointer
-
-    begin = "perdure chat' or 'perdure import"
-    return opened(SQLiteCheckpointer, db, create=create, reads=reads, begin=begin)
+def confirm(question: str, yes: bool) -> None:
+    """Ask before something is gone for good."""
+    if not yes:
+        typer.confirm(safe(question), abort=True, err=True)
 
 
-def opened(kind: type[Opened], db: str | None, *, create: bool, reads: bool, begin: str) -> Opened:
-    """Open what a command works on.
+# -- the database
+
+
+class Database:
+    """The database of a command: each part is opened when it is first used.
+
+    Attributes:
+        settings: Where it is, and whose memories are meant.
+    """
+
+    def __init__(self, settings: Settings, stack: ExitStack, *, reads: bool) -> None:
+        self.settings = settings
+        self._stack = stack
+        self._reads = reads
+
+    @cached_property
+    def saver(self) -> SQLiteCheckpointer:
+        """The threads."""
+        from perdure.checkpointers import SQLiteCheckpointer
+
+        return self._opened(SQLiteCheckpointer)
+
+    @cached_property
+    def store(self) -> SQLiteStore:
+        """The items, memories among them."""
+        from perdure.stores import SQLiteStore
+
+        return self._opened(SQLiteStore)
+
+    @property
+    def user(self) -> str:
+        """Whose memories."""
+        return self.settings.user
+
+    @property
+    def config(self) -> RunnableConfig:
+        """What fills in the namespaces of memories."""
+        return {"configurable": {"user_id": self.user}}
+
+    def extraction(self, extractor: Extractor | None = None) -> Extraction:
+        """The extraction of the threads; without an extractor, of turns."""
+        from perdure.memory.extraction import Extraction
+        from perdure.memory.recall import NAMESPACE
+
+        return Extraction(self.saver, self.store, extractor, namespace=NAMESPACE)
+
+    def _opened(self, part: type[Part]) -> Part:
+        from perdure.errors import StorageError
+
+        path, key = self.settings.db, self.settings.key
+        try:
+            return self._stack.enter_context(part.open(path, key=key))
+        except StorageError as exc:
+            # its kinds say that the file is locked, damaged or none: reading would say so again
+            if not self._reads or type(exc) is not StorageError:
+                raise
+            return self._stack.enter_context(part.open(path, key=key, read_only=True))
+
+
+@contextmanager
+def opened(
+    db: str | None, user: str | None = None, *, create: bool = False, reads: bool = False
+) -> Iterator[Database]:
+    """The database that a command works on.
 
     Args:
-        kind: What to open the database as.
         db: The command's own argument.
+        user: The same.
         create: Whether the command has something to begin a database with.
         reads: Whether it only reads, so that a file which cannot be written will do.
-        begin: The command that begins a database.
 
     Raises:
         ConfigurationError: The database is not there, and is not to be begun.
     """
-    from perdure.errors import ConfigurationError, StorageError
+    from perdure.settings import load
 
-    settings = settings_for(db)
+    settings = load(db=db, user=user)
     if not create and not Path(settings.db).exists():
         raise ConfigurationError(
-            f"there is no database {settings.db!r} yet; '{begin}' begins one, --db names another"
+            f"there is no database {settings.db!r} yet; 'perdure chat' or 'perdure import' begins "
+            "one, --db names another"
         )
+    with ExitStack() as stack:
+        yield Database(settings, stack, reads=reads)
+
+
+# -- ids
+
+
+def the_one(given: str, found: Iterable[str], noun: str, listing: str) -> str:
+    """The id that equals what is given, or the only one that begins with it.
+
+    Args:
+        given: The id, or a beginning of it.
+        found: Ids that begin with it.
+        noun: What they are ids of.
+        listing: The command that lists them.
+
+    Raises:
+        ConfigurationError: None is meant, or several are.
+    """
+    ids = list(found)
+    if given in ids:
+        return given
+    if given and len(ids) == 1:
+        return ids[0]
+    if not ids:
+        raise ConfigurationError(f"there is no {noun} {given!r}; '{listing}' lists them")
+    some = ", ".join(ids[:3]) + (", …" if len(ids) > 3 else "")
+    raise ConfigurationError(
+        f"{len(ids)} ids of {noun}s begin with {given!r} ({some}); give more of the one you mean"
+    )
+
+
+def thread_id(file: Database, given: str) -> str:
+    """The thread that an id, or the beginning of one, names."""
     try:
-        return kind.open(settings.db, key=settings.key)
-    except StorageError as exc:
-        # its kinds say that the file is locked, damaged or none: reading would say so again
-        if not reads or type(exc) is not StorageError:
-            raise
-        try:
-            return kind.open(settings.db, key=settings.key, read_only=True)
-        except StorageError:
-            raise exc from None
+        return file.saver.thread(given).thread_id
+    except PerdureError:  # unknown, or nothing that can be an id
+        found = file.saver.threads(prefix=given, limit=4)
+    return the_one(given, (info.thread_id for info in found), "thread", "perdure threads")
 
 
-def confirm(question: str, yes: bool) -> None:
-    """Ask before something is gone for good."""
-    if not yes:
-        typer.confirm(question, abort=True, err=True)
+def checkpoint_id(file: Database, thread: str, given: str) -> str:
+    """The checkpoint of a thread that an id, or the beginning of one, names."""
+    found = file.saver.checkpoints(thread, checkpoint_ns="")
+    ids = [info.checkpoint_id for info in found if info.checkpoint_id.startswith(given)]
+    return the_one(given, ids, "checkpoint", f"perdure show {thread} --all")
+
+
+def completed_thread(incomplete: str) -> list[str]:
+    """The threads that a shell completes what is typed to."""
+    try:
+        with opened(None, reads=True) as file:
+            return [info.thread_id for info in file.saver.threads(prefix=incomplete)]
+    except Exception:  # whatever it is, a shell that completes has no place to say it
+        return []
+
+
+Thread = Annotated[
+    str,
+    typer.Argument(
+        metavar="ID", help="The thread; a beginning will do.", autocompletion=completed_thread
+    ),
+]

@@ -1,32 +1,80 @@
-"""How results are shown: tables for people, JSON for programs."""
+"""How results are shown: text and tables for people, JSON for programs.
+
+No stored text reaches a terminal as a control: all output passes `safe` or `as_json`.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Console
 
-console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
-_CALLS = ("tool_use", "tool_call", "function_call")
-notes = Console(stderr=True, soft_wrap=not sys.stderr.isatty(), highlight=False)
+# C0 but newline and tab, DEL and C1, then what Unicode gives no shape: format characters (Cf),
+# line and paragraph separators, fillers, and halves of surrogate pairs
+_HIDDEN: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2"
+    "\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    "\ud800-\udfff\ufeff\uffa0\ufff0-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+_EMOJI: Final = "[\u2190-\u2bff\U0001f000-\U0001faff]"
+_JOINER: Final = re.compile(f"(?<=[\ufe0f{_EMOJI[1:]})\u200d(?={_EMOJI})")
+_OTHER: Final = 12  # columns that a cell keeps beside an id that fills the line
 
 
-def as_json(value: Any) -> None:
-    """Print a value as JSON; moments in ISO 8601, bytes in base64."""
-    print(json.dumps(value, ensure_ascii=False, indent=2, default=_json))
+def safe(text: str) -> str:
+    r"""Text in which nothing controls a terminal, is invisible, or turns the direction of writing.
+
+    Newlines and tabs stay, and so does the joiner within an emoji.
+
+    >>> safe("red \x1b[31m"), safe("a\u202eb"), safe("one\r\ntwo")
+    ('red \\x1b[31m', 'a\\u202eb', 'one\ntwo')
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    parts = _JOINER.split(text.replace("\r\n", "\n"))
+    return "\u200d".join(_HIDDEN.sub(_escaped, part) for part in parts)
 
 
-def json_line(value: Any) -> None:
-    """Print a value as JSON on one line, whole, whichever thread prints beside."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=_json) + "\n")
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+# -- for programs
+
+
+def as_json(value: Any, *, indent: int | None = 2) -> None:
+    """Print a value as JSON: moments in ISO 8601, bytes in base64; with indent None on one line.
+
+    A line is written whole, whichever thread prints beside.
+    """
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=_json)
+    sys.stdout.write(json_safe(text) + "\n")
     sys.stdout.flush()
+
+
+def json_safe(text: str) -> str:
+    r"""JSON with escapes for what `safe` would escape.
+
+    >>> json_safe('{"a": "\u202e"}')
+    '{"a": "\\u202e"}'
+    """
+    return _HIDDEN.sub(lambda found: found[0] if found[0] in "\r" else _in_json(found[0]), text)
+
+
+def _in_json(character: str) -> str:
+    return json.dumps(character)[1:-1]
 
 
 def _json(value: Any) -> str:
@@ -35,31 +83,73 @@ def _json(value: Any) -> str:
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print rows under headings, if there are any; numbers to the right. Whole when piped."""
-    rows = [list(row) for row in rows]
-    whole = not console.is_terminal
+# -- for people
+
+
+@cache
+def console(*, stderr: bool = False) -> Console:
+    """The terminal, or what stands in its place; `NO_COLOR` and `TERM` are heeded."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, markup=False)
+
+
+def say(text: str = "", style: str | None = None, *, stderr: bool = False) -> None:
+    """Print text; when piped, its lines are as long as they are."""
+    to = console(stderr=stderr)
+    to.print(safe(text), style=style, soft_wrap=not to.is_terminal)
+
+
+def note(text: str, style: str | None = None) -> None:
+    """Print to stderr what is no result."""
+    say(text, style, stderr=True)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], ids: Collection[str] = ()) -> None:
+    """Print rows under headings, a line each; when piped, nothing is cut.
+
+    Args:
+        columns: The headings; all empty: none are shown.
+        rows: The cells; columns of numbers are aligned to the right.
+        ids: The columns that are never cut nor wrapped, so that they can be copied.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [[line(str(cell), None) for cell in row] for row in (list(row) for row in rows)]
+    whole = not console().is_terminal
     shown = Table(box=None, header_style="bold", pad_edge=False, show_header=any(columns))
+    needed = 0
     for i, name in enumerate(columns):
-        numeric = bool(rows) and all(isinstance(row[i], int) for row in rows)
-        justify: Literal["left", "right"] = "right" if numeric else "left"
-        shown.add_column(name, justify=justify, overflow="fold", no_wrap=whole)
+        numeric = bool(rows) and all(re.fullmatch(r"[\d,.]+( [kMG]?B)?", row[i]) for row in rows)
+        fixed = whole or numeric or name in ids
+        needed += max([len(name), *(len(row[i]) for row in rows)]) if fixed else _OTHER
+        shown.add_column(name, justify="right" if numeric else "left", no_wrap=fixed)
     for row in rows:
-        shown.add_row(*(Text(str(cell)) for cell in row))
-    if not whole:
-        console.print(shown)
+        shown.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row))
+    needed += 2 * len(columns)
+    if not whole and needed <= console().width:
+        console().print(shown)
         return
-    width = console.measure(shown, options=console.options.update(max_width=1_000_000)).maximum
+    options = console().options.update(max_width=1_000_000)
+    width = console().measure(shown, options=options).maximum if whole else needed
     Console(width=width, highlight=False).print(shown)
 
 
-def counted(count: int, noun: str) -> str:
+def line(text: str, limit: int | None = 100) -> str:
+    """Text on one line, safe, cut if it is longer than `limit`."""
+    flat = " ".join(safe(text).split())
+    return flat if limit is None or len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
     """A count with its noun.
 
-    >>> counted(1, "thread"), counted(2, "thread")
-    ('1 thread', '2 threads')
+    >>> counted(1, "thread"), counted(2000, "thread"), counted(2, "memory", "memories")
+    ('1 thread', '2,000 threads', '2 memories')
     """
-    return f"{count} {noun}{'s' * (count != 1)}"
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def size(count: int) -> str:
@@ -77,56 +167,21 @@ def size(count: int) -> str:
 
 
 def ago(moment: datetime) -> str:
-    """How long ago, for people."""
+    """How long ago, for people; a date if it is more than a month."""
     seconds = max(0.0, (datetime.now(UTC) - moment).total_seconds())
+    if seconds > 30 * 86400:
+        return moment.astimezone(UTC).date().isoformat()
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
             return f"{counted(int(seconds // length), unit)} ago"
     return "just now"
 
 
-def line(text: str, limit: int = 100) -> str:
-    """Text on one line, cut if it is long."""
-    flat = " ".join(text.split())
-    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+def day(moment: datetime | None) -> str:
+    """The day of a moment, in UTC."""
+    return "" if moment is None else moment.astimezone(UTC).date().isoformat()
 
 
-def spoken(value: Any) -> str:
-    """What a message, or another item of a channel, says to people: no data, and no Python.
-
-    >>> spoken(["look", {"type": "image_url", "image_url": {"url": "data:..."}}])
-    'look [image_url]'
-    """
-    if not hasattr(value, "content"):
-        return _content(value)
-    calls = [*getattr(value, "tool_calls", ()), *getattr(value, "invalid_tool_calls", ())]
-    content = value.content
-    if calls and isinstance(content, list):  # some models say their calls in the content as well
-        content = [p for p in content if not isinstance(p, dict) or p.get("type") not in _CALLS]
-    return " ".join(filter(None, [_content(content), *map(_call, calls)]))
-
-
-def _content(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(part, str) or _kind(part) for part in value):
-        return " ".join(
-            part
-            if isinstance(part, str)
-            else part["text"]
-            if isinstance(part.get("text"), str)
-            else f"[{_kind(part)}]"
-            for part in value
-        )
-    return json.dumps(value, ensure_ascii=False, default=lambda part: f"[{type(part).__name__}]")
-
-
-def _kind(part: Any) -> str:
-    return str(part.get("type") or "") if isinstance(part, dict) else ""
-
-
-def _call(call: Any) -> str:
-    arguments = call.get("args")
-    if isinstance(arguments, dict):
-        arguments = ", ".join(f"{name}={_content(value)}" for name, value in arguments.items())
-    return f"→ {call.get('name')}({line(str(arguments or ''), 60)})"
+def moment(at: datetime | None) -> str:
+    """A moment in ISO 8601, in UTC."""
+    return "" if at is None else at.astimezone(UTC).isoformat().replace("+00:00", "Z")

@@ -1,26 +1,20 @@
-"""What a long command shows: how far it is, that it is at work, what is kept if it is cut off."""
+"""What a long command shows on stderr: how far it is, and what is kept if it is cut off."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Timer
 from typing import Final
 
-from perdure.cli.output import notes
+from perdure.cli.output import console, note, safe
 
 _PATIENCE_S: Final = 0.5  # what is done by then needs no word
 
 
-def on_terminal() -> bool:
-    """Whether somebody may be looking."""
-    return sys.stderr.isatty()
-
-
 @contextmanager
 def progress_bar(doing: str, noun: str) -> Iterator[Callable[[float | None, int], None]]:
-    """A bar on a terminal, on stderr.
+    """A bar on a terminal.
 
     Args:
         doing: What is being done.
@@ -29,7 +23,7 @@ def progress_bar(doing: str, noun: str) -> Iterator[Callable[[float | None, int]
     Yields:
         What moves it to a share of the whole (None: not known), and says a count.
     """
-    if not on_terminal():
+    if not console(stderr=True).is_terminal:
         yield lambda share, count: None
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -37,27 +31,27 @@ def progress_bar(doing: str, noun: str) -> Iterator[Callable[[float | None, int]
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.fields[said]}"),
+        TextColumn("{task.fields[reached]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=notes, transient=True) as progress:
-        task = progress.add_task(doing, total=None, said="")
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task(safe(doing), total=None, reached="")
 
         def show(share: float | None, count: int) -> None:
             percent = "" if share is None else f"{share:>4.0%}, "
-            said = f"{percent}{count:,} {noun}s"
-            progress.update(task, total=None if share is None else 1.0, completed=share, said=said)
+            reached, total = f"{percent}{count:,} {noun}s", None if share is None else 1.0
+            progress.update(task, total=total, completed=share, reached=reached)
 
         yield show
 
 
 @contextmanager
 def at_work(doing: str) -> Iterator[None]:
-    """Show on a terminal, on stderr, what is being done, if it is not done at once."""
-    if not on_terminal():
+    """Show on a terminal what is being done, if it is not done at once."""
+    if not console(stderr=True).is_terminal:
         yield
         return
-    status = notes.status(doing)
+    status = console(stderr=True).status(safe(doing))
     late = Timer(_PATIENCE_S, status.start)
     late.daemon = True
     late.start()
@@ -71,9 +65,9 @@ def at_work(doing: str) -> Iterator[None]:
 
 @contextmanager
 def resumable(kept: Callable[[], str]) -> Iterator[None]:
-    """Say on stderr, when Ctrl-C ends a command, what is kept."""
+    """Say, when Ctrl-C ends a command, what is kept."""
     try:
         yield
     except KeyboardInterrupt:
-        notes.print(f"cut off: {kept()}; run it again to go on", markup=False)
+        note(f"cut off: {kept()}; run it again to go on")
         raise

@@ -1,0 +1,34 @@
+"""Running commands as they are typed."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+import perdure.cli  # noqa: F401 - it adds the commands
+from perdure.cli.app import app
+
+
+def attempt(*arguments: str, typed: str = "") -> Result:
+    """What comes of a command, whatever that is."""
+    return CliRunner().invoke(app, arguments, input=typed)
+
+
+def run(*arguments: str, typed: str = "") -> str:
+    """What a command prints; it must succeed."""
+    result = attempt(*arguments, typed=typed)
+    assert (result.exception, result.exit_code) == (None, 0), result.output
+    return result.stdout
+
+
+def read(*arguments: str) -> Any:
+    """What a command prints as JSON."""
+    return json.loads(run(*arguments, "--json"))
+
+
+def rows(table: str) -> list[list[str]]:
+    """The cells of a table, its headings first."""
+    return [re.split(r"  +", line.strip()) for line in table.splitlines()]
