@@ -15,7 +15,6 @@ from perdure.memory.adapters.spring import (
     InMemoryChatMemoryRepository,
     MessageChatMemory,
     MessageChatMemoryAdvisor,
-    PromptChatMemoryAdvisor,
     VectorStoreChatMemoryAdvisor,
 )
 
@@ -30,7 +29,6 @@ __all__ = [
     "MessageChatMemory",
     "MessageChatMemoryAdvisor",
     "MessageWindowChatMemory",
-    "PromptChatMemoryAdvisor",
     "ThreadMessageHistory",
     "TokenWindowChatMemory",
     "VectorStoreChatMemoryAdvisor",
