@@ -15,7 +15,8 @@ from langgraph.graph import END, START, StateGraph, add_messages
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from perdure.errors import InvalidUpdate
-from perdure.memory import ChatState, Keep, keepable, messages
+from perdure.memory import ChatState, Keep, messages
+from perdure.memory.reducers import keepable
 
 
 def human(n: int) -> HumanMessage:

@@ -18,18 +18,17 @@ from perdure.checkpointers import SQLiteCheckpointer
 from perdure.graphs import chat_graph
 from perdure.memory import (
     Collection,
-    ExampleSelector,
     Extraction,
     Instructions,
-    Pace,
     Profile,
-    Quarantine,
     forget,
     recall,
     remember_turns,
 )
-from perdure.memory.due import DueThreads
+from perdure.memory.due import DueThreads, Pace
+from perdure.memory.examples import ExampleSelector
 from perdure.memory.proposals import Addition, Batch, Proposal, Scope
+from perdure.memory.quarantine import Quarantine
 from perdure.stores import SQLiteStore
 from tests.layout import ROOT
 from tests.memory.threads import texts

@@ -21,12 +21,12 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig
-from perdure.memory import ChatState, Extraction, Gate, TurnExtractor
+from perdure.memory import ChatState, Extraction, Gate
 from perdure.memory.effects import run
 from perdure.memory.extraction import remember_turns
 from perdure.memory.records import Memory
 from perdure.memory.store_adapter import StoreAdapter, memory_of
-from perdure.memory.turns import superseded_turns, turn_key
+from perdure.memory.turns import TurnExtractor, superseded_turns, turn_key
 from perdure.memory.watermarks import Watermark, watermark
 from perdure.storage.flow import rows_of
 from perdure.stores import SQLiteStore

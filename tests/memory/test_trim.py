@@ -25,8 +25,9 @@ from langgraph.graph import START, StateGraph, add_messages
 
 from perdure import SQLiteCheckpointer
 from perdure.errors import BudgetExceeded, ConfigurationError, InvalidMessages
-from perdure.memory import ChatState, count_tokens, trim
+from perdure.memory import ChatState, trim
 from perdure.memory.nodes import SHOWN
+from perdure.memory.tokens import count_tokens
 from tests.memory.conversations import Talk, conversations, keys, newest_human, total
 from tests.memory.providers import awaits_answer, refusals
 

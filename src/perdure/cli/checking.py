@@ -6,7 +6,6 @@ import json as jsonlib
 import sys
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -143,5 +142,5 @@ def _plain(report: RecallReport, minimum: float, passed: bool) -> dict[str, Any]
         "limit": report.limit,
         "minimum": minimum,
         "passed": passed,
-        "asked": [{**asdict(each), "recall": each.recall} for each in report.questions],
+        "asked": [{**each._asdict(), "recall": each.recall} for each in report.questions],
     }
