@@ -23,11 +23,11 @@ Expected = str | Sequence[str]
 
 
 class CheckedQuestion(NamedTuple):
-    """A question, what it is to recall, and the rank of each, from 1; None: not recalled."""
+    """A question and what it is to recall."""
 
     question: str
     expected: Sequence[str]
-    ranks: list[int | None]
+    ranks: list[int | None]  # of each that is expected, from 1; None: not recalled
 
     @property
     def recall(self) -> float:

@@ -109,11 +109,8 @@ class CheckpointerChatMemoryStore(ChatMemoryStore):
 class WindowChatMemory(ABC):
     """The base of both windows.
 
-    Args:
-        id: Which memory of the store.
-        store: Where the messages are kept.
-        always_keep_system_message_first: Whether a new system message goes to the front, not to
-            the end.
+    `id` says which memory of the store it is. A new system message goes to the end, or with
+    `always_keep_system_message_first` to the front.
     """
 
     id: Any = "default"

@@ -22,6 +22,7 @@ from perdure.graphs import QuotingResponder
 from perdure.memory import (
     ChatState,
     Instructions,
+    assemble,
     remember,
     summarize,
     token_counter,
@@ -411,3 +412,22 @@ def test_what_answers_badly_is_left_out(store: SQLiteStore) -> None:
 
     assert "figs" in str(part(about, AS_ANN)[0].content)
     assert [message.type for message in part(other, AS_ANN)] == ["human"]
+
+
+@pytest.mark.parametrize("cuts", [trim, assemble])
+def test_memories_that_a_counter_counts_dear_take_no_more_than_there_is(
+    cuts: Any, shows: Any
+) -> None:
+    """The section is measured by what follows; the last memories go until the newest turn fits."""
+
+    def dear(given: Any) -> int:
+        return sum(len(m.text.split()) + 200 * m.text.count('"memory"') for m in given)
+
+    puts = [fact(f"k{n}", f"the train number {n} goes to Ghent") for n in range(10)]
+    with filled(*puts) as store:
+        cut = cuts(max_tokens=1_000, token_counter=dear)
+        shown = shows(view(use_memories(store), cut), [HumanMessage("the train to Ghent")])
+
+    assert dear(shown) <= 1_000
+    assert len(memories(shown)) == 4
+    assert shown[-1].text == "the train to Ghent"
