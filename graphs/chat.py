@@ -48,8 +48,7 @@ def chat_graph(
     A stream of messages has the answers only: no instructions, summaries, memories or removals.
 
     Args:
-        model: A chat model or its name; None: a responder that works offline and quotes what it is
-            shown.
+        model: A chat model or its name; None: a responder that quotes what it is shown.
         tools: The tools that the model may call.
         memory: The parts of the memory. What the model is shown, in order, the part that cuts last.
             After the answer learners run, like `remember_turns()`, and then the parts that change
@@ -95,8 +94,8 @@ def chat_graph(
         return answered(state, await chosen.ainvoke(messages, config))
 
     builder: StateGraph[Any, None, Any, Any] = StateGraph(SummaryState if summarizes else ChatState)
-    responds = RunnableLambda(respond, arespond)
-    builder.add_node("respond", responds, destinations=(*(["tools"] if tools else ()), *steps, END))
+    destinations = (*(["tools"] if tools else ()), *steps, END)
+    builder.add_node("respond", RunnableLambda(respond, arespond), destinations=destinations)
     builder.add_edge(START, "respond")
     if tools:
         builder.add_node("tools", ToolNode(list(tools)))
@@ -109,7 +108,7 @@ def chat_graph(
 
 
 def _named(parts: Sequence[Part]) -> dict[str, Part]:
-    """Parts by the names of their nodes, like `remember`, `reflect`, `update_profile`, `trim`."""
+    """Parts by the names of their nodes, like `remember`, `reflect`, `trim`, `trim-2`."""
     named: dict[str, Part] = {}
     for part in parts:
         kind = type(part).__name__
@@ -120,11 +119,7 @@ def _named(parts: Sequence[Part]) -> dict[str, Part]:
 
 
 def _quiet(part: Part) -> Runnable[Any, Any]:
-    """A node whose update reaches the state and no `stream_mode="messages"`.
-
-    langgraph streams the messages in an update that is a dict, removals too; it does not stream an
-    update by pairs.
-    """
+    """A node whose update is pairs: `stream_mode="messages"` has those of a dict, removals too."""
 
     def pairs(update: dict[str, Any]) -> Command[Any]:
         return Command(update=[(key, value) for key, value in update.items() if key != SHOWN])

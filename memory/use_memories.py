@@ -42,12 +42,10 @@ class UseMemories(MessagesNode):
     left out; memories of messages that are cut off are not. If the store or its embedder fails, a
     warning is logged, and the turn goes on without memories.
 
+    `namespace`, `kinds`, `limit` and `max_tokens` are those of `recall`.
+
     Args:
         store: Any langgraph store; None: the one that the graph was compiled with.
-        namespace: As of `recall`; so are kinds, limit and max_tokens.
-        kinds: Only memories of these kinds.
-        limit: How many at most.
-        max_tokens: What they may take; fewer are shown if a part that follows counts them dearer.
         min_score: As of `SQLiteStore.search`: how well a memory has to answer; only of perdure's.
         as_of: A function of the run's config that gives the moment at which to remember, or the
             name of that moment in the config; None, or if it gives None: the present.
