@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
@@ -28,11 +29,7 @@ class CheckedQuestion(NamedTuple):
     question: str
     expected: Sequence[str]
     ranks: list[int | None]  # of each that is expected, from 1; None: not recalled
-
-    @property
-    def recall(self) -> float:
-        """The share of the expected that was recalled."""
-        return sum(rank is not None for rank in self.ranks) / len(self.ranks)
+    recall: float  # the share of them that was recalled
 
     def __str__(self) -> str:
         ranks = ", ".join(str(rank or "-") for rank in self.ranks)
@@ -44,22 +41,9 @@ class RecallReport(NamedTuple):
 
     questions: list[CheckedQuestion]
     limit: int
-
-    @property
-    def recall(self) -> float:
-        """The mean share of the expected memories that is among the first `limit`."""
-        return sum(each.recall for each in self.questions) / len(self.questions)
-
-    @property
-    def mrr(self) -> float:
-        """The mean reciprocal rank of the first expected memory."""
-        best = [min(filter(None, each.ranks), default=None) for each in self.questions]
-        return sum(1 / rank for rank in best if rank) / len(best)
-
-    @property
-    def missed(self) -> list[CheckedQuestion]:
-        """The questions that did not recall all that they should."""
-        return [each for each in self.questions if each.recall < 1]
+    recall: float  # the mean of the questions'
+    mrr: float  # the mean reciprocal rank of the first expected memory
+    missed: list[CheckedQuestion]  # those that did not recall all that they should
 
     def assert_recalled(self, minimum: float = 0.9) -> None:
         """Raise NotRecalled, with the report, unless `recall` is at least this share, 0 to 1."""
@@ -89,16 +73,18 @@ def _check_recall(
     whatever its capitals and spaces; or with a list, of which all are asked for. At most `limit`
     memories count as recalled; the other options are those of `recall`.
     """
-    search, adapter, checked = MemorySearch(namespace, None, limit, None), adapter_of(store), []
+    search, adapter, asked = MemorySearch(namespace, None, limit, None), adapter_of(store), []
     for question, expected in _pairs(questions):
         found = (yield from search.found(question, store, config)).memories
-        ranks = []
+        ranks: list[int | None] = []
         for wanted in expected:
             is_key = yield from _is_key(adapter, search.namespaces(config), wanted)
             right = [each.key == wanted if is_key else _has(each, wanted) for each in found]
             ranks.append(right.index(True) + 1 if any(right) else None)
-        checked.append(CheckedQuestion(question, expected, ranks))
-    return RecallReport(checked, limit)
+        asked.append(CheckedQuestion(question, expected, ranks, 1 - ranks.count(None) / len(ranks)))
+    recalled = fmean(each.recall for each in asked)
+    mrr = fmean(max(1 / rank if rank else 0.0 for rank in each.ranks) for each in asked)
+    return RecallReport(asked, limit, recalled, mrr, [each for each in asked if each.recall < 1])
 
 
 check_recall = blocking(_check_recall)

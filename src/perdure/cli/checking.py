@@ -142,5 +142,5 @@ def _plain(report: RecallReport, minimum: float, passed: bool) -> dict[str, Any]
         "limit": report.limit,
         "minimum": minimum,
         "passed": passed,
-        "asked": [{**each._asdict(), "recall": each.recall} for each in report.questions],
+        "asked": [each._asdict() for each in report.questions],
     }
