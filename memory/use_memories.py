@@ -16,7 +16,7 @@ from langgraph.store.base import BaseStore
 from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, StorageError
 from perdure.memory.clock import Clock, clock_of
 from perdure.memory.conversation import Turn
-from perdure.memory.effects import Effect, Effects, arun, run
+from perdure.memory.effects import Effect, Effects, awaiting, blocking
 from perdure.memory.nodes import MessagesNode, Shown
 from perdure.memory.quotation import section
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
@@ -76,15 +76,8 @@ class UseMemories(MessagesNode):
         made._following = [part for part in parts if not isinstance(part, UseMemories)]
         return made
 
-    def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """The same, with memories in the system message."""
-        return run(self._through(shown, state, config))
-
-    async def athrough(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """See `through`."""
-        return await arun(self._through(shown, state, config))
-
     def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Effects[Shown]:
+        """The same, with memories in the system message."""
         newest, turns = tee(shown.turns)
         query, room = query_of(list(islice(newest, 2))), self._search.max_tokens or 0
         lines: tuple[str, ...] = ()
@@ -108,6 +101,9 @@ class UseMemories(MessagesNode):
                 lines = lines[:-1]
         shown = replace(shown, turns=turns)
         return _with_section(shown, section("memories", lines)) if lines else shown
+
+    through = blocking(_through)  # type: ignore[arg-type]
+    athrough = awaiting(_through)  # type: ignore[arg-type]
 
     def _left(
         self, shown: Shown, state: Any, config: RunnableConfig | None

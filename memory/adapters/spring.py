@@ -117,7 +117,7 @@ class MessageChatMemory:
         if atomic is None:
             self.repository.save(conversation_id, new)
         else:
-            atomic(conversation_id, lambda found: self._window(found, new, self.max_size))
+            atomic(conversation_id, lambda found: _window(found, new, self.max_size))
 
     def get(self, conversation_id: str, last_n: int = ALL) -> list[BaseMessage]:
         """The newest `last_n` messages of the window, oldest first, as far as providers take them.
@@ -125,14 +125,11 @@ class MessageChatMemory:
         The system message is one of them.
         """
         size = min(whole("last_n", last_n, 1), self.max_size)
-        return presentable(self._window([], self._loaded(conversation_id), size))
+        return presentable(_window([], self._loaded(conversation_id), size))
 
     def clear(self, conversation_id: str) -> None:
         """Delete a conversation."""
         self.repository.delete(conversation_id)
-
-    def _window(self, found: Messages, new: Messages, size: int) -> list[BaseMessage]:
-        return windowed(found, new, lambda messages: len(messages) <= size)
 
     def _loaded(self, conversation_id: str) -> list[BaseMessage]:
         """All messages, oldest first; the repository on Spring's page gives the newest first."""
@@ -260,6 +257,10 @@ class VectorStoreChatMemoryAdvisor(ChatMemoryAdvisor):
             value = {"text": m.text, "kind": m.type}
             puts.append(PutOp(namespace, m.id or str(uuid4()), value, index=["text"]))
         self.store.batch(puts)
+
+
+def _window(found: Messages, new: Messages, size: int) -> list[BaseMessage]:
+    return windowed(found, new, lambda messages: len(messages) <= size)
 
 
 def _request(input: Any) -> list[BaseMessage]:
