@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
-from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import (
-    AIMessage,
-    AIMessageChunk,
-    BaseMessage,
-    HumanMessage,
-    SystemMessage,
-)
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 
 from perdure.memory.thread_messages import REMEMBER
 from perdure.stores.text import STOP_WORDS
@@ -26,7 +18,6 @@ NOTICE: Final = "(No model is configured; set PERDURE_MODEL for real answers.)"
 _WORD: Final = re.compile(r"\w+")
 _SECTION: Final = re.compile(r"<memories>\n(.*?)\n</memories>", re.DOTALL)
 _QUOTES = 2
-_UNREMEMBERED: Final = {REMEMBER: False}  # what is quoted is known already
 
 
 class QuotingResponder(BaseChatModel):
@@ -40,22 +31,9 @@ class QuotingResponder(BaseChatModel):
         return "perdure-quoting-responder"
 
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
-        message = AIMessage(_answer(messages), response_metadata=_UNREMEMBERED)
+        # what is quoted is known already
+        message = AIMessage(_answer(messages), response_metadata={REMEMBER: False})
         return ChatResult(generations=[ChatGeneration(message=message)])
-
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        for word in re.findall(r"\S+\s*|\s+", _answer(messages)):
-            part = AIMessageChunk(content=word, response_metadata=_UNREMEMBERED)
-            chunk = ChatGenerationChunk(message=part)
-            if run_manager is not None:
-                run_manager.on_llm_new_token(word, chunk=chunk)
-            yield chunk
 
 
 def _answer(messages: list[BaseMessage]) -> str:
