@@ -12,7 +12,7 @@ from langgraph.store.base import BaseStore
 
 from perdure.memory.context import fitting
 from perdure.memory.effects import Effects, awaiting, blocking
-from perdure.memory.normal_form import normal
+from perdure.memory.sameness import normal
 from perdure.memory.options import instance, whole
 from perdure.memory.quotation import memory_line, past_since, section
 from perdure.memory.records import TURN, Memory

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from langgraph.store.memory import InMemoryStore
 
-from perdure.memory.admission import Admitted, admit
+from perdure.memory.gate import Admitted, Gate, admit
 from perdure.memory.effects import run
-from perdure.memory.gate import Gate
 from perdure.memory.records import TURN, Candidate, Outcome
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.stores import Provenance, SQLiteStore

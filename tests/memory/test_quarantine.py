@@ -13,9 +13,8 @@ from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownMemory
-from perdure.memory.admission import admit
 from perdure.memory.effects import run
-from perdure.memory.gate import Gate
+from perdure.memory.gate import Gate, admit
 from perdure.memory.quarantine import Quarantine
 from perdure.memory.records import Candidate
 from perdure.memory.reducers import ChatState
