@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from perdure.memory.context import assemble
     from perdure.memory.due import Pace
-    from perdure.memory.examples import Example, ExampleSelector
+    from perdure.memory.examples import ExampleSelector
     from perdure.memory.extraction import Extraction, remember_turns
     from perdure.memory.gate import Gate
     from perdure.memory.instructions import Instructions, use_instructions
@@ -50,7 +50,6 @@ __all__ = [
     "Candidate",
     "ChatState",
     "Collection",
-    "Example",
     "ExampleSelector",
     "Extraction",
     "Gate",
@@ -103,7 +102,7 @@ _MODULES = {
     "collection": "Collection aforget amemories aremember forget memories remember",
     "context": "assemble",
     "due": "Pace",
-    "examples": "Example ExampleSelector",
+    "examples": "ExampleSelector",
     "extraction": "Extraction remember_turns",
     "gate": "Gate",
     "instructions": "Instructions use_instructions",

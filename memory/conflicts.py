@@ -1,7 +1,7 @@
 """Conflicts: of two changes of a namespace that are judged at once, the second is judged again.
 
-Within a process changes run one after another. Between processes each change counts up a note of
-the namespace, on condition that nobody has since it was judged. A store without versions has none.
+Within a process changes run one after another. Between processes, in a store with versions, each
+change counts up a note of the namespace, on condition that nobody has since it was judged.
 """
 
 from __future__ import annotations

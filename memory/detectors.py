@@ -228,18 +228,15 @@ class Sensitive:
     contacts: Treatment
     detectors: Sequence[Detector]
 
-    def screened(self, candidate: Candidate) -> tuple[Verdict, dict[str, Any]]:
-        """A verdict, to quarantine if a detector raises; and the fields to keep.
-
-        If something is redacted, one of the fields names its kinds.
-        """
+    def judged(self, candidate: Candidate) -> Verdict:
+        """A verdict, to quarantine if a detector raises."""
         kinds: dict[str, Treatment] = {}
         try:
             text = self._redacted(candidate.text, None, candidate.explicit, kinds)
             fields = self._redacted(candidate.fields, "", candidate.explicit, kinds)
         except Exception as exc:  # a detector of the user's, whose message may quote the secret
             fault = f"a detector raised {type(exc).__name__}, so nobody knows what it holds"
-            return Verdict("quarantine", fault, "detectors"), {}
+            return Verdict("quarantine", fault, "detectors")
         worst: Sequence[Treatment] = ("refuse", "quarantine", "redact")
         for treatment in worst:
             found = [kind for kind, given in kinds.items() if given == treatment]
@@ -248,10 +245,11 @@ class Sensitive:
             named = " and ".join(_NAMES.get(k, f"what a detector calls {k!r}") for k in found)
             check = "contacts" if found[0] in _CONTACTS else "secrets"
             if treatment != "redact":
-                return Verdict(treatment, f"it holds {named}", check), {}
+                return Verdict(treatment, f"it holds {named}", check)
             kept = None if text == candidate.text else text
-            return Verdict("keep", f"{named} is redacted", check, kept), {**fields, REDACTED: found}
-        return KEEP, fields
+            fields |= {REDACTED: found}
+            return Verdict("keep", f"{named} is redacted", check, kept, fields=fields)
+        return KEEP
 
     def redacted(self, text: str) -> str:
         """A text without anything sensitive, to be shown."""

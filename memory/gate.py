@@ -87,26 +87,14 @@ class Gate:
         `keys` are those that the candidates would be kept under: a memory may be put in other words
         under its own key, and `same_as` may name another candidate.
         """
-        judgement = yield from self.judging(candidates, adapter, namespace, keys)
-        return judgement.verdicts
-
-    def judging(
-        self,
-        candidates: Sequence[Candidate],
-        adapter: StoreAdapter,
-        namespace: Namespace,
-        keys: Sequence[str | None] | None,
-    ) -> Effects[Judgement]:
-        """The verdicts and the fields to keep; see `judge`."""
-        screened = yield computed(lambda: [self._static(each) for each in candidates])
-        verdicts, fields = [each[0] for each in screened], [each[1] for each in screened]
+        verdicts = yield computed(lambda: [self._static(each) for each in candidates])
         keys = [None] * len(candidates) if keys is None else keys
-        judgement = Judgement(candidates, verdicts, fields, keys)
+        judgement = _Judgement(candidates, verdicts, keys)
         yield from _refuse_deleted(judgement, adapter, namespace)
         yield from _refuse_known(judgement, adapter, namespace)
         judgement.verdicts = yield from self.examine(candidates, judgement.verdicts)
         _refuse_repeated(judgement)
-        return judgement
+        return judgement.verdicts
 
     def examine(
         self, candidates: Sequence[Candidate], verdicts: Sequence[Verdict]
@@ -126,24 +114,23 @@ class Gate:
                     verdicts[i] = Verdict("quarantine", fault, name)
         return verdicts
 
-    def _static(self, candidate: Candidate) -> tuple[Verdict, dict[str, Any]]:
-        """A verdict that needs no store, and the fields to keep."""
+    def _static(self, candidate: Candidate) -> Verdict:
+        """A verdict that needs no store."""
         if (fault := _unfit(candidate) or _too_large(candidate)) is not None:
-            return Verdict("refuse", fault[1], fault[0]), {}
-        verdict, fields = self.sensitive.screened(candidate)
+            return Verdict("refuse", fault[1], fault[0])
+        verdict = self.sensitive.judged(candidate)
         asked_by_code = candidate.explicit and not candidate.by_model
         if verdict.action == "keep" and candidate.role == "tool" and not asked_by_code:
-            verdict = Verdict("quarantine", "it rests on a tool's words alone", "role")
-        return verdict, fields
+            return Verdict("quarantine", "it rests on a tool's words alone", "role")
+        return verdict
 
 
 @dataclass(slots=True)
-class Judgement:
-    """The candidates of one call, with the verdicts so far, and the fields and keys to keep."""
+class _Judgement:
+    """The candidates of one call, with their keys and the verdicts so far."""
 
     candidates: Sequence[Candidate]
     verdicts: list[Verdict]
-    fields: Sequence[dict[str, Any]]
     keys: Sequence[str | None]
 
     def open(self, *, events: bool = True) -> list[int]:
@@ -152,7 +139,6 @@ class Judgement:
         return [i for i in kept if events or self.candidates[i].kind not in EVENTS]
 
     def text(self, i: int) -> str:
-        """A candidate's text as it would be kept."""
         return _kept(self.candidates[i], self.verdicts[i])
 
     def refuse(self, i: int, check: str, reason: str, same_as: str | None = None) -> None:
@@ -184,17 +170,16 @@ def admit(
     `keys` has the key of each; under that of a memory, a candidate becomes its new version. `made`
     says that the keys were made up for this call: told again, a candidate would have another.
     """
-    judgement = yield from gate.judging(candidates, adapter, namespace, keys)
+    verdicts = yield from gate.judge(candidates, adapter, namespace, keys=keys)
     admitted = Admitted([], [])
-    for i, (candidate, key) in enumerate(zip(candidates, keys, strict=True)):
-        verdict = judgement.verdicts[i]
+    for candidate, key, verdict in zip(candidates, keys, verdicts, strict=True):
         change: Change = "refused" if verdict.same_as is None else "unchanged"
         kept = verdict.same_as
         if verdict.action == "keep":
-            value = {**judgement.fields[i], "text": judgement.text(i), "kind": candidate.kind}
-            put = put_of(namespace, key, value, provenance=_trusted(candidate))
+            fields = candidate.fields if verdict.fields is None else verdict.fields
+            value = {**fields, "text": _kept(candidate, verdict), "kind": candidate.kind}
             change, kept = "added", key
-            admitted.puts.append(put)
+            admitted.puts.append(put_of(namespace, key, value, provenance=_trusted(candidate)))
         elif verdict.action == "quarantine":
             put = _quarantined(namespace, candidate, key, verdict, made=made)
             change, kept = "quarantined", put.key
@@ -234,7 +219,7 @@ def _quarantined(
 
 
 def _refuse_deleted(
-    judgement: Judgement, adapter: StoreAdapter, namespace: Namespace
+    judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
 ) -> Effects[None]:
     """Refuse what was deleted, unless somebody asks for it."""
     marks: dict[int, list[str]] = {}
@@ -251,7 +236,7 @@ def _refuse_deleted(
 
 
 def _refuse_known(
-    judgement: Judgement, adapter: StoreAdapter, namespace: Namespace
+    judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
 ) -> Effects[None]:
     """Refuse facts that a memory states, and unasked those that it stated before."""
     facts = _Facts(adapter, namespace)
@@ -314,7 +299,7 @@ class _Facts:
         return [memory for memory in own if memory.kind not in EVENTS]
 
 
-def _refuse_repeated(judgement: Judgement) -> None:
+def _refuse_repeated(judgement: _Judgement) -> None:
     """Refuse facts that an earlier candidate of the same call states."""
     kept: list[int] = []
     for i in judgement.open(events=False):
@@ -347,7 +332,7 @@ def _too_large(candidate: Candidate) -> tuple[str, str] | None:
     chars = len(candidate.text)
     if chars > _MAX_CHARS and candidate.kind not in EVENTS:
         return "size", f"it has {chars:,} characters; {_MAX_CHARS:,} are allowed"
-    for part, depth in _parts(candidate.fields):
+    for part, depth in parts_of(candidate.fields):
         if depth > _DEEPEST:
             return "size", f"its fields are more than {_DEEPEST} levels deep"
         chars += len(part) if isinstance(part, str) else 0
@@ -357,7 +342,7 @@ def _too_large(candidate: Candidate) -> tuple[str, str] | None:
     return None
 
 
-def _parts(value: Any) -> Iterator[tuple[Any, int]]:
+def parts_of(value: Any) -> Iterator[tuple[Any, int]]:
     """The parts of a JSON value, and how deep each is."""
     left = [(value, 0)]
     while left:
@@ -395,11 +380,12 @@ def _combined(before: Verdict, answer: Verdict, name: str) -> Verdict:
         return before
     reasons = (before.reason, answer.reason or "it is put otherwise")
     check = before.check or answer.check or name
-    return Verdict("keep", "; ".join(filter(None, reasons)), check, answer.text)
+    reason = "; ".join(filter(None, reasons))
+    return replace(before, reason=reason, check=check, text=answer.text)
 
 
 def _answers(check: Check, shown: Sequence[Candidate]) -> Effect:
-    """The answers of a check, or what it raised instead; an async caller has it run in a thread."""
+    """The answers of a check, or what it raised instead."""
 
     def answer(candidate: Candidate) -> Any:
         try:

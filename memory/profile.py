@@ -361,7 +361,7 @@ def _screened(gate: Gate, leaves: Sequence[Leaf], origin: Origin) -> Effects[lis
     tombstones do not apply.
     """
     candidates = [_candidate(each, origin) for each in leaves]
-    static = yield computed(lambda: [gate.sensitive.screened(each)[0] for each in candidates])
+    static = yield computed(lambda: [gate.sensitive.judged(each) for each in candidates])
     asked = [i for i, leaf in enumerate(leaves) if leaf.text]
     answers = yield from gate.examine([candidates[i] for i in asked], [static[i] for i in asked])
     verdicts = {**dict(enumerate(static)), **dict(zip(asked, answers, strict=True))}

@@ -91,6 +91,7 @@ class Verdict:
         check: The check that decided.
         text: The text to keep instead of the candidate's, for example a redacted one.
         same_as: The key of the memory that says the same, if it is refused for that.
+        fields: The fields to keep instead of the candidate's.
     """
 
     action: Action
@@ -98,6 +99,7 @@ class Verdict:
     check: str = ""
     text: str | None = None
     same_as: str | None = None
+    fields: Mapping[str, Any] | None = None
 
 
 KEEP: Final = Verdict("keep")

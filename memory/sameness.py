@@ -118,7 +118,9 @@ def _are_near(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
     if not all(word.isalpha() and word.islower() for pair in differ for word in pair):
         return False
     # words of one stem differ in tense or number
-    return bool(differ) and all(tokens(x) != tokens(y) and _cosine(x, y) >= _NEAR for x, y in differ)
+    return bool(differ) and all(
+        tokens(x) != tokens(y) and _cosine(x, y) >= _NEAR for x, y in differ
+    )
 
 
 def _is_moved(a: tuple[str, ...], b: tuple[str, ...]) -> bool:

@@ -261,9 +261,9 @@ def _told(message: ToolMessage) -> Any:
 
 _SAID = {
     "Kept.": "added",
-    "Corrected": "updated",
-    "kept as its past": "superseded",
-    "Deleted": "deleted",
+    "is updated": "updated",
+    "is superseded": "superseded",
+    "is deleted": "deleted",
     "Nothing had to be changed": "unchanged",
     "says this already": "unchanged",
 }
