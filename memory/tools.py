@@ -109,7 +109,10 @@ def manage_memory(
     `"error"` that says what to do instead.
 
     Args:
-        namespace, store, schema, gate: See `Collection`.
+        namespace: See `Collection`, as for store, schema and gate.
+        store: See `Collection`.
+        schema: See `Collection`.
+        gate: See `Collection`.
         actions: What the model may do.
         instructions: Tell the model when to keep what.
         messages_key: The channel of the messages.

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from langgraph.store.memory import InMemoryStore
 
-from perdure.memory.gate import Admitted, Gate, admit
 from perdure.memory.effects import run
+from perdure.memory.gate import Admitted, Gate, admit
 from perdure.memory.records import TURN, Candidate, Outcome
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.stores import Provenance, SQLiteStore

@@ -19,7 +19,7 @@ from perdure.errors import ConfigurationError
 from perdure.memory.effects import arun, run
 from perdure.memory.gate import Gate
 from perdure.memory.records import EPISODE, TURN, Candidate, Verdict
-from perdure.memory.store_adapter import StoreAdapter, put_of, removal_of
+from perdure.memory.store_adapter import StoreAdapter, put_of, removal_of, succeeding
 from perdure.memory.tombstones import tombstones_of
 from perdure.stores import Provenance, SQLiteStore
 
@@ -125,10 +125,8 @@ def test_what_rests_on_a_tool_alone_waits_for_review(empty: StoreAdapter) -> Non
 
     assert (by_model.action, by_model.check) == ("quarantine", "role")
     assert verdict(Gate(), empty, text, role="tool") == by_model
-    assert verdict(Gate(tools="refuse"), empty, text, role="tool").action == "refuse"
-    assert Verdict("keep") == verdict(Gate(tools="keep"), empty, text, role="tool")
     assert Verdict("keep") == verdict(Gate(), empty, text, role="tool", explicit=True)
-    assert verdict(Gate(tools="keep"), empty, SECRET, role="tool").check == "secrets"
+    assert verdict(Gate(), empty, SECRET, role="tool").check == "secrets"
 
 
 @pytest.mark.parametrize("by_model", [True, False])
@@ -305,6 +303,26 @@ def test_what_was_superseded_does_not_come_back_from_an_old_thread(adapter: Stor
     assert [later.action, asked.action] == ["keep", "keep"]
 
 
+def test_what_was_superseded_is_found_behind_any_number_of_nearer_memories(
+    adapter: StoreAdapter,
+) -> None:
+    """Facts and turns that are nearer do not hide that a memory said so before."""
+    remember(adapter, "home", "Ann lives in Ghent")
+    before = run(adapter.got(NAMESPACE, "home"))
+    assert before is not None
+    value = {"text": "Bo and she share a flat by the sea", "kind": "fact"}
+    put = put_of(NAMESPACE, "home", succeeding(before, value, "superseded"))
+    run(adapter.written([put]))
+    for number in range(40):
+        remember(
+            adapter, f"k{number}", f"Ann lives in Ghent {number}", TURN if number % 2 else "fact"
+        )
+    said = Provenance(at=datetime(2020, 1, 1, tzinfo=UTC))
+
+    assert verdict(Gate(), adapter, "ann lives in GHENT.", provenance=said).check == "duplicate"
+    assert verdict(Gate(), adapter, "Ann lives in Lille", provenance=said).action == "keep"
+
+
 # -- tombstones
 
 
@@ -377,28 +395,6 @@ def test_many_tombstones_are_looked_up_in_one_batch(adapter: StoreAdapter) -> No
     assert [gone.check, new.check] == ["tombstone", ""]
 
 
-# -- room
-
-
-def test_a_namespace_holds_no_more_than_it_may(adapter: StoreAdapter) -> None:
-    """What is too much is refused; what has a place keeps it, and a deletion makes one."""
-    for number in range(3):
-        remember(adapter, f"k{number}", f"Ann has {number} cats")
-    gate = Gate(max_items=5)
-    candidates = [Candidate(f"Bo has {number} dogs") for number in range(3)]
-    keys = ["new1", "new2", "new3"]
-    verdicts = run(gate.judge(candidates, adapter, NAMESPACE, keys=keys))
-    assert [each.check for each in verdicts] == ["", "", "flood"]
-    for key, candidate in zip(keys[:2], candidates, strict=False):
-        remember(adapter, key, candidate.text)
-
-    [update] = run(gate.judge([Candidate("Ann sings")], adapter, NAMESPACE, keys=["k0"]))
-    assert update.action == "keep"
-    assert "max_items is 5" in verdict(gate, adapter, "Ann swims").reason
-    run(adapter.written([removal_of(NAMESPACE, "k0")]))
-    assert verdict(gate, adapter, "Ann swims").action == "keep"
-
-
 # -- checks of the user's
 
 
@@ -466,6 +462,21 @@ def test_a_check_that_fails_keeps_nothing(empty: StoreAdapter) -> None:
     assert "returned True" in nonsense.reason
 
 
+def test_long_fields_are_looked_through_beside_the_event_loop(empty: StoreAdapter) -> None:
+    """Detectors run in another thread when the gate is awaited."""
+    threads: list[threading.Thread] = []
+
+    def noting(text: str) -> list[tuple[str, int, int]]:
+        threads.append(threading.current_thread())
+        return []
+
+    candidate = Candidate("Ann keeps a diary", fields={"diary": "dear diary " * 8_000})
+    asyncio.run(arun(Gate(detectors=[noting]).judge([candidate], empty, NAMESPACE)))
+
+    assert threads
+    assert threading.main_thread() not in threads
+
+
 # -- building one
 
 
@@ -473,10 +484,7 @@ def test_a_check_that_fails_keeps_nothing(empty: StoreAdapter) -> None:
     "options",
     [
         {"secrets": "hide"},
-        {"cards": None},
         {"contacts": "drop"},
-        {"tools": "redact"},
-        {"max_items": "many"},
         {"checks": "check"},
         {"checks": [1]},
         {"detectors": [None]},
