@@ -14,7 +14,7 @@ from pydantic import RootModel, ValidationError
 
 from perdure.errors import ConfigurationError, InvalidPatch, VersionConflict
 from perdure.memory.detectors import emails, phones, spans_of
-from perdure.memory.effects import Effect, Effects, awaiting, blocking, computed
+from perdure.memory.effects import Effect, Effects, awaiting, blocking
 from perdure.memory.gate import Gate
 from perdure.memory.options import instance
 from perdure.memory.profile_patch import (
@@ -361,7 +361,7 @@ def _screened(gate: Gate, leaves: Sequence[Leaf], origin: Origin) -> Effects[lis
     tombstones do not apply.
     """
     candidates = [_candidate(each, origin) for each in leaves]
-    static = yield computed(lambda: [gate.sensitive.judged(each) for each in candidates])
+    static = [gate.sensitive.judged(each) for each in candidates]
     asked = [i for i, leaf in enumerate(leaves) if leaf.text]
     answers = yield from gate.examine([candidates[i] for i in asked], [static[i] for i in asked])
     verdicts = {**dict(enumerate(static)), **dict(zip(asked, answers, strict=True))}

@@ -106,7 +106,7 @@ class StoreAdapter:
     def _past(self, as_of: datetime | None) -> dict[str, Any]:
         if as_of is None:
             return {}
-        expected = "one that keeps versions for as_of=, like perdure.stores.SQLiteStore"
+        expected = "perdure's, like SQLiteStore, for as_of=: another keeps no past"
         instance("store", self.store, Versioned, expected)
         return {"as_of": as_of}
 

@@ -325,7 +325,7 @@ def test_any_store_will_do(recalls: Any) -> None:
 
     assert set(keys(found.memories)) == {"tea", "walk"}
     assert keys(kinds.memories) == ["walk"]
-    with pytest.raises(ConfigurationError, match="one that keeps versions for as_of="):
+    with pytest.raises(ConfigurationError, match="keeps no past"):
         recalls("tea", store, as_of=NOW)
 
 
