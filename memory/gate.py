@@ -317,10 +317,14 @@ def _refuse_repeated(judgement: _Judgement) -> None:
 
 def _unfit(candidate: Candidate) -> tuple[str, str] | None:
     """The check that a candidate fails, and why."""
-    if not isinstance(candidate.text, str) or not any(map(str.isalnum, _statement(candidate))):
+    text = candidate.text
+    if not isinstance(text, str):
+        return "content", "it is no text"
+    said = text.split(": ", 1)[-1] if candidate.kind in EVENTS else text  # without the speaker
+    if not any(map(str.isalnum, said)):
         return "content", "it has no words"
     try:
-        candidate.text.encode()
+        text.encode()
     except UnicodeEncodeError as exc:
         return "content", f"it is no Unicode text: {exc.reason}"
     if candidate.role == "system":
@@ -352,16 +356,6 @@ def parts_of(value: Any) -> Iterator[tuple[Any, int]]:
             left += [(each, depth + 1) for each in part.values()]
         elif isinstance(part, list | tuple):
             left += [(each, depth + 1) for each in part]
-
-
-def _statement(candidate: Candidate) -> str:
-    """The text of a candidate, without the speaker's name in front of it."""
-    speaker = candidate.provenance.actor if candidate.provenance else None
-    if candidate.kind in EVENTS:
-        for name in (speaker, candidate.role):
-            if name and candidate.text.startswith(f"{name}: "):
-                return candidate.text[len(name) + 2 :]
-    return candidate.text
 
 
 def _kept(candidate: Candidate, verdict: Verdict) -> str:
