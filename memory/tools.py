@@ -105,13 +105,8 @@ def manage_memory(
     cannot be done, or that the gate refuses, is answered with a `ToolMessage` of the status
     `"error"` that says what to do instead.
 
-    Args:
-        namespace: See `Collection`, as for store, schema and gate.
-        store: See `Collection`.
-        schema: See `Collection`.
-        gate: See `Collection`.
-        instructions: Tell the model when to keep what.
-        messages_key: The channel of the messages.
+    `namespace`, `store`, `schema` and `gate` are those of a `Collection`. The `instructions` tell
+    the model when to keep what; `messages_key` is the channel of the messages.
     """
     kept = Collection(store, namespace, schema=schema, gate=gate)
     channel = text("messages_key", messages_key, "the name of a channel")
@@ -131,11 +126,10 @@ def search_memory(
     limit: int = 5,
     instructions: str = SEARCH,
 ) -> BaseTool:
-    """A tool with which a model searches memories.
+    """A tool with which a model searches memories; see also `manage_memory`.
 
     It answers with a quoted line for each, best first: its id, text, date, thread, trust and
-    previous text. `limit` is how many it returns unless the model says; for the other arguments see
-    `manage_memory`.
+    previous text. `limit` is how many it returns unless the model says.
     """
     most = max(whole("limit", limit, 1), _MOST)
     number = Field(None, ge=1, le=most, description=f"How many memories at most; {limit} if unset.")
