@@ -87,7 +87,12 @@ def _advance(advance: Callable[[], Any]) -> Effect:
         except StopIteration as stop:  # which no future takes
             return None, stop.value
 
-    return Effect(advanced, lambda: asyncio.to_thread(advanced))
+    return computed(advanced)
+
+
+def computed(call: Callable[[], Any]) -> Effect:
+    """The effect of a computation; when awaited, it is made in a thread."""
+    return Effect(call, lambda: asyncio.to_thread(call))
 
 
 def blocking(make: Callable[P, Effects[T]]) -> Callable[P, T]:

@@ -9,11 +9,10 @@ from typing import Final
 
 from langgraph.store.base import GetOp
 
-from perdure.errors import LimitExceeded
-from perdure.memory.admission import REDACTED, admit
 from perdure.memory.conflicts import change_note
+from perdure.memory.detectors import REDACTED
 from perdure.memory.effects import Effect, Effects
-from perdure.memory.gate import Gate
+from perdure.memory.gate import Gate, admit
 from perdure.memory.proposals import Addition, Alteration, Planned, Proposal, Revision, Scope
 from perdure.memory.records import EPISODE, TURN, Memory, Outcome
 from perdure.memory.store_adapter import memory_of, removal_of, succeeding
@@ -21,12 +20,11 @@ from perdure.memory.tombstones import sources, tombstones_of
 from perdure.memory.turns import UNTIL, superseded_turns
 from perdure.stores.base import Namespace, PutItem
 
-_FULL: Final = "flood"  # the gate's check that refuses what there is no room for
 _RANKS: Final[Mapping[str, int]] = {"user": 3, "system": 2, "assistant": 1, "tool": 0}
 
 
 def planned(proposal: Proposal, gate: Gate, scope: Scope) -> Effects[Planned]:
-    """The puts and outcomes of a proposal; a `LimitExceeded` if there is no room for all of it."""
+    """The puts and outcomes of a proposal."""
     proposal = yield from _without_known_episodes(proposal, scope)
     judged: list[Addition | Revision] = [*proposal.additions, *proposal.revisions]
     note = (yield from _note(proposal, scope)) if judged else []
@@ -41,20 +39,12 @@ def planned(proposal: Proposal, gate: Gate, scope: Scope) -> Effects[Planned]:
     parts = [Planned(outcomes=proposal.outcomes), deleted, kept]
     for plan in proposal.plans:
         parts.append((yield from plan(gate)))
-    outcomes = [outcome for part in parts for outcome in part.outcomes]
-    full = next((each for each in outcomes if each.check == _FULL), None)
-    if full is not None:
-        raise LimitExceeded(
-            f"there is no room in {scope.namespace!r} for all that would be kept: {full.reason}; "
-            "nothing was written of these messages. Forget memories, or let the gate allow more "
-            "(max_items), and extract the thread again"
-        )
     if deleted.puts or kept.puts:
         parts.append(Planned(note))
     puts: dict[tuple[Namespace, str], PutItem] = {}
     for put in (put for part in parts for put in part.puts):
         puts.setdefault((put.namespace, put.key), put)  # two facts may mark one turn as past
-    return Planned(list(puts.values()), outcomes)
+    return Planned(list(puts.values()), [each for part in parts for each in part.outcomes])
 
 
 def _without_known_episodes(proposal: Proposal, scope: Scope) -> Effects[Proposal]:

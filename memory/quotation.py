@@ -75,7 +75,7 @@ def section(name: str, entries: Sequence[str]) -> str:
 
 
 def memory_line(memory: Any) -> str:
-    """A memory, example, item, text or JSON object as one line, with speaker, date and thread."""
+    """A memory, item, text or JSON object as one line, with speaker, date and thread."""
     if isinstance(memory, Item):
         value = memory.value
         body = value["text"] if set(value) == {"text"} else value
@@ -84,7 +84,6 @@ def memory_line(memory: Any) -> str:
         return quoted(memory)
     from perdure.memory.records import Memory  # here: it imports the stores
 
-    memory = getattr(memory, "memory", memory)  # an example's
     if not isinstance(memory, Memory):
         return quoted(memory)
     before = [

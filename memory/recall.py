@@ -12,10 +12,10 @@ from langgraph.store.base import BaseStore
 
 from perdure.memory.context import fitting
 from perdure.memory.effects import Effects, awaiting, blocking
-from perdure.memory.normal_form import normal
 from perdure.memory.options import instance, whole
 from perdure.memory.quotation import memory_line, past_since, section
 from perdure.memory.records import TURN, Memory
+from perdure.memory.sameness import normal
 from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of
 from perdure.memory.templates import Template
 from perdure.memory.tokens import token_counter

@@ -17,10 +17,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
 from perdure.errors import ConfigurationError, InvalidValue, LimitExceeded, UnknownMemory
-from perdure.memory.admission import REDACTED, admit
 from perdure.memory.conflicts import change_note, one_by_one
+from perdure.memory.detectors import REDACTED
 from perdure.memory.effects import Effects
-from perdure.memory.gate import Gate
+from perdure.memory.gate import Gate, admit
 from perdure.memory.records import Candidate, Memory, Outcome, Role
 from perdure.memory.run_config import source
 from perdure.memory.store_adapter import PREVIOUS, SOURCE, StoreAdapter, removal_of, succeeding
@@ -100,7 +100,9 @@ class MemoryWriter:
                 "supersede that one, or leave key= out for a new one"
             )
         wanted = key or (yield from self._new_key())
-        outcome, puts = yield from self._admitted(value, self.kind, provenance, wanted, None)
+        outcome, puts = yield from self._admitted(
+            value, self.kind, provenance, wanted, None, made=key is None
+        )
         if outcome.change == "added":
             puts = [*(replace(put, if_version=0) for put in puts), *note]
         yield from self.adapter.written(puts)
@@ -170,6 +172,8 @@ class MemoryWriter:
         provenance: Provenance,
         key: str,
         previous: Memory | None,
+        *,
+        made: bool = False,
     ) -> Effects[tuple[Outcome, list[PutItem]]]:
         """What the gate makes of a value, beside the memories other than the previous one."""
         fields = {name: part for name, part in value.items() if name != TEXT}
@@ -178,7 +182,8 @@ class MemoryWriter:
             value[TEXT], kind, fields, provenance, role, explicit=True, by_model=self.by_model
         )
         adapter = self.adapter if previous is None else _Without(self.adapter, previous)
-        admitted = yield from admit(self.gate, adapter, self.namespace, [candidate], [key])
+        space = self.namespace
+        admitted = yield from admit(self.gate, adapter, space, [candidate], [key], made=made)
         return admitted.outcomes[0], admitted.puts
 
     def _past_turns(

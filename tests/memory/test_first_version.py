@@ -114,11 +114,11 @@ def test_examples_and_instructions_are_read(file: File) -> None:
     [example] = ExampleSelector(file.store).select("My train does not run", config=ANN)
     instructions = Instructions(file.store, ("instructions", "{user_id}"))
 
-    assert (example.input, example.outcome, example.why) == (
+    assert [example.value[part] for part in ("input", "outcome", "why")] == [
         "The train was cancelled",
         "Offered the bus",
         "in a hurry",
-    )
+    ]
     assert instructions.current(ANN).text == "Answer in two sentences."
     assert instructions.rollback(1, ANN).text == "Answer in one sentence."
 

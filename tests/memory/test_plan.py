@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
-from perdure.errors import LimitExceeded
 from perdure.memory import Gate
-from perdure.memory.effects import Effects, run
+from perdure.memory.effects import run
 from perdure.memory.plan import planned
-from perdure.memory.proposals import Addition, Batch, Planned, Proposal, Revision, Scope
+from perdure.memory.proposals import Addition, Batch, Proposal, Revision, Scope
 from perdure.memory.records import EPISODE, FACT
+from perdure.memory.sameness import digest
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.memory.thread_messages import ThreadMessage
 from perdure.memory.turns import TurnExtractor, turn_key
@@ -71,6 +71,7 @@ def test_what_was_superseded_is_past_as_fact_and_as_turn(scope: Scope) -> None:
     assert value(scope, "home")["formerly"] == [
         {
             "text": f"Ann lives in {city}",
+            "digest": digest(f"Ann lives in {city}"),
             "until": ends[city].isoformat(),
             "change": "superseded",
             "message_ids": [city],
@@ -135,16 +136,3 @@ def test_an_episode_of_the_same_messages_is_one(scope: Scope) -> None:
     for text, change in (("Ann had it fixed", "added"), ("It was fixed for Ann", "unchanged")):
         told = Addition(text, said.candidate(said.messages, text, EPISODE))
         assert write(Proposal([told]), scope) == [(change, "Ann had it fixed")]
-
-
-def test_what_there_is_no_room_for_is_no_verdict(scope: Scope) -> None:
-    """Nothing is planned, also not what else was proposed."""
-
-    def plan(gate: Gate) -> Effects[Planned]:
-        yield from ()
-        return Planned()
-
-    said = batch(HumanMessage("one", id="a"))
-    proposal = run(TurnExtractor().proposing(said, scope))
-    with pytest.raises(LimitExceeded, match="no room"):
-        run(planned(Proposal(proposal.additions, plans=[plan]), Gate(max_items=0), scope))

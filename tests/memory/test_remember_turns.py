@@ -21,7 +21,7 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig
-from perdure.memory import ChatState, Extraction, Gate
+from perdure.memory import ChatState, Extraction
 from perdure.memory.effects import run
 from perdure.memory.extraction import remember_turns
 from perdure.memory.records import Memory
@@ -241,10 +241,11 @@ def test_no_room_costs_no_answer(
     file_saver: SQLiteCheckpointer, store: SQLiteStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A full namespace is told by the log."""
-    say(graph_of(file_saver, store, gate=Gate(max_items=1)), "one")
+    scope: Any = store.scoped(("tenant",), max_items=1)
+    say(graph_of(file_saver, scope), "one")
 
-    assert "no room" in caplog.text
-    assert texts(store) == []
+    assert "may hold 1 items" in caplog.text
+    assert texts(scope) == []
 
 
 @pytest.mark.parametrize(
