@@ -10,7 +10,7 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.memory.effects import Effects
 from perdure.memory.gate import Gate
-from perdure.memory.records import Candidate, Outcome
+from perdure.memory.records import Candidate, Outcome, Role
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.memory.thread_messages import ThreadMessage
 from perdure.stores.base import Namespace, Provenance, PutItem
@@ -44,11 +44,17 @@ class Batch:
     before: Sequence[ThreadMessage] = ()  # those just before, as context
     edited: frozenset[str] = frozenset()  # ids of messages that were read before, and edited since
 
+    def candidate(
+        self, messages: Sequence[ThreadMessage], text: str, kind: str, **fields: str
+    ) -> Candidate:
+        """A candidate that rests on these messages, at least one."""
+        return Candidate(text, kind, fields, self.source(messages), _role(messages))
+
     def source(self, messages: Sequence[ThreadMessage]) -> Provenance:
-        """The provenance of a memory that rests on these messages, at least one."""
+        """The provenance of what rests on these messages."""
         last = messages[-1]
         return Provenance(
-            thread_id=self.thread_id,
+            thread_id=self.thread_id or None,  # a node may run without a thread
             checkpoint_id=self.checkpoint_id,
             message_ids=tuple(each.id for each in messages),
             actor=next((each.actor for each in messages if each.role == "user"), last.actor),
@@ -56,12 +62,6 @@ class Batch:
             position=last.position,
             at=last.at,
         )
-
-    def candidate(
-        self, messages: Sequence[ThreadMessage], text: str, kind: str, **fields: str
-    ) -> Candidate:
-        """A candidate that rests on these messages."""
-        return Candidate(text, kind, fields, self.source(messages), _role(messages))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +127,8 @@ class Extractor(Protocol):
         """The memories of a batch; the same messages may be read again, as with `anew`."""
 
 
-def _role(messages: Sequence[ThreadMessage]) -> Literal["user", "assistant", "tool", "system"]:
+def _role(messages: Sequence[ThreadMessage]) -> Role:
     """The user's role if any message is a user's, else the least trustworthy one."""
+    ranked: Sequence[Role] = ("user", "tool", "assistant", "system")
     roles = {each.role for each in messages}
-    for role in ("user", "tool", "assistant"):
-        if role in roles:
-            return role
-    return "system"
+    return next(role for role in ranked if role in roles)

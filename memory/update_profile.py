@@ -17,11 +17,10 @@ from langchain_core.runnables import RunnableConfig
 from perdure.errors import InvalidPatch, ModelFailed, VersionConflict
 from perdure.memory.conversation import Messages
 from perdure.memory.effects import Effects, awaiting, blocking
-from perdure.memory.learner import Learner
 from perdure.memory.model_answer import CHANGED
 from perdure.memory.model_call import times
 from perdure.memory.model_extractor import PROMPT, ModelExtractor
-from perdure.memory.nodes import checked
+from perdure.memory.nodes import Learner, checked
 from perdure.memory.options import choice
 from perdure.memory.profile import Profile
 from perdure.memory.proposals import Batch, Planned, Proposal, Scope, Usage

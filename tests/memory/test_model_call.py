@@ -16,8 +16,14 @@ from langgraph.errors import GraphInterrupt
 from pydantic import BaseModel
 
 from perdure.errors import ConfigurationError, MissingDependency
-from perdure.memory.model_call import ModelCall, NamedModel, chat_model, fault_of, is_final
-from perdure.memory.structured import structured
+from perdure.memory.model_call import (
+    ModelCall,
+    NamedModel,
+    chat_model,
+    fault_of,
+    is_final,
+    structured,
+)
 from tests.openai_server import OpenAIServer
 
 ASK = [HumanMessage("hello")]
