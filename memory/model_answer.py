@@ -133,16 +133,16 @@ def memories_of(answer: Answer, batch: Batch, shown: Mapping[str, Memory]) -> Pr
     additions: dict[str, Addition] = {}
     revisions: dict[str, Revision] = {}
     outcomes: list[Outcome] = []
-    found = [_fact(each, batch, shown) for each in answer.facts]
-    for each in [*found, *(_episode(one, batch) for one in answer.episodes)]:
-        if isinstance(each, Outcome):
-            outcomes.append(each)
-        elif isinstance(each, Addition):
+    facts = [_fact(each, batch, shown) for each in answer.facts]
+    for each in [*facts, *(_episode(one, batch) for one in answer.episodes)]:
+        if isinstance(each, Addition):
             additions[each.key] = each
-        elif each.key in revisions:
+        elif isinstance(each, Revision) and each.key not in revisions:
+            revisions[each.key] = each
+        elif isinstance(each, Revision):
             outcomes.append(_refused("changes a memory that was changed already", each.key))
         else:
-            revisions[each.key] = each
+            outcomes.append(each)
     return Proposal(list(additions.values()), list(revisions.values()), outcomes=outcomes)
 
 

@@ -8,9 +8,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, BaseMessage
@@ -129,11 +130,7 @@ def with_tools(model: Any, tools: Sequence[Any]) -> Runnable[Any, Any]:
 def structured(
     model: Any, schema: type[BaseModel], *, method: str, strict: bool
 ) -> Runnable[Any, Any]:
-    """A model, or that of a name, whose answers are of a schema; strictly if it can decode so.
-
-    Raises:
-        ConfigurationError: The model gives no structured answers; see also `chat_model`.
-    """
+    """A model, or that of a name, whose answers are of a schema; strictly if it can decode so."""
     model = chat_model(model)
     if isinstance(model, NamedModel):
         return model.prepared(lambda made: structured(made, schema, method=method, strict=strict))
@@ -158,8 +155,7 @@ def _unable(model: Any, fault: str, cause: Exception | None) -> ConfigurationErr
 # -- calls
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """An answer that cannot be used, and what is wrong with it."""
 
     answer: Any
@@ -201,18 +197,11 @@ class ModelCall:
         return Effect(lambda: self._answer(request), lambda: self._aanswer(request))
 
     def usable(
-        self,
-        request: Requesting,
-        taken: Callable[[Any], T | Effects[T]],
-        *,
-        room: int = 0,
+        self, request: Requesting, taken: Callable[[Any], T | Effects[T]], *, room: int = 0
     ) -> Effects[T]:
-        """The result of the first answer that can be used; calls that fail are made again.
+        """The result that `taken` makes of the first answer for which it raises no `InvalidPatch`.
 
-        Args:
-            request: Makes the request.
-            taken: Makes the result of an answer, or effects that give it; raises `InvalidPatch`.
-            room: Characters of the conversation to be shown; halved if the model takes less.
+        `room` characters of the conversation are shown; half of them if the model takes less.
 
         Raises:
             ModelFailed: No answer can be used; the cause is the last error.
@@ -241,25 +230,23 @@ class ModelCall:
 
     def _answer(self, request: Request) -> Any:
         """The answer, or the error, of a call in a thread of its own, so that it can time out."""
-        box: list[Any] = []
+        answered: Future[Any] = Future()
 
         def call() -> None:
             try:
-                box.append(self._quiet().invoke(list(request), self.config))
+                answered.set_result(self._quiet().invoke(list(request), self.config))
             except BaseException as exc:
-                box.append(exc)
+                answered.set_exception(exc)
 
-        context = contextvars.copy_context()
         # a daemon: a call that never ends must not keep the process from ending
-        thread = threading.Thread(target=context.run, args=(call,), daemon=True)
-        thread.start()
-        thread.join(self.timeout_s)
-        answer = box[0] if box else self._too_late()
-        if isinstance(answer, BaseException) and (
-            not isinstance(answer, Exception) or isinstance(answer, GraphBubbleUp)
-        ):
-            raise answer  # a signal, such as an interrupt, and no failure of the model
-        return answer
+        run = contextvars.copy_context().run
+        threading.Thread(target=run, args=(call,), daemon=True).start()
+        try:
+            return answered.result(self.timeout_s)
+        except GraphBubbleUp:
+            raise  # a signal, such as an interrupt, and no failure of the model
+        except Exception as exc:
+            return exc if answered.done() else self._too_late()
 
     async def _aanswer(self, request: Request) -> Any:
         limit = asyncio.timeout(self.timeout_s)
@@ -345,10 +332,7 @@ def times(count: int) -> str:
 
 
 def parsed(answer: Any) -> Any:
-    """The answer of a `structured` model as an instance of its schema; InvalidPatch if it is none.
-
-    The text of the error may have parts of the answer.
-    """
+    """The answer of a `structured` model, of its schema; InvalidPatch, which may quote it, if not."""
     if not isinstance(answer, dict):
         raise InvalidPatch(fault_of(answer) or "the answer was text, which no schema has")
     raw, error = answer.get("raw"), answer.get("parsing_error")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, Generic
 
 from langchain_core.runnables import RunnableConfig
@@ -37,8 +39,9 @@ from perdure.memory.records import Candidate, Memory, Verdict
 from perdure.memory.run_config import source
 from perdure.memory.store_adapter import Place, StoreAdapter, adapter_of, namespace_of, removal_of
 from perdure.memory.templates import Template
-from perdure.stores.base import Provenance, PutItem, Receipt
+from perdure.stores.base import Namespace, Provenance, PutItem, Receipt
 
+Change = Callable[[Document], Document]
 _KIND: Final = "profile"
 _DOCUMENT: Final = "document"
 _SECTIONS: Final = "sections"  # the first version could keep each field as an item of its own
@@ -69,12 +72,10 @@ class ProfileVersion:
 class Profile(Generic[M]):
     """A profile in a store, of each user if the namespace says so.
 
-    The schema and the gate check each change before it is written. Fields that it does not name
-    stay as they are, and of two changes at the same time both hold, except in a store without
-    versions. Split a large profile: several profiles under one namespace, each with its schema and
-    key. Each method has an async form, and takes the config of the run; None: within a node, its
-    run's. A change that cannot be applied, or that the schema or the gate refuses, is an
-    `InvalidPatch`, and nothing is written.
+    The schema and the gate check each change; one that they refuse, or that cannot be applied, is
+    an `InvalidPatch`, and nothing is written. Fields that it does not name stay as they are, and of
+    two changes at the same time both hold, except in a store without versions. Each method has an
+    async form, and takes the config of the run; None: within a node, its run's.
 
     Args:
         schema: A pydantic model.
@@ -191,11 +192,10 @@ class Profile(Generic[M]):
         head = yield from place.adapter.got(place.namespace, place.key, as_of)
         if head is None:
             try:
-                profile = self.schema()
+                return ProfileState((), dumped(profile := self.schema()), profile)
             except ValidationError:
                 fault = f"{self.schema.__name__} has fields that must be given"
                 return ProfileState((), dumped(self.schema.model_construct()), None, fault)
-            return ProfileState((), dumped(profile), profile)
         items = yield from _items(place, head, as_of)
         document = _document(items)
         try:
@@ -222,28 +222,17 @@ class Profile(Generic[M]):
         )
         return puts
 
-    def _change(
-        self,
-        name: str,
-        change: Callable[[Document], Document],
-        config: RunnableConfig | None,
-    ) -> Effects[M]:
+    def _change(self, name: str, change: Change, config: RunnableConfig | None) -> Effects[M]:
         place = self.place(config)
         while True:  # a try fails only if another change succeeded
             state = yield from self.reading(place)
             puts, profile = yield from self._planned(place, state, name, change)
-            try:
+            with suppress(VersionConflict):
                 yield from place.adapter.written(puts)
-            except VersionConflict:
-                continue
-            return profile
+                return profile
 
     def _planned(
-        self,
-        place: Place,
-        state: ProfileState[M],
-        name: str,
-        change: Callable[[Document], Document],
+        self, place: Place, state: ProfileState[M], name: str, change: Change
     ) -> Effects[tuple[list[PutItem], M]]:
         """The puts of a change, and the profile after it."""
         try:
@@ -274,22 +263,22 @@ class Profile(Generic[M]):
 
 def forgetting(place: Place) -> Effects[Receipt | None]:
     """Erase a profile with its past; in a store without versions, delete it."""
-    adapter, store, key = place.adapter, place.adapter.store, place.key
-    heads = yield from adapter.versions(place.namespace, key)
+    adapter, store = place.adapter, place.adapter.store
+    heads = yield from adapter.versions(place.namespace, place.key)
     split = [head for head in heads if _is_split(head)]
     if not adapter.versioned:
         for head in heads:
             items = yield from _items(place, head, None)
             yield from adapter.written([removal_of(each.namespace, each.key) for each in items])
         return None
-    inner = (*place.namespace, key)
-    sections: Receipt | None = None
-    if split:  # before the head, which names them
-        sections = yield Effect(lambda: store.forget(inner), lambda: store.aforget(inner))
-    receipt: Receipt = yield Effect(
-        lambda: store.forget(place.namespace, key=key),
-        lambda: store.aforget(place.namespace, key=key),
-    )
+
+    def forget(namespace: Namespace, **what: Any) -> Effect:
+        calls = (partial(each, namespace, **what) for each in (store.forget, store.aforget))
+        return Effect(*calls)
+
+    inner = (*place.namespace, place.key)
+    sections = (yield forget(inner)) if split else None  # before the head, which names them
+    receipt: Receipt = yield forget(place.namespace, key=place.key)
     return receipt if sections is None else sections + receipt
 
 

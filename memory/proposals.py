@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
+from operator import add
 from typing import Literal, Protocol, runtime_checkable
 
 from langchain_core.runnables import RunnableConfig
@@ -27,18 +28,14 @@ class Usage:
     output_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.calls + other.calls,
-            self.input_tokens + other.input_tokens,
-            self.output_tokens + other.output_tokens,
-        )
+        return Usage(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Messages that an extractor reads together."""
 
-    thread_id: str
+    thread_id: str  # "": there is none
     checkpoint_id: str | None  # at which the thread was read
     messages: Sequence[ThreadMessage]  # in order, each with its position
     before: Sequence[ThreadMessage] = ()  # those just before, as context

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.config import get_store
@@ -12,9 +12,6 @@ from langgraph.runtime import get_runtime
 
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory.options import instance
-
-if TYPE_CHECKING:
-    from perdure.stores.base import StoredItem
 
 Clock = Callable[[RunnableConfig | None], datetime | None]
 """A function of a run's config that gives a moment, or None."""
@@ -24,11 +21,8 @@ Clock = Callable[[RunnableConfig | None], datetime | None]
 class Versioned(Protocol):
     """A store that keeps versions and swaps by comparing them, as perdure's do."""
 
-    def history(self, namespace: tuple[str, ...], key: str) -> list[StoredItem]:
-        """Every version of a key."""
-
-    async def ahistory(self, namespace: tuple[str, ...], key: str) -> list[StoredItem]:
-        """See `history`."""
+    history: Callable[..., Any]
+    ahistory: Callable[..., Any]
 
 
 def store_of_graph(what: str) -> Any:
