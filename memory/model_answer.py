@@ -133,47 +133,47 @@ def memories_of(answer: Answer, batch: Batch, shown: Mapping[str, Memory]) -> Pr
     additions: dict[str, Addition] = {}
     revisions: dict[str, Revision] = {}
     outcomes: list[Outcome] = []
-    facts = [_fact(each, batch, shown) for each in answer.facts]
-    for each in [*facts, *(_episode(one, batch) for one in answer.episodes)]:
-        if isinstance(each, Addition):
-            additions[each.key] = each
-        elif isinstance(each, Revision) and each.key not in revisions:
-            revisions[each.key] = each
-        elif isinstance(each, Revision):
-            outcomes.append(_refused("changes a memory that was changed already", each.key))
+    changes: list[FactChange | EpisodeFound] = [*answer.facts, *answer.episodes]
+    for each in changes:
+        try:
+            found = _proposed(each, batch, shown)
+        except InvalidPatch as exc:
+            outcomes.append(_refused(str(exc)))
+            continue
+        if isinstance(found, Addition):
+            additions[found.key] = found
+        elif found.key in revisions:
+            outcomes.append(_refused("changes a memory that was changed already", found.key))
         else:
-            outcomes.append(each)
+            revisions[found.key] = found
     return Proposal(list(additions.values()), list(revisions.values()), outcomes=outcomes)
 
 
-def _fact(
-    fact: FactChange, batch: Batch, shown: Mapping[str, Memory]
-) -> Addition | Revision | Outcome:
-    messages, text = _numbered(fact.messages, batch), storable(fact.text or "")
+def _proposed(
+    change: FactChange | EpisodeFound, batch: Batch, shown: Mapping[str, Memory]
+) -> Addition | Revision:
+    """The change, checked; an `InvalidPatch` if it makes no sense."""
+    messages = _numbered(change.messages, batch)
     if not messages:
-        return _refused("names no message that it rests on")
-    if not text and fact.action != "delete":
-        return _refused(f"is to {fact.action} a memory and has no text")
-    named = {"about": storable(fact.about or ""), "when": storable(fact.when or "")}
+        raise InvalidPatch("names no message that it rests on")
+    if isinstance(change, EpisodeFound):
+        texts = {name: storable(getattr(change, name)) for name in ("input", "outcome", "why")}
+        if not texts["input"] or not texts["outcome"]:
+            raise InvalidPatch("is an episode without its beginning or its end")
+        return _addition(batch.candidate(messages, texts["input"], EPISODE, **texts))
+    text = storable(change.text or "")
+    if not text and change.action != "delete":
+        raise InvalidPatch(f"is to {change.action} a memory and has no text")
+    named = {"about": storable(change.about or ""), "when": storable(change.when or "")}
     fields = {name: part for name, part in named.items() if part}
     candidate = batch.candidate(messages, text, FACT, **fields)
-    if fact.action == "insert":
+    if change.action == "insert":
         return _addition(candidate)
-    memory = shown.get(fact.memory or "")
+    memory = shown.get(change.memory or "")
     if memory is None:
-        return _refused(f"names the memory {fact.memory!r:.40}, which it was not shown")
-    change: Any = f"{fact.action}d"
-    return Revision(memory.key, change, candidate)
-
-
-def _episode(episode: EpisodeFound, batch: Batch) -> Addition | Outcome:
-    messages = _numbered(episode.messages, batch)
-    texts = {name: storable(getattr(episode, name)) for name in ("input", "outcome", "why")}
-    if not messages:
-        return _refused("names no message that it rests on")
-    if not texts["input"] or not texts["outcome"]:
-        return _refused("is an episode without its beginning or its end")
-    return _addition(batch.candidate(messages, texts["input"], EPISODE, **texts))
+        raise InvalidPatch(f"names the memory {change.memory!r:.40}, which it was not shown")
+    kind: Any = f"{change.action}d"
+    return Revision(memory.key, kind, candidate)
 
 
 def _addition(candidate: Candidate) -> Addition:

@@ -332,7 +332,7 @@ def times(count: int) -> str:
 
 
 def parsed(answer: Any) -> Any:
-    """The answer of a `structured` model, of its schema; InvalidPatch, which may quote it, if not."""
+    """The answer of a `structured` model; InvalidPatch, which may quote it, if it is none."""
     if not isinstance(answer, dict):
         raise InvalidPatch(fault_of(answer) or "the answer was text, which no schema has")
     raw, error = answer.get("raw"), answer.get("parsing_error")

@@ -207,10 +207,7 @@ class Profile(Generic[M]):
     def planning(
         self, place: Place, operations: Sequence[Document], seen: Document
     ) -> Effects[list[PutItem]]:
-        """The puts of a model's patch, made for the document `seen`.
-
-        A `VersionConflict` if a field that it concerns was changed since.
-        """
+        """The puts of a model's patch; VersionConflict if a field of it changed since `seen`."""
         wanted = operations_of(operations)
         state = yield from self.reading(place)
         if not is_as_seen(wanted, seen, state.document):

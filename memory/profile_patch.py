@@ -92,17 +92,17 @@ def _parent(document: Any, path: str) -> str:
 
 def _check_kept(document: Document, operation: Document) -> None:
     """Refuse an object in the place of one that has more fields."""
-    path, value = JsonPointer(operation["path"]), operation.get("value")
-    if operation["op"] in ("copy", "move"):
+    op, path, value = operation["op"], JsonPointer(operation["path"]), operation.get("value")
+    if op in ("copy", "move"):
         value = JsonPointer(operation["from"]).resolve(document, None)
-    within, _ = path.to_last(document) if path.parts[1:] else (document, None)
-    if operation["op"] == "replace" or isinstance(within, dict):  # else it goes into a list
+    within, _ = path.to_last(document)
+    if isinstance(value, dict) and (op == "replace" or isinstance(within, dict)):
         lacking = missing(path.resolve(document, None), value, path.path)
-        lost = [at for at, part in lacking if part not in (None, "", [], {})]
-        if lost and isinstance(value, dict):
+        lost = [repr(at) for at, part in lacking if part not in (None, "", [], {})]
+        if lost:
             raise InvalidPatch(
-                f"the new object lacks {', '.join(map(repr, lost[:5]))}, which would be lost; "
-                "change only the fields that change, or remove each by its own path"
+                f"the new object lacks {', '.join(lost[:5])}, which would be lost; change only the "
+                "fields that change, or remove each by its own path"
             )
 
 
