@@ -287,12 +287,8 @@ def fault_of(answer: Any) -> str | None:
         return f"the call raised {type(answer).__name__}: {answer!s:.300}"
     if not isinstance(answer, str | BaseMessage):
         return f"the model returned a {type(answer).__name__}, which is no message"
-    if is_cut_off(answer):
-        return "the answer was cut off at the model's limit for output tokens"
-    if is_withheld(answer):
-        return f"the answer was withheld ({_ending(answer)})"
-    if text_of(answer):
-        return None
+    if (fault := _early_end(answer)) or text_of(answer):
+        return fault
     calls = isinstance(answer, AIMessage) and (answer.tool_calls or answer.invalid_tool_calls)
     return "the model called tools and said nothing" if calls else "the answer was empty"
 
@@ -302,9 +298,11 @@ def is_cut_off(answer: Any) -> bool:
     return _ending(answer) in _CUT_OFF
 
 
-def is_withheld(answer: Any) -> bool:
-    """Whether a provider's filter ended a message, or the model refused."""
-    return _ending(answer) in _WITHHELD
+def _early_end(answer: Any) -> str | None:
+    if is_cut_off(answer):
+        return "the answer was cut off at the model's limit for output tokens"
+    withheld = _ending(answer) in _WITHHELD
+    return f"the answer was withheld ({_ending(answer)})" if withheld else None
 
 
 def is_too_long(answer: Any) -> bool:
@@ -336,8 +334,8 @@ def parsed(answer: Any) -> Any:
     if not isinstance(answer, dict):
         raise InvalidPatch(fault_of(answer) or "the answer was text, which no schema has")
     raw, error = answer.get("raw"), answer.get("parsing_error")
-    if is_cut_off(raw) or is_withheld(raw):
-        raise InvalidPatch(fault_of(raw) or "")
+    if fault := _early_end(raw):
+        raise InvalidPatch(fault)
     if error is not None:
         raise InvalidPatch(f"the answer is not as the schema asks for: {error!s:.1000}")
     if answer.get("parsed") is None:
@@ -361,9 +359,8 @@ def _outline(answer: Any, fault: InvalidPatch) -> str:
     """What is wrong with an answer, in none of its words: they may be a secret, and are logged."""
     if not isinstance(answer, dict):
         return fault_of(answer) or str(fault)
-    raw = answer.get("raw")
-    if is_cut_off(raw) or is_withheld(raw):
-        return fault_of(raw) or ""
+    if early := _early_end(answer.get("raw")):
+        return early
     if answer.get("parsing_error") is not None or answer.get("parsed") is None:
         return "the answer is not as the schema asks for (this error's cause says where)"
     return "the answer asks for what cannot be done (this error's cause says what)"

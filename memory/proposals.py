@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
 from operator import add
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from langchain_core.runnables import RunnableConfig
 
@@ -61,16 +61,14 @@ class Batch:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Addition:
+class Addition(NamedTuple):
     """A memory to be added, under a key that is the same each time for the same messages."""
 
     key: str
     candidate: Candidate
 
 
-@dataclass(frozen=True, slots=True)
-class Revision:
+class Revision(NamedTuple):
     """A change to a memory; the candidate of a deletion has no text."""
 
     key: str
@@ -78,8 +76,7 @@ class Revision:
     candidate: Candidate
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(NamedTuple):
     """The puts of a proposal, and the outcome of each part of it."""
 
     puts: Sequence[PutItem] = ()
@@ -101,8 +98,7 @@ class Proposal:
     usage: Usage = field(default_factory=Usage)
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(NamedTuple):
     """The place where memories are written, and the config of the run."""
 
     adapter: StoreAdapter
