@@ -20,9 +20,8 @@ from langgraph.types import Command
 
 from perdure.errors import ConfigurationError
 from perdure.graphs.responder import QuotingResponder
-from perdure.memory.learner import Learner
-from perdure.memory.model_call import chat_model
-from perdure.memory.nodes import SHOWN, MessagesNode
+from perdure.memory.model_call import chat_model, with_tools
+from perdure.memory.nodes import SHOWN, Learner, MessagesNode
 from perdure.memory.options import instance
 from perdure.memory.reducers import ChatState
 from perdure.memory.summary import Summarize, SummaryState
@@ -57,7 +56,8 @@ def chat_graph(
         store: Keeps memories and instructions.
 
     Raises:
-        ConfigurationError: A part would remove from the state what is not summarised yet.
+        ConfigurationError: A part would remove from the state what is not summarised yet, or the
+            model cannot call tools.
     """
     for part in instance("memory", memory, (list, tuple), "a list of parts"):
         expected = "parts like use_memories(), trim(max_tokens=4_000) or remember_turns()"
@@ -75,8 +75,8 @@ def chat_graph(
         )
     chosen: Runnable[Any, Any] = QuotingResponder()
     if model is not None:
-        resolved: Any = chat_model(model)
-        chosen = resolved.bind_tools(tools) if tools else resolved
+        resolved = chat_model(model)
+        chosen = with_tools(resolved, tools) if tools else resolved
     steps = list(after)
 
     def answered(state: ChatState, answer: BaseMessage) -> Command[Any]:

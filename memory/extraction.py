@@ -23,8 +23,8 @@ from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace, 
 from perdure.memory.conversation import Messages, role
 from perdure.memory.effects import Effect, Effects, awaiting, blocking, in_thread
 from perdure.memory.gate import Gate
-from perdure.memory.learner import Learner
 from perdure.memory.model_call import times
+from perdure.memory.nodes import Learner
 from perdure.memory.options import instance, text, whole
 from perdure.memory.plan import planned
 from perdure.memory.proposals import Batch, Extractor, Planned, Proposal, Scope, Usage

@@ -19,8 +19,7 @@ from perdure.errors import MissingDependency
 from perdure.memory.conversation import Messages
 from perdure.memory.effects import Effect, Effects, awaiting, blocking
 from perdure.memory.extraction import RememberTurns
-from perdure.memory.learner import Learner
-from perdure.memory.nodes import SHOWN, MessagesNode
+from perdure.memory.nodes import SHOWN, Learner, MessagesNode
 from perdure.memory.options import instance
 from perdure.memory.summary import Summary
 from perdure.memory.view import View, changes_state, parts_of, view

@@ -139,6 +139,43 @@ class MessagesNode(Runnable[Any, Any]):
         return checked(found, f"the channel {self.messages_key!r}")
 
 
+class Learner(Runnable[Any, Any]):
+    """A node that learns, like `update_instructions(…)`: it changes nothing in the state.
+
+    Of a state it returns an empty update, of messages the messages as they are.
+    """
+
+    def __init__(self, messages_key: str) -> None:
+        self.messages_key = text("messages_key", messages_key, "a channel's name")
+
+    @abstractmethod
+    def learning(
+        self, messages: Messages, state: Any, config: RunnableConfig | None
+    ) -> Effects[object]:
+        """Learn from messages; `state` is the one that has them, None if they came alone."""
+
+    def _call(self, given: Any, config: RunnableConfig | None = None) -> Effects[list[BaseMessage]]:
+        """The messages of a state, or of a list, as they are, after learning from them."""
+        state = None if is_messages(given) else given
+        found = given if state is None else channel(state, self.messages_key)
+        what = "the messages" if state is None else f"the channel {self.messages_key!r}"
+        messages = checked(found, what)
+        yield from self.learning(messages, state, config)
+        return list(messages)
+
+    def _invoke(
+        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Effects[Any]:
+        """The update for a state, which changes nothing in it; or for messages, the messages."""
+        messages = yield from self._call(input, config)
+        return messages if is_messages(input) else {}
+
+    __call__ = blocking(_call)
+    acall = awaiting(_call)
+    invoke = blocking(_invoke)  # type: ignore[arg-type]
+    ainvoke = awaiting(_invoke)  # type: ignore[arg-type]
+
+
 def ids_of(messages: Messages, key: str) -> list[str]:
     """The ids of the messages of a channel, by which they are removed or replaced.
 

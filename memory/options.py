@@ -11,11 +11,7 @@ from perdure.errors import ConfigurationError
 
 
 def whole(name: str, value: Any, least: int) -> int:
-    """A whole number from `least` on.
-
-    >>> whole("max_size", 20, 1)
-    20
-    """
+    """A whole number from `least` on."""
     valid = isinstance(value, int) and not isinstance(value, bool) and value >= least
     return _checked(valid, name, value, f"a whole number from {least} on")  # type: ignore[no-any-return]
 

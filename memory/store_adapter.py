@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore, Item, PutOp
@@ -17,7 +17,6 @@ from pydantic_core import to_jsonable_python
 
 from perdure.errors import InvalidNamespace
 from perdure.memory.effects import Effect, Effects
-from perdure.memory.instructions import TEXT as INSTRUCTIONS
 from perdure.memory.options import instance
 from perdure.memory.quotation import quoted
 from perdure.memory.records import Memory, Previous
@@ -35,6 +34,8 @@ FORMED: Final = "formed"
 NOTES: Final = (QUARANTINE, BURIED, CHANGED, FORMED, "waiting")
 """The second labels: quarantine, tombstones, the counter of changes, watermarks, and the first
 version's notes on threads that wait to be extracted."""
+INSTRUCTIONS: Final = "instructions"
+"""The field of a value with the text of instructions, as in LangGraph's own examples."""
 PREVIOUS: Final = "formerly"
 """The field of a value with the memory's earlier texts."""
 SOURCE: Final = "provenance"
@@ -109,6 +110,16 @@ class StoreAdapter:
         expected = "perdure's, like SQLiteStore, for as_of=: another keeps no past"
         instance("store", self.store, Versioned, expected)
         return {"as_of": as_of}
+
+
+class Place(NamedTuple):
+    """The place of an item, and where a change to it comes from."""
+
+    adapter: StoreAdapter
+    namespace: Namespace
+    key: str
+    provenance: Provenance | None = None
+    told: Sequence[str] | None = None  # the users' texts a change rests on; None: it is by hand
 
 
 def adapter_of(store: BaseStore | None) -> StoreAdapter:

@@ -14,14 +14,13 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, StorageError
-from perdure.memory.clock import Clock, clock_of
 from perdure.memory.conversation import Turn
 from perdure.memory.effects import Effect, Effects, awaiting, blocking
 from perdure.memory.nodes import MessagesNode, Shown
 from perdure.memory.quotation import section
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
 from perdure.memory.records import Memory
-from perdure.memory.run_config import source
+from perdure.memory.run_config import Clock, clock_of, source
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.stores.text import STOP_WORDS, query_tokens
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.messages.utils import convert_to_messages
 from langchain_core.outputs import ChatGeneration, ChatResult
@@ -434,6 +435,10 @@ def test_a_model_that_asks_a_human_is_resumed_with_the_answer(window: Any, tmp_p
         ({"memory": trim(max_messages=1)}, "memory is .*Trim.* expected a list of parts"),
         ({"memory": ["Be kind."]}, "a part of the memory is 'Be kind.'; expected parts like"),
         ({"model": 20}, "model is 20; expected a langchain chat model, or a name"),
+        (
+            {"model": FakeListChatModel(responses=["hi"]), "tools": [str]},
+            "the model is a FakeListChatModel, which cannot call tools: it has no bind_tools",
+        ),
         (
             {
                 "memory": [

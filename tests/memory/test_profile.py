@@ -25,7 +25,7 @@ from perdure.errors import (
 )
 from perdure.memory.effects import run
 from perdure.memory.gate import Gate
-from perdure.memory.profile import Origin, Profile
+from perdure.memory.profile import Profile
 from perdure.memory.records import Candidate, Verdict
 from perdure.memory.reducers import ChatState
 from perdure.memory.store_adapter import StoreAdapter, put_of
@@ -409,7 +409,7 @@ def test_a_planned_change_is_written_with_other_things_or_not_at_all(store: SQLi
     """Part of one transaction, with the provenance that its author gives it."""
     profile = Profile(Person, store)
     source = Provenance(thread_id="t", message_ids=("m1",), trust="user")
-    place = profile.place(ANN, Origin(source))
+    place = profile.place(ANN)._replace(provenance=source)
     seen = run(profile.reading(place)).document
     puts = run(profile.planning(place, [op("replace", "/name", value="Ann")], seen))
     assert raw(profile, ANN) == {}

@@ -104,7 +104,8 @@ def _place(mind: Mind, key: str) -> Place:
 def _by_key(mind: Mind, found: Sequence[Place]) -> Receipt:
     from perdure.memory.collection import Collection
     from perdure.memory.effects import run
-    from perdure.memory.profile import ProfilePlace, forgetting
+    from perdure.memory.profile import forgetting
+    from perdure.memory.store_adapter import Place as ProfilePlace
     from perdure.memory.store_adapter import adapter_of
 
     kept = {
