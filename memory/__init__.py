@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from perdure.memory.middleware import MemoryMiddleware
     from perdure.memory.model_call import ModelCall
     from perdure.memory.model_extractor import ModelExtractor
+    from perdure.memory.nodes import view
     from perdure.memory.profile import Profile
     from perdure.memory.quarantine import Quarantine
     from perdure.memory.recall import arecall, recall
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from perdure.memory.update_instructions import update_instructions
     from perdure.memory.update_profile import update_profile
     from perdure.memory.use_memories import use_memories
-    from perdure.memory.view import view
 
 __all__ = [
     "Background",
@@ -110,6 +110,7 @@ _MODULES = {
     "middleware": "MemoryMiddleware",
     "model_call": "ModelCall",
     "model_extractor": "ModelExtractor",
+    "nodes": "view",
     "profile": "Profile",
     "quarantine": "Quarantine",
     "recall": "arecall recall",
@@ -125,7 +126,6 @@ _MODULES = {
     "update_instructions": "update_instructions",
     "update_profile": "update_profile",
     "use_memories": "use_memories",
-    "view": "view",
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
 

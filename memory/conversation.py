@@ -38,6 +38,9 @@ THOUGHT_BLOCKS: Final = frozenset(
 )
 CALL_BLOCKS: Final = frozenset({"tool_use", "tool_call", "function_call"})
 """Types of the blocks of content that are calls of tools; `THOUGHT_BLOCKS`: that are thoughts."""
+SHORTENED: Final = "perdure_shortened"
+"""In additional_kwargs, which no provider is sent: what became of a message, whose original is
+longer. `"cut"`: its middle is left out, `"cleared"`: a marker is in its place."""
 
 
 class Unit(NamedTuple):

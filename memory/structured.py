@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from perdure.errors import ConfigurationError, InvalidPatch
 from perdure.memory.model_call import NamedModel, chat_model, fault_of, is_cut_off, is_withheld
-from perdure.memory.shortening import middle_out
+from perdure.memory.quotation import middle_out
 
 _QUOTED: Final = 4_000  # characters of an answer that the model is shown again
 

@@ -23,7 +23,7 @@ from perdure.errors import ConfigurationError, SummaryFailed, UnknownModel
 from perdure.memory.conversation import Messages, Turn, role, turns
 from perdure.memory.effects import Effects
 from perdure.memory.model_call import NamedModel, model_call
-from perdure.memory.nodes import MODES, SHOWN, MessagesNode, Mode, Shown, channel, ids_of
+from perdure.memory.nodes import MessagesNode, Shown, channel, ids_of
 from perdure.memory.options import choice, instance, number, text, whole
 from perdure.memory.quotation import as_record
 from perdure.memory.reducers import ChatState
@@ -70,14 +70,14 @@ def summarize(
     keep: Size | None = None,
     token_counter: Countable | None = None,
     summary_prompt: str = PROMPT,
-    mode: Mode = "state",
     on_failure: OnFailure = "keep",
     messages_key: str = "messages",
 ) -> Summarize:
     """A node that keeps a running summary: `summarize("openai:gpt-5-mini")`.
 
-    Over a state with the channels of `SummaryState` it writes the summary; `shown` gives what the
-    model is to be shown. Over a plain list it gives that at once, with the summary in it.
+    In a graph, whose state has the channels of `SummaryState`, it writes the summary and removes
+    what that stands for; in a `view` it shows the summary and the rest, and asks no model. Over a
+    plain list it gives the summary and the rest at once.
 
     Args:
         model: Writes the summaries: a chat model, its name, or `ModelCall(model, timeout_s=…)`.
@@ -86,8 +86,6 @@ def summarize(
             `trigger`, of several the smallest of each kind.
         token_counter: Counts tokens; None: the counter that fits the model.
         summary_prompt: Instructions to the model; `{max_words}` in it stands for 400.
-        mode: `"state"`: summarised messages are removed from the state, and stay in history.
-            `"view"`: the state keeps all, `llm_input_messages` is shown.
         on_failure: If the model gives no summary: `"keep"` everything and log a warning; or
             `"raise"` `SummaryFailed`.
         messages_key: The channel of the messages.
@@ -109,7 +107,6 @@ def summarize(
         counter,
         _least(limits),
         halves if keep is None else _least([_limit("keep", keep, known)]),
-        choice("mode", mode, MODES),
         choice("on_failure", on_failure, ON_FAILURE),
         messages_key,
     )
@@ -154,7 +151,6 @@ class Summarize(MessagesNode):
     counter: TokenCounter
     trigger: tuple[float, float]  # messages and tokens
     keep: tuple[float, float]
-    mode: str
     on_failure: str
     messages_key: str
 
@@ -184,29 +180,22 @@ class Summarize(MessagesNode):
         return bool(self._old(messages, self._fresh(messages, state)))
 
     def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
-        """The new summary, and what is removed or shown, as the mode has it."""
+        """The new summary, and the removals of what it stands for."""
         messages = self.messages_in(state)
         _check_channels(state, config)
         old = self._old(messages, self._fresh(messages, state))
+        if not old:
+            return {}
         ids = ids_of([messages[i] for i in old], self.messages_key)
-        # those too that a view left in the state
-        before = messages[: old[-1] + 1] if old else []
-        removed = ids_of([m for m in before if role(m) != "system"], self.messages_key)
+        # those too that a view of the first version left in the state
+        before = [m for m in messages[: old[-1] + 1] if role(m) != "system"]
+        removed = ids_of(before, self.messages_key)
         previous = _summary_in(state)
         extended = yield from self._extended(previous, [messages[i] for i in old], config)
-        changes: dict[str, Any] = {}
-        if extended is not None:
-            changes = {_SUMMARY: extended, _SUMMARIZED: ids}
-        if self.mode == "view":
-            after = {
-                _SUMMARY: extended or previous,
-                _SUMMARIZED: [*_summarized_in(state), *changes.get(_SUMMARIZED, ())],
-                self.messages_key: messages,
-            }
-            changes[SHOWN] = yield from self._shown(messages, after, config)
-        elif extended is not None:
-            changes[self.messages_key] = [RemoveMessage(id=uid) for uid in removed]
-        return changes
+        if extended is None:
+            return {}
+        removals = [RemoveMessage(id=uid) for uid in removed]
+        return {_SUMMARY: extended, _SUMMARIZED: ids, self.messages_key: removals}
 
     def _extended(
         self, previous: Summary | None, old: list[BaseMessage], config: RunnableConfig | None
@@ -260,25 +249,21 @@ class Summarize(MessagesNode):
         return 0
 
     def _fresh(self, messages: Messages, state: Any) -> range:
-        """Where the messages stand that the summary does not stand for.
+        """Where the messages stand that the summary does not stand for: all of them.
 
-        It stands for those before the first that it does not know. What follows that one is fresh
-        even under an id that was summarised: it is a new message. In the mode `"state"` summarised
-        messages are removed; if all of them are there, the thread was a view before.
+        Unless all that it stands for is still there, at the beginning: a view of the first version
+        left it in the state.
         """
         previous = _summary_in(state)
-        done = list(_summarized_in(state)) if previous and previous["last"] is not None else []
-        if done and [message.id for message in messages[: len(done)]] == done:
-            return range(len(done), len(messages))  # as in nearly every view
-        known, found, start = set(done), 0, 0
+        stands = previous is not None and previous["last"] is not None
+        known = set(_summarized_in(state)) if stands else set()
+        found = start = 0
         for index, message in enumerate(messages):
             if message.id in known:
                 found, start = found + 1, index + 1
             elif role(message) != "system":
                 break
-        if self.mode == "state" and found < len(known):
-            start = 0
-        return range(start, len(messages))
+        return range(start if found >= len(known) else 0, len(messages))
 
     def _fresh_turns(self, turns: Iterator[Turn], state: Any) -> Iterator[Turn]:
         """The turns, newest first, up to those that the summary stands for."""
@@ -288,8 +273,6 @@ class Summarize(MessagesNode):
             messages = [message for turn in reversed(every) for message in turn.messages]
             turns = iter(every)
         fresh = self._fresh(messages, state)
-        if not fresh.start:
-            return turns
         covered = {message.id for message in messages[: fresh.start]}
         newest = islice(turns, 1)  # is shown whatever a summary claims to stand for
         rest = takewhile(lambda turn: not all(m.id in covered for m in turn.messages), turns)

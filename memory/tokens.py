@@ -43,7 +43,8 @@ class TokenCounter:
     """Counts what the texts in a message take, and OpenAI's published frames around them.
 
     An encoding that is not installed is estimated, `scale` times as high. A `function` is asked
-    about each message instead. `tools` are part of every request, and of the attribute `request`.
+    about each message instead; `len` counts messages, and no tools. `tools` are part of every
+    request, and of the attribute `request`.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class TokenCounter:
 
     def message(self, message: BaseMessage) -> int:
         """Tokens of a message: frame, name, content, tool calls."""
+        if self._function is len:
+            return 1
         if self._function is not None:
             [one] = checked([message], "the messages")
             return whole("what the token counter returned", self._function([one]), 0)
@@ -86,6 +89,8 @@ class TokenCounter:
 
     def tools(self, tools: Sequence[Any]) -> int:
         """Tokens of the JSON of the schemas of tools, in any form that `bind_tools` takes."""
+        if self._function is len:
+            return 0
         return sum(self.text(_JSON.encode(_schema(tool))) for tool in tools)
 
     def fitted(self, messages: Sequence[BaseMessage]) -> TokenCounter:

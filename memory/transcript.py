@@ -16,8 +16,7 @@ from langchain_core.messages import (
 )
 
 from perdure.memory.conversation import CALL_BLOCKS, THOUGHT_BLOCKS
-from perdure.memory.quotation import undelimited
-from perdure.memory.shortening import middle_out
+from perdure.memory.quotation import middle_out, undelimited
 
 TOOL_CHARS: Final = 2_000
 """How much of a tool's result, or of the arguments of a call, is shown; the middle is left out."""
