@@ -1,8 +1,8 @@
 """The structure of a conversation: turns, and within them the units that stay or go together.
 
-A *turn* is a human message and all that follows it up to the next. Within a turn, an *exchange* is
-an AI message that calls tools, with the result of each call. Providers refuse results without
-their call, calls without all of their results, and empty AI messages: these are never shown
+A *turn* is a human message and all that follows it up to the next. An *exchange* is an AI message
+that calls tools, with the result of each call. Providers refuse results without their call, calls
+without all of their results, and empty AI messages: these are never shown
 (https://platform.openai.com/docs/guides/function-calling,
 https://docs.anthropic.com/en/api/messages).
 """
@@ -60,9 +60,8 @@ class Turn(NamedTuple):
 def role(message: BaseMessage) -> Role:
     """The role of a message."""
     found = _role_of(type(message))
-    if found == "chat" and isinstance(message, ChatMessage) and message.role in ("user", "human"):
-        return "human"
-    return found
+    human = found == "chat" and getattr(message, "role", None) in ("user", "human")
+    return "human" if human else found
 
 
 @cache  # takes a sixth of the time of asking `isinstance`
@@ -99,7 +98,7 @@ def turns(messages: Messages) -> Iterator[range]:
 def backwards(messages: Messages, *, to_answer: bool) -> Iterator[Turn]:
     """The turns, newest first, without what no provider takes.
 
-    With `to_answer` a model is to answer now; else a call may wait for its results at the end.
+    Unless a model is `to_answer` now, a call may wait for its results at the end.
     """
     for turn in turns(messages):
         own = messages[turn.start : turn.stop]
@@ -107,22 +106,18 @@ def backwards(messages: Messages, *, to_answer: bool) -> Iterator[Turn]:
 
 
 def _units(turn: Messages, *, last: bool) -> list[Unit]:
-    """What a provider takes of a turn; of the last one also a call that waits for its results."""
+    """What a provider takes of a turn; of the last also a call that waits for its results."""
     found = [Unit("human", (turn[0],))]
     for index in range(1, len(turn)):
         message = turn[index]
-        what = role(message)
-        if what == "ai":
-            assert isinstance(message, AIMessage)
-            calls = call_ids(message)
-            if calls:
-                exchange = _exchange(turn, index, calls, last)
-                if exchange is not None:
-                    found.append(exchange)
-            # calls in the content that `tool_calls` does not have: nothing answers them
-            elif says_something(message) and not has_block(message, CALL_BLOCKS):
-                found.append(Unit("ai", (message,)))
-        elif what == "chat" and says_something(message):
+        if role(message) not in ("ai", "chat"):
+            continue
+        calls = call_ids(message) if isinstance(message, AIMessage) else []
+        if calls:
+            exchange = _exchange(turn, index, calls, last)
+            found += [exchange] if exchange else []
+        # calls in the content that `tool_calls` does not have: nothing answers them
+        elif says_something(message) and not has_block(message, CALL_BLOCKS):
             found.append(Unit("ai", (message,)))
     return found
 
@@ -133,15 +128,12 @@ def _exchange(turn: Messages, index: int, calls: Sequence[str | None], last: boo
         return None  # a result could not name its call
     together = [turn[index]]
     directly = True  # nothing but results and system messages since the call
-    for later in range(index + 1, len(turn)):
-        message = turn[later]
-        what = role(message)
-        if what == "tool":
-            assert isinstance(message, ToolMessage)
+    for message in turn[index + 1 :]:
+        if isinstance(message, ToolMessage):
             if message.tool_call_id in wanted:
                 wanted.discard(message.tool_call_id)
                 together.append(message)
-        elif what != "system":
+        elif role(message) != "system":
             directly = False
             break
     if not wanted:

@@ -1,7 +1,4 @@
-"""Memory for langchain's agents: the parts of a view as one middleware of `create_agent`.
-
-It needs the package langchain: `pip install "perdure[agents]"`.
-"""
+"""Memory for langchain's agents: the parts of a view as one middleware of `create_agent`."""
 
 from __future__ import annotations
 

@@ -28,11 +28,10 @@ from perdure.memory.model_call import Refused, Tally, model_call
 from perdure.memory.options import instance, text
 from perdure.memory.profile import Profile
 from perdure.memory.proposals import Batch, Proposal, Scope, Usage
-from perdure.memory.quotation import fenced, middle_out, quoted
+from perdure.memory.quotation import fenced, middle_out, quoted, rendered
 from perdure.memory.records import EPISODE, FACT, Memory
 from perdure.memory.structured import parsed, quoted_answer, structured
 from perdure.memory.thread_messages import ThreadMessage
-from perdure.memory.transcript import rendered
 from perdure.memory.turns import TurnExtractor
 
 PROMPT: Final = """\

@@ -1,7 +1,4 @@
-"""Summarising: the messages before the newest become a text that grows with the conversation.
-
-Nothing is removed before there is a summary of it; `expand` gives the originals back.
-"""
+"""Summarising: the messages before the newest turns become a text; `expand` gives them back."""
 
 from __future__ import annotations
 
@@ -25,11 +22,11 @@ from perdure.memory.effects import Effects
 from perdure.memory.model_call import NamedModel, model_call
 from perdure.memory.nodes import MessagesNode, Shown, channel, ids_of
 from perdure.memory.options import choice, instance, number, text, whole
-from perdure.memory.quotation import as_record
+from perdure.memory.quotation import as_record, units_of
 from perdure.memory.reducers import ChatState
 from perdure.memory.summary_request import PROMPT, SummaryRequest
-from perdure.memory.tokens import Countable, TokenCounter, context_window, token_counter
-from perdure.memory.transcript import units_of
+from perdure.memory.tokens import Countable, TokenCounter, context_window
+from perdure.memory.tokens import token_counter as counter_of
 
 OnFailure = Literal["keep", "raise"]
 ON_FAILURE: Final = ("keep", "raise")
@@ -95,7 +92,10 @@ def summarize(
     """
     call = model_call(model)
     known = call.model.model_name if isinstance(call.model, NamedModel) else call.model
-    counter, max_input = _counter(token_counter, known), _INPUT_TOKENS
+    counter, max_input = counter_of(token_counter), _INPUT_TOKENS
+    if token_counter is None and isinstance(known, BaseChatModel | str):
+        with suppress(UnknownModel):  # the estimate counts then
+            counter = counter_of(known)
     with suppress(ConfigurationError):
         max_input = int(_SHARE * context_window(known))
     several = isinstance(trigger, list | tuple) and trigger and not isinstance(trigger[0], str)
@@ -110,13 +110,6 @@ def summarize(
         choice("on_failure", on_failure, ON_FAILURE),
         messages_key,
     )
-
-
-def _counter(given: Countable | None, model: Any) -> TokenCounter:
-    if given is None and isinstance(model, BaseChatModel | str):
-        with suppress(UnknownModel):  # the estimate counts then
-            return token_counter(model)
-    return token_counter(given)
 
 
 def _limit(name: str, size: Any, model: Any) -> tuple[str, int]:
@@ -162,40 +155,45 @@ class Summarize(MessagesNode):
     ) -> Effects[list[BaseMessage]]:
         """The messages to show of a list: summarised, if they are many."""
         previous, rest = without_summary(messages)
-        old = self._old(rest, range(len(rest)))
-        extended = yield from self._extended(previous, [rest[i] for i in old], config)
+        old = set(self._old(rest, range(len(rest))))
+        extended = yield from self._extended(previous, [rest[i] for i in sorted(old)], config)
         if extended is not None:
-            removed = set(old)
-            rest = [message for i, message in enumerate(rest) if i not in removed]
+            rest = [message for i, message in enumerate(rest) if i not in old]
         return with_summary(Shown.of(rest), extended or previous).messages()
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """A state's summary, and the turns that it does not stand for; no model is called."""
+        """A state's summary, and the turns that it does not stand for."""
         turns = self._fresh_turns(shown.turns, state)
         return with_summary(replace(shown, turns=turns), _summary_in(state))
 
     def is_due(self, state: Any) -> bool:
         """Whether the node would summarise something of a state now."""
-        messages = self.messages_in(state)
-        return bool(self._old(messages, self._fresh(messages, state)))
+        return bool(self._due_in(state))
 
     def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
         """The new summary, and the removals of what it stands for."""
-        messages = self.messages_in(state)
-        _check_channels(state, config)
-        old = self._old(messages, self._fresh(messages, state))
-        if not old:
+        if "langgraph_node" in ((config or {}).get("metadata") or {}):
+            # a graph without the channel would drop the summary and remove the messages
+            expected = "a list: derive the state from SummaryState"
+            instance(
+                "the state's channel 'summarized'", channel(state, _SUMMARIZED), list, expected
+            )
+        messages, due = self.messages_in(state), self._due_in(state)
+        if not due:
             return {}
-        ids = ids_of([messages[i] for i in old], self.messages_key)
+        old = [messages[i] for i in due]
         # those too that a view of the first version left in the state
-        before = [m for m in messages[: old[-1] + 1] if role(m) != "system"]
-        removed = ids_of(before, self.messages_key)
-        previous = _summary_in(state)
-        extended = yield from self._extended(previous, [messages[i] for i in old], config)
+        before = [m for m in messages[: due[-1] + 1] if role(m) != "system"]
+        removals = [RemoveMessage(id=uid) for uid in ids_of(before, self.messages_key)]
+        extended = yield from self._extended(_summary_in(state), old, config)
         if extended is None:
             return {}
-        removals = [RemoveMessage(id=uid) for uid in removed]
+        ids = ids_of(old, self.messages_key)
         return {_SUMMARY: extended, _SUMMARIZED: ids, self.messages_key: removals}
+
+    def _due_in(self, state: Any) -> list[int]:
+        messages = self.messages_in(state)
+        return self._old(messages, self._fresh(messages, state))
 
     def _extended(
         self, previous: Summary | None, old: list[BaseMessage], config: RunnableConfig | None
@@ -221,9 +219,8 @@ class Summarize(MessagesNode):
     def _old(self, messages: Messages, fresh: Sequence[int]) -> list[int]:
         """Where the messages stand that are to be summarised now: those before the kept turns."""
         candidates = [i for i in fresh if role(messages[i]) != "system"]
-        if not self._is_reached([messages[i] for i in candidates]):
-            return []
-        cut = self._cut(messages)
+        reached = self._is_reached([messages[i] for i in candidates])
+        cut = self._cut(messages) if reached else 0
         return [i for i in candidates if i < cut]
 
     def _is_reached(self, messages: Messages) -> bool:
@@ -256,7 +253,7 @@ class Summarize(MessagesNode):
         """
         previous = _summary_in(state)
         stands = previous is not None and previous["last"] is not None
-        known = set(_summarized_in(state)) if stands else set()
+        known = set(channel(state, _SUMMARIZED) or ()) if stands else set()
         found = start = 0
         for index, message in enumerate(messages):
             if message.id in known:
@@ -334,14 +331,3 @@ def summary_of(value: Any) -> Summary | None:
 
 def _summary_in(state: Any) -> Summary | None:
     return summary_of(channel(state, _SUMMARY))
-
-
-def _summarized_in(state: Any) -> Sequence[str]:
-    return channel(state, _SUMMARIZED) or ()
-
-
-def _check_channels(state: Any, config: RunnableConfig | None) -> None:
-    """Refuse a graph that would drop the summary and remove the messages all the same."""
-    if "langgraph_node" in ((config or {}).get("metadata") or {}):
-        expected = "a list: derive the state from SummaryState"
-        instance("the state's channel 'summarized'", channel(state, _SUMMARIZED), list, expected)

@@ -43,8 +43,8 @@ class TokenCounter:
     """Counts what the texts in a message take, and OpenAI's published frames around them.
 
     An encoding that is not installed is estimated, `scale` times as high. A `function` is asked
-    about each message instead; `len` counts messages, and no tools. `tools` are part of every
-    request, and of the attribute `request`.
+    about each message instead; `len` counts messages, and no tools. `request` is what every request
+    takes, `tools` included.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class TokenCounter:
     def fitted(self, messages: Sequence[BaseMessage]) -> TokenCounter:
         """The counter for a conversation: an estimate at the scale that its answers call for.
 
-        It is the largest ratio of reported to estimated tokens, from 1 to 4: so leaving messages
-        out never makes the rest count more.
+        The scale is the largest ratio of reported to estimated tokens, from 1 to 4, so leaving
+        messages out never makes the rest count more.
         """
         if self._encoded is not None or self._function is not None:
             return self
@@ -141,10 +141,10 @@ def token_counter(of: Countable | None = None) -> TokenCounter:
     """The counter for a model, or of one's own.
 
     Args:
-        of: None or `"approximate"`: an estimate, good for any model. The name of an OpenAI model:
-            its encoding. A chat model: by its name, an estimate if that is none of OpenAI's; tools
-            that are bound to it are a part of every request. A callable as langchain's
-            `trim_messages` takes: asked about one message at a time. A counter: itself.
+        of: None or `"approximate"`: an estimate. The name of an OpenAI model: its encoding. A chat
+            model: by its name, an estimate if that is none of OpenAI's, with the tools that are
+            bound to it. A callable as langchain's `trim_messages` takes: asked about one message at
+            a time; `len` counts messages. A counter: itself.
 
     Raises:
         UnknownModel: No encoding is known for a model of that name.
