@@ -189,7 +189,7 @@ class Assemble(MessagesNode):
         newest = list(islice(shown.turns, 1))
         left = self.max_tokens - fixed
         window = choose(Shown(None, iter(newest)), left - system, counter.message)
-        must = sum(counter.message(message) for unit in window.needed for message in unit.messages)
+        must = sum(counter.message(message) for unit in window.needed for message in unit)
         if window.over > 0:
             raise BudgetExceeded(
                 f"what may not be left out takes {self.max_tokens + window.over} tokens, "

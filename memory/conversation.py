@@ -23,7 +23,8 @@ from langchain_core.messages import (
 )
 
 Messages = Sequence[BaseMessage]
-Kind = Literal["human", "ai", "exchange", "pending"]
+Unit = tuple[BaseMessage, ...]
+"""Messages that stay or go together: one, or a message that calls tools and its results."""
 Role = Literal["human", "ai", "tool", "system", "chat", "other"]
 
 _BASES: Final[Sequence[tuple[type[BaseMessage], Role]]] = (
@@ -41,13 +42,6 @@ CALL_BLOCKS: Final = frozenset({"tool_use", "tool_call", "function_call"})
 SHORTENED: Final = "perdure_shortened"
 """In additional_kwargs, which no provider is sent: what became of a message, whose original is
 longer. `"cut"`: its middle is left out, `"cleared"`: a marker is in its place."""
-
-
-class Unit(NamedTuple):
-    """Messages that stay or go together."""
-
-    kind: Kind  # "exchange" has all its results; "pending" waits for some, at the very end
-    messages: tuple[BaseMessage, ...]  # the calling message first
 
 
 class Turn(NamedTuple):
@@ -107,7 +101,7 @@ def backwards(messages: Messages, *, to_answer: bool) -> Iterator[Turn]:
 
 def _units(turn: Messages, *, last: bool) -> list[Unit]:
     """What a provider takes of a turn; of the last also a call that waits for its results."""
-    found = [Unit("human", (turn[0],))]
+    found: list[Unit] = [(turn[0],)]
     for index in range(1, len(turn)):
         message = turn[index]
         if role(message) not in ("ai", "chat"):
@@ -118,7 +112,7 @@ def _units(turn: Messages, *, last: bool) -> list[Unit]:
             found += [exchange] if exchange else []
         # calls in the content that `tool_calls` does not have: nothing answers them
         elif says_something(message) and not has_block(message, CALL_BLOCKS):
-            found.append(Unit("ai", (message,)))
+            found.append((message,))
     return found
 
 
@@ -136,9 +130,7 @@ def _exchange(turn: Messages, index: int, calls: Sequence[str | None], last: boo
         elif role(message) != "system":
             directly = False
             break
-    if not wanted:
-        return Unit("exchange", tuple(together))
-    return Unit("pending", tuple(together)) if last and directly else None
+    return tuple(together) if not wanted or (last and directly) else None
 
 
 def call_ids(message: AIMessage) -> list[str | None]:

@@ -50,7 +50,7 @@ class Shown:
 
     def messages(self) -> list[BaseMessage]:
         """All of it, in the order in which a model takes it."""
-        units = (unit.messages for turn in reversed([*self.turns]) for unit in turn.units)
+        units = (unit for turn in reversed([*self.turns]) for unit in turn.units)
         return [*filter(None, [self.system]), *chain.from_iterable(units)]
 
 

@@ -146,8 +146,7 @@ def _day(when: datetime | None) -> str | None:
 
 # -- conversations
 
-TOOL_CHARS: Final = 2_000
-"""How much of a tool's result, or of the arguments of a call, is shown; the middle is left out."""
+_TOOL_CHARS: Final = 2_000  # that are shown of a tool's result, or of the arguments of a call
 _OMITTED: Final = "[earlier messages are left out]"
 _ROLES: Final = {"human": "user", "ai": "assistant"}
 _UNSHOWN: Final = THOUGHT_BLOCKS | CALL_BLOCKS | {"tool_call_chunk", "invalid_tool_call"}
@@ -167,12 +166,10 @@ def rendered(message: BaseMessage) -> str:
     blocks = [content] if isinstance(content, str) else content
     text = "\n".join(filter(None, map(_block, blocks)))
     if isinstance(message, ToolMessage):
-        text = middle_out(text, TOOL_CHARS)
-    parts = [part for part in (text, *_calls(message)) if part]
-    if not parts:
-        return ""
-    indented = "\n".join(parts).replace("\n", "\n    ")  # so that no line looks like a role's
-    return f"{_role(message)}: {undelimited(indented)}"
+        text = middle_out(text, _TOOL_CHARS)
+    parts = "\n".join(part for part in (text, *_calls(message)) if part)
+    indented = parts.replace("\n", "\n    ")  # so that no line looks like a role's
+    return f"{_role(message)}: {undelimited(indented)}" if parts else ""
 
 
 def units_of(messages: Sequence[BaseMessage]) -> list[list[str]]:
@@ -224,8 +221,7 @@ def _block(block: Any) -> str:
         return str(block["text"]).strip()
     if kind in _UNSHOWN:
         return ""
-    nested = block.get("file")
-    named = nested if isinstance(nested, dict) else block
+    named = block["file"] if isinstance(block.get("file"), dict) else block
     name = named.get("filename") or named.get("name") or named.get("title")
     kind = _NAMES.get(kind, kind)
     return f"[{kind} {name}]" if isinstance(name, str) else f"[{kind}]"
@@ -239,4 +235,4 @@ def _calls(message: BaseMessage) -> list[str]:
         for call in message.tool_calls
     ]
     calls += [(call["name"] or "?", call["args"] or "") for call in message.invalid_tool_calls]
-    return [f"calls {name}({middle_out(arguments, TOOL_CHARS)})" for name, arguments in calls]
+    return [f"calls {name}({middle_out(arguments, _TOOL_CHARS)})" for name, arguments in calls]

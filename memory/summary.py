@@ -246,10 +246,9 @@ class Summarize(MessagesNode):
         return 0
 
     def _fresh(self, messages: Messages, state: Any) -> range:
-        """Where the messages stand that the summary does not stand for: all of them.
+        """Where the messages stand that the summary does not stand for: all, as that removed its.
 
-        Unless all that it stands for is still there, at the beginning: a view of the first version
-        left it in the state.
+        But a view of the first version left in the state, at its beginning, what it summarised.
         """
         previous = _summary_in(state)
         stands = previous is not None and previous["last"] is not None

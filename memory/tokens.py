@@ -70,11 +70,9 @@ class TokenCounter:
 
     def message(self, message: BaseMessage) -> int:
         """Tokens of a message: frame, name, content, tool calls."""
-        if self._function is len:
-            return 1
         if self._function is not None:
-            [one] = checked([message], "the messages")
-            return whole("what the token counter returned", self._function([one]), 0)
+            given = list(checked([message], "the messages"))
+            return whole("what the token counter returned", self._function(given), 0)
         try:
             content, kind = message.content, role(message)
         except AttributeError:
@@ -101,8 +99,7 @@ class TokenCounter:
         """
         if self._encoded is not None or self._function is not None:
             return self
-        bare = self if self._scale == 1.0 else TokenCounter()
-        scale = min(_MOST, max(map(bare._ratio, messages), default=1.0))
+        scale = min(_MOST, max(map(TokenCounter()._ratio, messages), default=1.0))
         return self if scale == self._scale else TokenCounter(tools=self._tools, scale=scale)
 
     def _ratio(self, message: BaseMessage) -> float:
@@ -268,27 +265,24 @@ def _loaded(encoding: str) -> Callable[[str], int] | None:
             )
             return None
         encode = module.get_encoding(encoding).encode_ordinary
-    counts: dict[int, int] = {}  # by the hash of a text: fresh copies of it count as known
+    counts: dict[int, int] = {}  # by the hash of a text, so that no text is kept
 
     def count(text: str) -> int:
         key = hash(text)
-        found = counts.get(key)
-        if found is None:
-            starts = range(0, len(text), _AT_ONCE)
-            found = sum(len(encode(text[start : start + _AT_ONCE])) for start in starts)
+        if key not in counts:
             if len(counts) >= _REMEMBERED:
                 counts.clear()
-            counts[key] = found
-        return found
+            starts = range(0, len(text), _AT_ONCE)
+            counts[key] = sum(len(encode(text[start : start + _AT_ONCE])) for start in starts)
+        return counts[key]
 
     return count
 
 
 def _has_file(encoding: str) -> bool:
     """Whether tiktoken's cache has the file of an encoding, undamaged; else it would fetch it."""
-    folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
-    folder = os.path.join(tempfile.gettempdir(), "data-gym-cache") if folder is None else folder
+    default = os.path.join(tempfile.gettempdir(), "data-gym-cache")
+    folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR", default))
     file = Path(folder, hashlib.sha1(_URL.format(encoding).encode()).hexdigest())
-    if not folder or not file.is_file():
-        return False
-    return hashlib.sha256(file.read_bytes()).hexdigest() == _FILES[encoding]
+    found = bool(folder) and file.is_file()
+    return found and hashlib.sha256(file.read_bytes()).hexdigest() == _FILES[encoding]

@@ -79,7 +79,7 @@ class ClearToolOutputs(MessagesNode):
 
         def replaced() -> list[BaseMessage]:
             cleared = self._cleared(Shown.of(messages, to_answer=False).turns)
-            left = (each for turn in cleared for unit in turn.units for each in unit.messages)
+            left = (each for turn in cleared for unit in turn.units for each in unit)
             known = set(map(id, messages))
             return [message for message in left if id(message) not in known]
 
@@ -90,24 +90,22 @@ class ClearToolOutputs(MessagesNode):
     def _cleared(self, turns: Iterator[Turn]) -> Iterator[Turn]:
         seen = 0
         newest = list(islice(turns, 1))
-        unread = {id(message) for turn in newest for message in turn.units[-1].messages}
+        unread = {id(message) for turn in newest for message in turn.units[-1]}
         for turn in chain(newest, turns):
-            units = list(turn.units)
-            for number in range(len(units) - 1, -1, -1):
-                messages = list(units[number].messages)
-                for place in range(len(messages) - 1, -1, -1):
-                    message = messages[place]
-                    if isinstance(message, ToolMessage):
-                        seen += 1
-                        if seen > self.keep and id(message) not in unread:
-                            messages[place] = self._short(message)
-                units[number] = units[number]._replace(messages=tuple(messages))
-            yield turn._replace(units=units)
+            units = []
+            for unit in reversed(turn.units):
+                made = []
+                for message in reversed(unit):
+                    seen += isinstance(message, ToolMessage)
+                    stays = seen <= self.keep or id(message) in unread
+                    made.append(message if stays else self._short(message))
+                units.append(tuple(reversed(made)))
+            yield turn._replace(units=units[::-1])
 
-    def _short(self, message: ToolMessage) -> ToolMessage:
-        """The line in place of a bulky result; any other result as it is."""
+    def _short(self, message: BaseMessage) -> BaseMessage:
+        """The line in place of a bulky result; any other message as it is."""
         cleared = message.additional_kwargs.get(SHORTENED) == "cleared"
-        if cleared or message.name in self.exclude:
+        if not isinstance(message, ToolMessage) or cleared or message.name in self.exclude:
             return message
         tokens = self.counter.message(message)
         if tokens < self.min_tokens:

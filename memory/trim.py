@@ -6,7 +6,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, Literal, NamedTuple, Self
 
 from langchain_core.messages import BaseMessage, RemoveMessage
@@ -138,7 +138,7 @@ class Trim(MessagesNode):
         window = choose(shown, self.size - self._fixed, measure, self.strategy, self.start_on)
         if window.over <= 0:
             return replace(shown, turns=iter(window.turns))
-        needed = [message for unit in window.needed for message in unit.messages]
+        needed = [message for unit in window.needed for message in unit]
         left = sum(map(measure, needed)) - window.over
         cut = _levelled(needed, left, measure) if self.allow_partial else None
         if cut is None:
@@ -150,10 +150,7 @@ class Trim(MessagesNode):
                 "clear old tool outputs, or set allow_partial=True"
             )
         cuts = iter(cut)
-        units = [
-            unit._replace(messages=tuple(next(cuts) for _ in unit.messages))
-            for unit in window.needed
-        ]
+        units = [tuple(islice(cuts, len(unit))) for unit in window.needed]
         return replace(shown, turns=iter([window.turns[0]._replace(units=units)]))
 
 
@@ -172,7 +169,7 @@ def _ending(turns: Iterator[Turn], ends: tuple[End, ...]) -> Iterator[Turn]:
     """The turns, newest first, without what follows the last message of one of these types."""
     for turn in turns if ends else ():
         units = list(turn.units)
-        while units and role(units[-1].messages[-1]) not in ends:
+        while units and role(units[-1][-1]) not in ends:
             units.pop()
         if units:
             yield turn._replace(units=units)
@@ -240,7 +237,7 @@ def _taken(
 
 
 def _cost(units: list[Unit], measure: Measure) -> int:
-    return sum(measure(message) for unit in units for message in unit.messages)
+    return sum(measure(message) for unit in units for message in unit)
 
 
 # -- what is shortened

@@ -111,7 +111,7 @@ class UseMemories(MessagesNode):
         for part in self._following:
             shown = yield _call(part, shown, state, config)
         units = (unit for turn in shown.turns for unit in turn.units)
-        return frozenset(message.id for unit in units for message in unit.messages)
+        return frozenset(message.id for unit in units for message in unit)
 
     def _section(
         self, query: str, room: int, left: frozenset[str | None], config: RunnableConfig | None

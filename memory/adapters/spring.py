@@ -217,7 +217,7 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         if isinstance(self.model, ChatMemoryAdvisor):  # it may know the calls of results
             return [*first, *_others(messages)]
         turns = reversed([*backwards(_others(messages), to_answer=True)])
-        return [*first, *(m for turn in turns for unit in turn.units for m in unit.messages)]
+        return [*first, *(m for turn in turns for unit in turn.units for m in unit)]
 
 
 class MessageChatMemoryAdvisor(ChatMemoryAdvisor):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from langchain_core.messages import (
+    AIMessage,
     BaseMessage,
     HumanMessage,
     RemoveMessage,
@@ -16,7 +17,7 @@ from langchain_core.messages import (
 )
 
 from perdure.errors import InvalidMessages
-from perdure.memory.conversation import Messages, backwards, says_something
+from perdure.memory.conversation import Messages, backwards, call_ids, says_something
 from perdure.memory.nodes import checked
 
 Change = Callable[[list[BaseMessage]], Sequence[BaseMessage]]
@@ -77,9 +78,10 @@ def presentable(messages: Messages) -> list[BaseMessage]:
     left = iter(messages)
     kept: list[BaseMessage] = []
     for unit in [unit for turn in turns for unit in turn.units][1:]:
-        for end in [*unit.messages, None] if unit.kind == "pending" else unit.messages:
+        waits = isinstance(unit[0], AIMessage) and len(call_ids(unit[0])) >= len(unit)
+        for end in [*unit, None] if waits else unit:
             kept += _systems_before(end, left)
-        kept += unit.messages
+        kept += unit
     return [*kept, *_systems_before(None, left)]
 
 
