@@ -11,7 +11,6 @@ from langgraph.channels import UntrackedValue
 from langgraph.config import get_config
 
 from perdure.errors import MissingDependency
-from perdure.memory.conversation import Messages
 from perdure.memory.effects import Effect, Effects, awaiting, blocking
 from perdure.memory.extraction import RememberTurns
 from perdure.memory.learner import Learner
@@ -83,9 +82,12 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """Show the model what the parts leave."""
         shows = self._view_with(request.tools)
         if shows is not None:
-            given = _all_of(request), request.state, get_config()
+            system = [request.system_message] if request.system_message is not None else []
+            given = [*system, *request.messages], request.state, get_config()
             shown = yield Effect(lambda: shows.shown(*given), lambda: shows.ashown(*given))
-            request = _with(request, shown)
+            first = shown[0] if shown and isinstance(shown[0], SystemMessage) else None
+            rest = shown[1:] if first is not None else shown
+            request = request.override(system_message=first, messages=rest)
         return (yield Effect(lambda: handler(request), lambda: handler(request)))
 
     def _after_agent(self, state: Any, runtime: Any) -> Effects[None]:
@@ -111,14 +113,3 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
 def _invoked(part: MessagesNode | Learner, state: Any, config: Any) -> Effect:
     return Effect(lambda: part.invoke(state, config), lambda: part.ainvoke(state, config))
-
-
-def _all_of(request: ModelRequest[Any]) -> Messages:
-    system = request.system_message
-    return [system, *request.messages] if system is not None else request.messages
-
-
-def _with(request: ModelRequest[Any], messages: Messages) -> ModelRequest[Any]:
-    system = messages[0] if messages and isinstance(messages[0], SystemMessage) else None
-    talk: list[Any] = list(messages[1:] if system is not None else messages)
-    return request.override(system_message=system, messages=talk)

@@ -284,16 +284,14 @@ def with_summary(shown: Shown, summary: Summary | None) -> Shown:
         return shown
     # users and tools had a part in its text: it stands there as a record, not as instructions
     section = f"{HEADING}:\n\n{as_record(summary['text'])}"
-    system = next(iter(without_summary([shown.system])[1]), None) if shown.system else None
-    if system is None:
-        made = _changed(SystemMessage(""), section, {**summary, _INSTRUCTIONS: None})
-        return replace(shown, system=made)
-    content: Any = system.content
-    if isinstance(content, str):
-        joined: Any = f"{content}\n\n{section}" if content else section
-    else:  # its blocks stay, so that a provider's cache of them holds
-        joined = [*content, {"type": "text", "text": section}]
-    return replace(shown, system=_changed(system, joined, {**summary, _INSTRUCTIONS: content}))
+    before = without_summary([shown.system])[1] if shown.system else []
+    content: Any = before[0].content if before else None
+    if isinstance(content, list):  # its blocks stay, so that a provider's cache of them holds
+        joined: Any = [*content, {"type": "text", "text": section}]
+    else:
+        joined = f"{content}\n\n{section}" if content else section
+    system, mark = [*before, SystemMessage("")][0], {**summary, _INSTRUCTIONS: content}
+    return replace(shown, system=_changed(system, joined, mark))
 
 
 def without_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage]]:

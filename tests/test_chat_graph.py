@@ -344,7 +344,7 @@ def test_a_stream_of_messages_has_the_answers_and_nothing_else(
 def everything(model: Any, saver: Any, store: SQLiteStore) -> Any:
     learned = Instructions(store)
     summary = summarize(model, trigger=("messages", 4), keep=("messages", 1))
-    shortens = [summary, trim(max_tokens=9, token_counter=len)]
+    shortens: list[Any] = [summary, trim(max_tokens=9, token_counter=len)]
     learns = [remember_turns(), update_instructions(model, learned)]
     memory = [use_instructions(learned), *shortens, *learns]
     return chat_graph(model, memory=memory, checkpointer=saver, store=store)
