@@ -18,14 +18,12 @@ from langgraph.prebuilt import ToolNode
 from langgraph.store.base import BaseStore
 from langgraph.types import Command
 
-from perdure.errors import ConfigurationError
 from perdure.graphs.responder import QuotingResponder
 from perdure.memory.model_call import chat_model, with_tools
-from perdure.memory.nodes import SHOWN, Learner, MessagesNode
+from perdure.memory.nodes import Learner, MessagesNode, view
 from perdure.memory.options import instance
 from perdure.memory.reducers import ChatState
 from perdure.memory.summary import Summarize, SummaryState
-from perdure.memory.view import changes_state, parts_of, view
 
 Part = MessagesNode | Learner
 _NAMES: Final = {"RememberTurns": "remember", "UpdateInstructions": "reflect"}
@@ -50,29 +48,22 @@ def chat_graph(
         model: A chat model or its name; None: a responder that quotes what it is shown.
         tools: The tools that the model may call.
         memory: The parts of the memory. What the model is shown, in order, the part that cuts last.
-            After the answer learners run, like `remember_turns()`, and then the parts that change
-            the state: `summarize(…)`, and others in the mode `"state"`.
+            After the answer learners run, like `remember_turns()`, and then `summarize(…)`, which
+            changes the state.
         checkpointer: Makes the thread resumable.
         store: Keeps memories and instructions.
 
     Raises:
-        ConfigurationError: A part would remove from the state what is not summarised yet, or the
-            model cannot call tools.
+        ConfigurationError: The model cannot call tools.
     """
     for part in instance("memory", memory, (list, tuple), "a list of parts"):
         expected = "parts like use_memories(), trim(max_tokens=4_000) or remember_turns()"
         instance("a part of the memory", part, (MessagesNode, Learner), expected)
-    shown = parts_of([part for part in memory if isinstance(part, MessagesNode)])
+    shown = [part for part in memory if isinstance(part, MessagesNode)]
     shows = view(*shown).with_tools(tools) if shown else None
     learners: list[Part] = [part for part in memory if isinstance(part, Learner)]
-    after = _named([*learners, *filter(changes_state, shown)])
-    summarizes = any(isinstance(part, Summarize) for part in after.values())
-    removing = [each for each in after.values() if not isinstance(each, Summarize | Learner)]
-    if summarizes and removing:
-        raise ConfigurationError(
-            f"{type(removing[0]).__name__} is in the mode 'state' beside a summary: it would "
-            "remove from the state what is not summarised yet; expected the mode 'view'"
-        )
+    summaries = [part for part in (shows.parts if shows else ()) if isinstance(part, Summarize)]
+    after = _named([*learners, *summaries])
     chosen: Runnable[Any, Any] = QuotingResponder()
     if model is not None:
         resolved = chat_model(model)
@@ -93,9 +84,9 @@ def chat_graph(
         messages = list(state["messages"]) if shows is None else await shows.acall(state, config)
         return answered(state, await chosen.ainvoke(messages, config))
 
-    builder: StateGraph[Any, None, Any, Any] = StateGraph(SummaryState if summarizes else ChatState)
-    destinations = (*(["tools"] if tools else ()), *steps, END)
-    builder.add_node("respond", RunnableLambda(respond, arespond), destinations=destinations)
+    builder: StateGraph[Any, None, Any, Any] = StateGraph(SummaryState if summaries else ChatState)
+    responds = RunnableLambda(respond, arespond)
+    builder.add_node("respond", responds, destinations=(*(["tools"] if tools else ()), *steps, END))
     builder.add_edge(START, "respond")
     if tools:
         builder.add_node("tools", ToolNode(list(tools)))
@@ -122,7 +113,7 @@ def _quiet(part: Part) -> Runnable[Any, Any]:
     """A node whose update is pairs: `stream_mode="messages"` has those of a dict, removals too."""
 
     def pairs(update: dict[str, Any]) -> Command[Any]:
-        return Command(update=[(key, value) for key, value in update.items() if key != SHOWN])
+        return Command(update=list(update.items()))
 
     def run(state: Any, config: RunnableConfig) -> Command[Any]:
         return pairs(part.invoke(state, config))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from perdure.memory.instructions import use_instructions as use_instructions
     from perdure.memory.middleware import MemoryMiddleware as MemoryMiddleware
     from perdure.memory.model_extractor import ModelExtractor as ModelExtractor
+    from perdure.memory.nodes import view as view
     from perdure.memory.profile import Profile as Profile
     from perdure.memory.recall import arecall as arecall
     from perdure.memory.recall import recall as recall
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from perdure.memory.update_instructions import update_instructions as update_instructions
     from perdure.memory.update_profile import update_profile as update_profile
     from perdure.memory.use_memories import use_memories as use_memories
-    from perdure.memory.view import view as view
 
 _MODULES = {
     "background": "Background",
@@ -55,6 +55,7 @@ _MODULES = {
     "instructions": "Instructions use_instructions",
     "middleware": "MemoryMiddleware",
     "model_extractor": "ModelExtractor",
+    "nodes": "view",
     "profile": "Profile",
     "recall": "arecall recall",
     "records": "Memory",
@@ -67,7 +68,6 @@ _MODULES = {
     "update_instructions": "update_instructions",
     "update_profile": "update_profile",
     "use_memories": "use_memories",
-    "view": "view",
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = sorted(_PLACES)

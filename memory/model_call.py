@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from perdure.errors import ConfigurationError, InvalidPatch, MissingDependency, ModelFailed
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.options import instance, seconds, text, whole
-from perdure.memory.shortening import middle_out
+from perdure.memory.quotation import middle_out
 
 T = TypeVar("T")
 Request = Sequence[BaseMessage]

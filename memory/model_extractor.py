@@ -28,11 +28,9 @@ from perdure.memory.model_call import Refused, model_call, parsed, quoted_answer
 from perdure.memory.options import instance, text
 from perdure.memory.profile import Profile
 from perdure.memory.proposals import Batch, Proposal, Scope, Usage
-from perdure.memory.quotation import fenced, quoted
+from perdure.memory.quotation import fenced, middle_out, quoted, rendered
 from perdure.memory.records import EPISODE, FACT, Memory
-from perdure.memory.shortening import middle_out
 from perdure.memory.thread_messages import ThreadMessage
-from perdure.memory.transcript import rendered
 from perdure.memory.turns import TurnExtractor
 
 PROMPT: Final = """\

@@ -30,7 +30,7 @@ def seconds(name: str, value: Any, *, above_zero: bool = False) -> float:
     return _checked(valid, name, value, expected)  # type: ignore[no-any-return]
 
 
-def choice(name: str, value: Any, choices: Sequence[str]) -> str:
+def choice(name: str, value: Any, choices: Sequence[str | None]) -> str:
     """A value that is one of the choices."""
     expected = f"one of {', '.join(map(repr, choices))}"
     return _checked(value in choices, name, value, expected)  # type: ignore[no-any-return]

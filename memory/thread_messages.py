@@ -19,11 +19,11 @@ from langchain_core.runnables import RunnableConfig
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem
 from perdure.errors import UnknownThread
 from perdure.memory import conversation
+from perdure.memory.conversation import SHORTENED
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.nodes import checked
 from perdure.memory.options import is_number
 from perdure.memory.records import Role
-from perdure.memory.shortening import SHORTENED
 
 _ROLES: Final[Mapping[str, Role]] = {
     **{"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant"},

@@ -23,9 +23,8 @@ from perdure.memory.instructions import Instructions, InstructionsVersion, check
 from perdure.memory.model_call import ModelCall, Refused, fault_of, model_call, text_of
 from perdure.memory.nodes import Learner, channel, checked
 from perdure.memory.options import choice, text
-from perdure.memory.quotation import fenced
+from perdure.memory.quotation import fenced, newest, units_of
 from perdure.memory.summary import ON_FAILURE, OnFailure
-from perdure.memory.transcript import newest, units_of
 
 PROMPT: Final = """\
 You maintain the instructions of an assistant. You are given its current instructions, the \

@@ -12,7 +12,13 @@ from typing import Any, Final
 from uuid import uuid4
 
 from langchain_core.chat_history import BaseChatMessageHistory
-from langchain_core.messages import BaseMessage, HumanMessage, RemoveMessage, SystemMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    RemoveMessage,
+    SystemMessage,
+)
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     BaseCheckpointSaver,
@@ -24,7 +30,7 @@ from langgraph.checkpoint.base import (
 
 from perdure.checkpointers.address import check_thread_id
 from perdure.errors import AlreadyLocked, InvalidMessages
-from perdure.memory.conversation import Messages, backwards, says_something
+from perdure.memory.conversation import Messages, backwards, call_ids, says_something
 from perdure.memory.nodes import checked
 from perdure.memory.options import instance
 
@@ -149,9 +155,10 @@ def presentable(messages: Messages) -> list[BaseMessage]:
     left = iter(messages)
     kept: list[BaseMessage] = []
     for unit in [unit for turn in turns for unit in turn.units][1:]:
-        for end in [*unit.messages, None] if unit.kind == "pending" else unit.messages:
+        waits = isinstance(unit[0], AIMessage) and len(call_ids(unit[0])) >= len(unit)
+        for end in [*unit, None] if waits else unit:
             kept += _systems_before(end, left)
-        kept += unit.messages
+        kept += unit
     return [*kept, *_systems_before(None, left)]
 
 

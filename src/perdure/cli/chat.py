@@ -60,9 +60,10 @@ def chat(
         config["configurable"]["user_id"] = "" if mind is None else mind.user
         if mind is not None:
             stack.enter_context(_extracted(mind))
-        memory = [*_window(keep_last), *_memory(mind)]  # what is recalled is no earlier message
+        window = _window(keep_last)
+        memory = [*window, *_memory(mind)]  # what is recalled is no earlier message
         graph = chat_graph(configured_model(settings), memory=memory, checkpointer=saver)
-        talk = _Talk(graph, config)
+        talk = _Talk(graph, config, window)
         _resume(talk, saver, thread)
         config["metadata"] = _carried(saver, thread)
         for said in [message] if message is not None else _typed():
@@ -115,7 +116,7 @@ def _window(keep_last: int | None) -> list[Any]:
         return []
     if keep_last < 1:
         raise ConfigurationError(f"--keep-last is {keep_last}; expected at least 1")
-    return [trim(max_messages=keep_last + 1, mode="state")]
+    return [trim(max_tokens=keep_last + 1, token_counter=len)]
 
 
 def _carried(saver: Any, thread: str) -> dict[str, Any]:
@@ -174,10 +175,12 @@ class _Talk:
     Attributes:
         graph: Answers.
         config: Of its runs.
+        window: What the thread keeps in its state after a turn; empty: everything.
     """
 
     graph: Any
     config: Any
+    window: list[Any]
 
     def turn(self, given: Any, otherwise: str) -> None:
         """Run a turn and print the answer; `otherwise`: how things stand if none comes."""
@@ -196,3 +199,6 @@ class _Talk:
         for chunk, meta in stream:
             if meta.get("langgraph_node") == "respond" and chunk.type in ("AIMessageChunk", "ai"):
                 print(chunk.text, end="", flush=True)
+        for part in self.window:
+            if update := part.invoke(self.graph.get_state(self.config).values):
+                self.graph.update_state(self.config, update, as_node="respond")
