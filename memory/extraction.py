@@ -1,7 +1,7 @@
 """Extraction: memories of the messages of a thread, exactly once in effect.
 
-Messages → extractor → gate → one transaction with the watermark, which is compared and swapped.
-Of two that extract one thread at the same time the slower is refused, and reads the thread again.
+Messages → extractor → gate → one transaction with the watermark, which is compared and swapped:
+of two that extract one thread at the same time the slower is refused, and reads it again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Reads = Callable[[Watermark], Effects[ThreadHistory]]
 
 @dataclass(frozen=True, slots=True)
 class ExtractionReport:
-    """The result of an extraction: how many messages were read, and memories changed."""
+    """How many messages an extraction read, and how many memories it changed."""
 
     thread_id: str
     messages: int = 0
@@ -67,8 +67,8 @@ class ExtractionReport:
     batches: int = 0  # transactions that were written
 
     def __str__(self) -> str:
-        parts = [f"{self.thread_id}: {self.messages} messages read"]
-        parts += [f"{count} {name}" for name, count in self.changes.items() if count]
+        changes = [f"{count} {name}" for name, count in self.changes.items() if count]
+        parts = [f"{self.thread_id}: {self.messages} messages read", *changes]
         if self.refused:
             reasons = ", ".join(f"{count} {reason}" for reason, count in self.refused.items())
             parts.append(f"{sum(self.refused.values())} refused ({reasons})")
@@ -82,19 +82,14 @@ class ExtractionReport:
         """How many memories were changed, by the kind of change."""
         return {name: getattr(self, name) for name in _CHANGES}
 
-    def counting(self, batch: Batch, plan: Planned, usage: Usage) -> ExtractionReport:
+    def counting(self, messages: int, plan: Planned, usage: Usage) -> ExtractionReport:
         """The report with another batch."""
         counts = Counter[str](each.change for each in plan.outcomes)
         refused = [each.check or each.reason for each in plan.outcomes if each.change == "refused"]
-        changes: dict[str, Any] = {name: n + counts[name] for name, n in self.changes.items()}
-        return replace(
-            self,
-            messages=self.messages + len(batch.messages),
-            refused=dict(Counter(self.refused) + Counter(refused)),
-            usage=self.usage + usage,
-            batches=self.batches + 1,
-            **changes,
-        )
+        added: dict[str, Any] = {name: n + counts[name] for name, n in self.changes.items()}
+        added |= {"messages": self.messages + messages, "batches": self.batches + 1}
+        total = dict(Counter(self.refused) + Counter(refused))
+        return replace(self, refused=total, usage=self.usage + usage, **added)
 
 
 class Extraction:
@@ -154,7 +149,7 @@ class Extraction:
             VersionConflict: Others changed the same memories, again and again.
             StorageError: The store refuses.
         """
-        scope = Scope(self.adapter(), namespace_of(self.namespace, config), config)
+        scope = _scope(self.adapter(), self.namespace, config)
         pipeline = Pipeline(self.extractor, self.gate, self.batch, scope)
         thread_id = check_thread_id(thread_id)
 
@@ -171,6 +166,20 @@ class Extraction:
     def adapter(self) -> StoreAdapter:
         """The store; a `ConfigurationError` if there is none."""
         return self._adapter or adapter_of(None)
+
+
+def _scope(adapter: StoreAdapter, template: Template, config: RunnableConfig | None) -> Scope:
+    """Where a run's memories are written, if the store takes the labels."""
+    namespace = namespace_of(template, config)
+    label = next((label for label in namespace if "." in label), None)
+    if label is not None and not adapter.versioned:
+        names = " and ".join(map(repr, template.names)) or "nothing"
+        raise InvalidNamespace(
+            f"the label {label!r} of {namespace!r} has a dot, which {type(adapter.store).__name__} "
+            f"refuses; the labels are {template.labels!r}, filled in by {names} of the config: "
+            "pass a value without dots, or use perdure.stores.SQLiteStore"
+        )
+    return Scope(adapter, namespace, config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +267,7 @@ class Pipeline:
                 continue
             if mark.version and mark.version % _KEPT == 0:
                 yield from _drop_versions(adapter, put.namespace)
-            return report.counting(batch, plan, proposal.usage), after
+            return report.counting(len(batch.messages), plan, proposal.usage), after
         return None
 
 
@@ -286,10 +295,9 @@ def _drop_versions(adapter: StoreAdapter, prefix: Namespace) -> Effects[None]:
 class RememberTurns(Learner):
     """A node that remembers the messages of a run, at the end of a graph or in MemoryMiddleware.
 
-    Each message becomes a memory, without a model, in about a millisecond. They are written in one
-    transaction with the thread's watermark, so nothing is remembered twice. If the store fails,
-    the error is logged, and the next run or a background extraction remembers the messages. Put
-    the node before nodes that remove messages from the state.
+    Each message becomes a memory, without a model, in about a millisecond, in one transaction with
+    the thread's watermark. If the store fails, the error is logged, and the next run or a
+    background extraction remembers the messages. Put the node before nodes that remove messages.
 
     Args:
         store: Where memories are kept; None: the store of the graph.
@@ -326,22 +334,22 @@ class RememberTurns(Learner):
                 "the run has no thread_id, so its turns cannot be remembered; pass "
                 'config={"configurable": {"thread_id": "…"}}'
             )
-        check_thread_id(thread_id)
-        adapter = self._adapter or adapter_of(None)
-        scope = Scope(adapter, namespace_of(self.namespace, config), config)
-        pipeline = Pipeline(TurnExtractor(), self.gate, _RUN, scope, guards=False)
+        adapter, thread_id = self._adapter or adapter_of(None), check_thread_id(thread_id)
 
         def reads(mark: Watermark) -> Effects[ThreadHistory]:
             yield from ()
             unread = _from_known(mark, messages)
             history = history_of_state(thread_id, checkpoint_id, unread)
             # since the user's newest message they are of now; the times of earlier ones are unknown
-            humans = [i for i, each in enumerate(history.messages) if role(each.message) == "human"]
-            return history.timed(datetime.now(UTC), humans[-1] if humans else 0)
+            newest = [*map(role, (each.message for each in reversed(history.messages)))]
+            now = newest.index("human") + 1 if "human" in newest else len(newest)
+            return history.timed([datetime.now(UTC)] * now)
 
         try:
+            scope = _scope(adapter, self.namespace, config)
+            pipeline = Pipeline(TurnExtractor(), self.gate, _RUN, scope, guards=False)
             return (yield from in_thread(pipeline.extracting(thread_id, reads)))
-        except (ConfigurationError, InvalidNamespace):
+        except ConfigurationError:
             raise
         except Exception as exc:
             _LOG.warning("the turns of %r are not remembered yet: %s", thread_id, exc)
