@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from hashlib import blake2b
@@ -16,7 +17,6 @@ from perdure.memory.proposals import Addition, Batch, Proposal, Revision, Scope
 from perdure.memory.records import FACT, TURN, Memory, Outcome
 from perdure.memory.store_adapter import PREVIOUS, StoreAdapter, memory_of, put_of
 from perdure.memory.thread_messages import ThreadMessage
-from perdure.memory.tombstones import sources
 from perdure.memory.watermarks import TURNS
 from perdure.stores.base import Namespace, Provenance, PutItem
 from perdure.stores.chunking import chunks
@@ -81,25 +81,23 @@ def turn_key(thread_id: str, message_id: str, chunk: int) -> str:
 def superseded_turns(
     adapter: StoreAdapter, memory: Memory, until: datetime, successor: Provenance | None = None
 ) -> Effects[list[PutItem]]:
-    """The puts that mark the turns as past on whose messages a superseded memory rests.
+    """The puts that mark the turns as past of the messages that a superseded memory leaves behind.
 
-    Recall then shows these turns with the date until which they held. Turns on which the successor
-    rests as well are not marked.
+    Recall then shows these turns with the date until which they held.
     """
     if memory.kind == TURN or memory.provenance is None:
         return []
-    present = set(sources(successor))
-    found = yield from _turns(adapter, memory.namespace, memory.provenance)
+    source = replace(memory.provenance, message_ids=left_behind(memory.provenance, successor))
+    found = yield from _turns(adapter, memory.namespace, source)
+    ended = {UNTIL: until.isoformat()}
     return [
         put_of(
-            turn.namespace,
-            turn.key,
-            {**turn.value, UNTIL: until.isoformat()},
+            *(turn.namespace, turn.key, {**turn.value, **ended}),
             provenance=turn.provenance,
             if_version=turn.version,
         )
         for turn in found
-        if UNTIL not in turn.value and present.isdisjoint(sources(turn.provenance))
+        if UNTIL not in turn.value
     ]
 
 
@@ -129,12 +127,11 @@ def ends_of(
     return ends
 
 
-def left_behind(source: Provenance | None, successor: Provenance | None) -> set[str]:
+def left_behind(source: Provenance, successor: Provenance | None) -> tuple[str, ...]:
     """The messages on which a memory rested, and on which the one that supersedes it does not."""
-    if source is None or successor is None:
-        return set()
-    same = source.thread_id == successor.thread_id
-    return set(source.message_ids).difference(successor.message_ids if same else ())
+    if successor is None or successor.thread_id != source.thread_id:
+        return source.message_ids
+    return tuple(each for each in source.message_ids if each not in successor.message_ids)
 
 
 def _turns(

@@ -107,7 +107,7 @@ class Watermark:
     ) -> Watermark:
         """The watermark after an extraction failed, with the head of the thread at that moment."""
         attempts = self.attempts + 1 if self.failed_head == head else 1
-        failure = {"attempts": attempts, "failed_at": at, "failed_head": head}
+        failure: dict[str, Any] = {"attempts": attempts, "failed_at": at, "failed_head": head}
         return replace(self, error=error, final=final, **failure)
 
     def set_back(self) -> Watermark:

@@ -1,7 +1,6 @@
 """The writer of memories: it inserts, updates, supersedes and deletes, each in one transaction.
 
-A change that another one comes before is judged again: a fact that is told twice at once is kept
-once, and no correction is lost.
+A change that another one comes before is judged again.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _FAULTS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class MemoryWriter:
-    """Writes the memories of one namespace; its methods are effects. See `Collection`."""
+    """Writes the memories of one namespace, for `Collection` and tools."""
 
     adapter: StoreAdapter
     namespace: Namespace
@@ -151,7 +150,7 @@ class MemoryWriter:
             value = succeeding(previous, put.value or {}, change, until)
             puts = [replace(put, value=value, if_version=previous.version), *note]
             if change == "superseded":
-                puts += yield from self._past_turns(previous, provenance, until)
+                puts += yield from superseded_turns(self.adapter, previous, until, provenance)
             outcome = replace(outcome, change=change)
         yield from self.adapter.written(puts)
         return outcome
@@ -171,7 +170,6 @@ class MemoryWriter:
         key: str,
         previous: Memory | None,
     ) -> Effects[tuple[Outcome, list[PutItem]]]:
-        """What the gate makes of a value, beside the memories other than the previous one."""
         fields = {name: part for name, part in value.items() if name != TEXT}
         role: Any = provenance.trust if provenance.trust in get_args(Role) else "user"
         candidate = Candidate(
@@ -180,16 +178,6 @@ class MemoryWriter:
         adapter = self.adapter if previous is None else _Without(self.adapter, previous)
         admitted = yield from admit(self.gate, adapter, self.namespace, [candidate], [key])
         return admitted.outcomes[0], admitted.puts
-
-    def _past_turns(
-        self, previous: Memory, provenance: Provenance, until: datetime
-    ) -> Effects[list[PutItem]]:
-        """Puts that mark the turns as past on which the previous text rests, and not the new."""
-        rests_on = previous.provenance
-        if rests_on is not None and rests_on.thread_id == provenance.thread_id:
-            ids = tuple(each for each in rests_on.message_ids if each not in provenance.message_ids)
-            previous = replace(previous, provenance=replace(rests_on, message_ids=ids))
-        return superseded_turns(self.adapter, previous, until)
 
     def _new_key(self) -> Effects[str]:
         while True:
