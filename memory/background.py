@@ -32,7 +32,7 @@ from perdure.memory import model_call
 from perdure.memory.due import DueThreads, Job, Pace, State
 from perdure.memory.effects import run
 from perdure.memory.extraction import Extraction, ExtractionReport
-from perdure.memory.job_queue import JobQueue, StoppedEarly, Work, place_of
+from perdure.memory.job_queue import JobQueue, Work, place_of
 from perdure.memory.options import choice, instance, seconds, whole
 from perdure.memory.thread_messages import storable
 from perdure.memory.watermarks import watermark
@@ -109,11 +109,9 @@ class Background:
         return self
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """Stop. Threads that are due stay due, for the next start or another worker.
+        """Stop; threads that are due stay due, for the next start or another worker.
 
-        Args:
-            timeout_s: How long to wait for running extractions; one that takes longer is
-                abandoned, and made again later.
+        Running extractions have so many seconds; one that takes longer is made again later.
         """
         end = time.monotonic() + seconds("timeout_s", timeout_s)
         with self._lock:
@@ -140,30 +138,19 @@ class Background:
         await asyncio.to_thread(self.stop)
 
     def extract_now(self, thread_id: str, config: RunnableConfig | None = None) -> None:
-        """Have a thread extracted as soon as a worker is free.
-
-        Args:
-            thread_id: The thread.
-            config: Of a run on it; None: that of its last run.
-        """
+        """Have a thread extracted as soon as a worker is free, by default as of its last run."""
         self._opened().put(self._due.job(thread_id, config))
 
     def every(self, cron: str | None, timezone: str | None = None) -> None:
         """Have all threads extracted on a schedule, also those that were given up.
 
-        The queue's database keeps the schedule; a time without a worker is skipped.
-
-        Args:
-            cron: Five fields, `"0 3 * * *"`; None: end the schedule.
-            timezone: Like `"Europe/Berlin"`; None: UTC.
+        The queue's database keeps the schedule; a time without a worker is skipped. `cron` has five
+        fields, `"0 3 * * *"`; None: end the schedule. `timezone` is UTC or `"Europe/Berlin"`.
         """
         self._opened().every(cron, timezone)
 
     def flush(self, timeout_s: float = 60.0) -> list[Job]:
-        """Have all threads extracted now that were not given up, and wait for it.
-
-        Returns the jobs that failed, or were not done in time.
-        """
+        """Have all threads extracted that were not given up, and wait; the jobs that are left."""
         end = time.monotonic() + seconds("timeout_s", timeout_s)
         wanted = self._put_all(dead=False) | self._opened().live().keys()
         while wanted & self._opened().live().keys() and time.monotonic() < end:
@@ -225,26 +212,23 @@ class Background:
 
     def _attempt(self, job: Job) -> dict[str, Any]:
         """Extract a thread for the queue. A failure is noted on its watermark."""
-        if self._stop.is_set():
-            raise StoppedEarly
         result: dict[str, Any] = {"thread_id": job.thread_id, "namespace": list(job.namespace)}
+        if self._stop.is_set():
+            return result
         self._running.add(job.key)
         try:
-            report = self._within_limit(job)
-        except StoppedEarly:
-            raise
+            if (report := self._within_limit(job)) is not None:
+                result["report"] = report
+                self._notify(replace(job, state="done", report=report))
         except BaseException as exc:
             error = storable(f"{type(exc).__name__}: {exc!s:.500}")
             self._record(job, error, final=_is_final(exc), exc=exc)
-        else:
-            self._notify(replace(job, state="done", report=report))
-            result["report"] = report
         finally:
             self._running.discard(job.key)
         return result
 
-    def _within_limit(self, job: Job) -> dict[str, Any]:
-        """The report of an extraction in a thread that can be abandoned."""
+    def _within_limit(self, job: Job) -> dict[str, Any] | None:
+        """The report of an extraction in a thread of its own; None: it was abandoned."""
         future: Future[ExtractionReport] = Future()
 
         def extract() -> None:
@@ -258,7 +242,7 @@ class Background:
         end = time.monotonic() + self.pace.limit_s
         while not wait([future], min(_TICK_S[0], max(0.0, end - time.monotonic()))).done:
             if self._abandon.is_set():
-                raise StoppedEarly
+                return None
             if time.monotonic() >= end:
                 raise TimeoutError(f"the extraction took more than {self.pace.limit_s:g} s")
         return asdict(future.result())
@@ -276,6 +260,8 @@ class Background:
                 return
             head = heads[0].checkpoint_id if heads else None
             mark = run(watermark(adapter, job.namespace, job.thread_id, name))
+            if mark.checkpoint_id == head:  # it was extracted before the worker ended
+                return
             mark = mark.with_failure(error, datetime.now(UTC), head, final=final)
             try:
                 run(adapter.written([mark.put(job.namespace, job.thread_id)]))
@@ -298,10 +284,7 @@ class Background:
 
 
 def run_worker(background: Background, *, timeout_s: float = 30.0) -> None:
-    """Work until SIGINT or SIGTERM; call it in the main thread.
-
-    At the end it waits for running extractions, up to the timeout.
-    """
+    """Work until SIGINT or SIGTERM, in the main thread; then wait for running extractions."""
     instance("background", background.work and background, Background, "one that works")
     ended, signals = threading.Event(), (signal.SIGINT, signal.SIGTERM)
     before = {each: signal.signal(each, lambda *_: ended.set()) for each in signals}

@@ -1,7 +1,6 @@
 """Threads that are due for extraction: a query over threads and watermarks.
 
-A thread is due if its head is beyond the watermark of the extractor, and it was quiet for a while
-or has waited too long. Failures are counted on the watermark.
+A thread is due if its head is beyond the watermark, and it was quiet or has waited long enough.
 """
 
 from __future__ import annotations
@@ -99,12 +98,9 @@ class Job:
 
 
 class DueThreads:
-    """The threads with messages that an extraction has not read yet.
+    """The threads with messages that an extraction, of a perdure checkpointer, has not read yet.
 
-    Args:
-        extraction: Of a perdure checkpointer.
-        pace: When threads are due.
-        defaults: Values for runs whose `configurable` lacks them: `{"user_id": "local"}`.
+    `defaults` are values for runs whose `configurable` lacks them: `{"user_id": "local"}`.
     """
 
     def __init__(
@@ -153,12 +149,7 @@ class DueThreads:
             return jobs
 
     def job(self, thread_id: str, config: RunnableConfig | None) -> Job:
-        """The job of one thread; without a config, that of the thread's last run is taken.
-
-        Raises:
-            InvalidConfig: The config does not fill in the namespace.
-            UnknownThread: There is no such thread.
-        """
+        """The job of one thread; without a config, that of the thread's last run is taken."""
         given = dict((config or {}).get("configurable", {}))
         if config is None:
             [head] = self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)

@@ -20,6 +20,7 @@ from langgraph.store.base import BaseStore
 
 from perdure.checkpointers.address import check_thread_id
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace, VersionConflict
+from perdure.memory.conflicts import one_by_one
 from perdure.memory.conversation import Messages, role
 from perdure.memory.effects import Effect, Effects, awaiting, blocking, in_thread
 from perdure.memory.gate import Gate
@@ -44,7 +45,6 @@ from perdure.stores.base import Namespace, PutItem, VersionRetention
 _BEFORE: Final = 4  # messages before a batch that its extractor is shown
 _LOG = logging.getLogger("perdure")
 _RUN: Final = 200  # messages of a run in one transaction
-_CONFLICTS: Final = 50  # times that others may change the same memories while a batch is planned
 _KEPT: Final = 64  # past versions of a watermark's note are dropped when there are so many
 _CHANGES: Final = ("added", "updated", "superseded", "deleted", "unchanged", "quarantined")
 Reads = Callable[[Watermark], Effects[ThreadHistory]]
@@ -118,7 +118,6 @@ class Extraction:
     ) -> None:
         expected = "a BaseCheckpointSaver, like SQLiteCheckpointer.open(path)"
         self.saver = instance("saver", saver, BaseCheckpointSaver, expected)
-        self.store = store
         self._adapter = None if store is None else StoreAdapter(store)
         given = TurnExtractor() if extractor is None else extractor
         expected = "TurnExtractor(…) or ModelExtractor(model, …)"
@@ -226,18 +225,17 @@ class Pipeline:
 
     def setting_back(self, thread_id: str) -> Effects[None]:
         """Set the watermark back, so that the whole thread is read again."""
-        for tries in range(_CONFLICTS, -1, -1):
+
+        def attempt() -> Effects[None]:
             mark = yield from self._mark(thread_id)
-            try:
-                back = [self._put(mark.set_back(), thread_id)] if mark.count else []
-                return (yield from self.scope.adapter.written(back))
-            except VersionConflict:  # it was extracted meanwhile
-                if not tries:
-                    raise
+            back = [self._put(mark.set_back(), thread_id)] if mark.count else []
+            yield from self.scope.adapter.written(back)
+
+        return one_by_one(self.scope.adapter, self.scope.namespace, attempt)
 
     def _mark(self, thread_id: str) -> Effects[Watermark]:
-        scope = self.scope
-        return watermark(scope.adapter, scope.namespace, thread_id, self.extractor.name)
+        place = self.scope.adapter, self.scope.namespace
+        return watermark(*place, thread_id, self.extractor.name)
 
     def _put(self, mark: Watermark, thread_id: str) -> PutItem:
         return mark.put(self.scope.namespace, thread_id)
@@ -251,24 +249,24 @@ class Pipeline:
         report: ExtractionReport,
     ) -> Effects[tuple[ExtractionReport, Watermark] | None]:
         """Write a proposal with the watermark; None: another extraction was quicker."""
-        adapter = self.scope.adapter
-        for tries in range(_CONFLICTS, -1, -1):
+        adapter, after = self.scope.adapter, mark.advanced(batch.messages, checkpoint_id)
+        put = self._put(after, batch.thread_id)
+
+        def attempt() -> Effects[tuple[ExtractionReport, Watermark] | None]:
             plan = yield from planned(proposal, self.gate, self.scope)
-            after = mark.advanced(batch.messages, checkpoint_id)
-            put = self._put(after, batch.thread_id)
             try:
                 yield from adapter.written([*plan.puts, put])
             except VersionConflict:
                 now = yield from self._mark(batch.thread_id)
-                if now.version != mark.version or not now.same_as(mark):
-                    return None
-                if not tries:
-                    raise
-                continue
-            if mark.version and mark.version % _KEPT == 0:
-                yield from _drop_versions(adapter, put.namespace)
+                if now.version == mark.version and now.same_as(mark):
+                    raise  # others changed the same memories
+                return None
             return report.counting(len(batch.messages), plan, proposal.usage), after
-        return None
+
+        written = yield from one_by_one(adapter, self.scope.namespace, attempt)
+        if written is not None and mark.version and mark.version % _KEPT == 0:
+            yield from _drop_versions(adapter, put.namespace)
+        return written
 
 
 def _batch_of(messages: Sequence[ThreadMessage], mark: Watermark, history: ThreadHistory) -> Batch:

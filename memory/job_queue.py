@@ -43,10 +43,6 @@ _DONE: Final = 1_000  # jobs that are listed as done
 _KEPT: Final = timedelta(days=1)  # how long ended jobs are kept
 
 
-class StoppedEarly(Exception):
-    """The worker was stopped before the extraction ended; the thread is due again."""
-
-
 class Work(NamedTuple):
     """The functions of a worker: one extracts a thread, the other puts all threads on the queue."""
 
@@ -79,16 +75,12 @@ class JobQueue:
 
     def put(self, job: Job) -> None:
         """Put a job on the queue, unless it is there."""
-        options: Any = {
-            "workflow_name": _EXTRACT,
-            "queue_name": _QUEUE,
-            "deduplication_id": job.key,
-            "duplication_policy": "return-existing",
-            "app_version": _VERSION,
-        }
-        given = job.thread_id, list(job.namespace), dict(job.configurable)
+        options: Any = {"workflow_name": _EXTRACT, "queue_name": _QUEUE, "app_version": _VERSION}
+        options |= {"deduplication_id": job.key, "duplication_policy": "return-existing"}
         with _mapped("written"):
-            self._client.enqueue(options, *given)
+            self._client.enqueue(
+                options, job.thread_id, list(job.namespace), dict(job.configurable)
+            )
 
     def live(self) -> dict[str, bool]:
         """The keys of the jobs on the queue, each with whether a worker has it."""
@@ -148,9 +140,21 @@ class JobQueue:
         """
         with ExitStack() as stack:
             name = self._slot(stack)
+            config: Any = {
+                "name": _SCHEMA,
+                "system_database_url": self._url,
+                "dbos_system_schema": _SCHEMA,
+                "sys_db_pool_size": workers + _CONNECTIONS,
+                "serializer": DBOSPortableJSONSerializer(),
+                "application_version": _VERSION,
+                "executor_id": name,
+                "log_level": "ERROR",
+                "notification_listener_polling_interval_sec": _POLL_S,
+                "enable_otlp": False,
+            }
             with _mapped("opened"):
                 if not _working:
-                    DBOS(config=self._config(name, workers))
+                    DBOS(config=config)
                 if _working or DBOS.executor_id != name:  # DBOS(…) returns one that exists
                     raise ConfigurationError(
                         "this process runs DBOS already, and it can be run once only; stop the "
@@ -168,20 +172,6 @@ class JobQueue:
                 lost = self._taken(self._listed("PENDING", executor_id=name))
                 DBOS.launch()
             yield lost
-
-    def _config(self, name: str, workers: int) -> Any:
-        return {
-            "name": _SCHEMA,
-            "system_database_url": self._url,
-            "dbos_system_schema": _SCHEMA,
-            "sys_db_pool_size": workers + _CONNECTIONS,
-            "serializer": DBOSPortableJSONSerializer(),
-            "application_version": _VERSION,
-            "executor_id": name,
-            "log_level": "ERROR",
-            "notification_listener_polling_interval_sec": _POLL_S,
-            "enable_otlp": False,
-        }
 
     def _slot(self, stack: ExitStack) -> str:
         """The first worker's name of this machine that no process has locked."""
@@ -254,19 +244,12 @@ def _mapped(done: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep DBOS from adding a log handler, and from logging what is no fault."""
+    """Keep DBOS from adding a log handler, and from leaving a level."""
     dbos, silent = logging.getLogger("dbos"), logging.NullHandler()
     level = dbos.level
-
-    def is_fault(record: logging.LogRecord) -> bool:
-        stopped = record.exc_info and isinstance(record.exc_info[1], StoppedEarly)
-        return record.levelno >= logging.WARNING and not stopped
-
     dbos.addHandler(silent)
-    dbos.addFilter(is_fault)
     try:
         yield
     finally:
-        dbos.removeFilter(is_fault)
         dbos.removeHandler(silent)
         dbos.setLevel(level)

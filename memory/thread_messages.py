@@ -1,8 +1,4 @@
-"""The messages of a thread, each once, with ids and times.
-
-perdure's checkpointers keep all messages, also removed ones; of other savers, these are the
-messages of the newest checkpoint.
-"""
+"""The messages of a thread, each once, with ids and times; in perdure's also removed ones."""
 
 from __future__ import annotations
 
@@ -92,9 +88,8 @@ def history_of_state(
     thread_id: str, checkpoint_id: str | None, messages: Sequence[BaseMessage]
 ) -> ThreadHistory:
     """The messages of a thread as a state has them."""
-    return ThreadHistory(
-        thread_id, checkpoint_id, _latest((each, True) for each in _read(messages))
-    )
+    read = _latest((each, True) for each in _read(messages))
+    return ThreadHistory(thread_id, checkpoint_id, read)
 
 
 def read_history(

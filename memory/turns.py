@@ -29,12 +29,8 @@ _CHUNKS: Final = 40  # of a message that are kept
 class TurnExtractor:
     """Makes a memory of each message of a user or an assistant, without a model.
 
-    A memory's text is `speaker: text`; the speaker is the message's name, else its role.
-    Search reads each such memory together with its neighbours in the thread.
-
-    Args:
-        max_words: A longer message is cut into chunks of at most so many words, of which the first
-            40 are kept.
+    A memory's text is `speaker: text`; the speaker is the message's name, else its role. A message
+    of more than `max_words` is cut into chunks, of which the first 40 are kept.
     """
 
     name = TURNS

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Literal, get_args
 
 from langchain_core.runnables import RunnableConfig
@@ -61,7 +62,7 @@ class MemoryWriter:
     ) -> Effects[Outcome]:
         """Add a memory; a different one with the key is changed `instead`, or is an error."""
         wanted = None if key is None else check_key(key)
-        return self._one_by_one(lambda: self._inserted(given, provenance, wanted, instead))
+        return self._tried(self._inserted, given, provenance, wanted, instead)
 
     def replace(
         self,
@@ -72,16 +73,14 @@ class MemoryWriter:
         at: datetime | None = None,
     ) -> Effects[Outcome]:
         """Update or supersede a memory."""
-        known = check_key(key)
-        return self._one_by_one(lambda: self._replaced(known, given, provenance, change, at))
+        return self._tried(self._replaced, check_key(key), given, provenance, change, at)
 
     def delete(self, key: str) -> Effects[Outcome]:
         """Close a memory."""
-        known = check_key(key)
-        return self._one_by_one(lambda: self._deleted(known))
+        return self._tried(self._deleted, check_key(key))
 
-    def _one_by_one(self, attempt: Callable[[], Effects[Outcome]]) -> Effects[Outcome]:
-        return one_by_one(self.adapter, self.namespace, attempt)
+    def _tried(self, attempt: Callable[..., Effects[Outcome]], *given: Any) -> Effects[Outcome]:
+        return one_by_one(self.adapter, self.namespace, partial(attempt, *given))
 
     def _inserted(
         self, given: Given, provenance: Provenance, key: str | None, instead: Replacement | None
@@ -122,7 +121,7 @@ class MemoryWriter:
         kept, fields = own_fields(previous or {}), _fields(given)
         value = {**kept, **(fields if self.schema is None else _fitted(self.schema, kept, fields))}
         text = value.get(TEXT)
-        if not isinstance(text, str) or not text.strip() or text != _unicode(text):
+        if not isinstance(text, str) or not text.strip() or _has_surrogate(text):
             raise InvalidValue(
                 f"text is {text!r:.80}; expected a sentence that can stand alone, in Unicode"
             )
@@ -240,8 +239,8 @@ def faults_of(exc: ValidationError) -> str:
     )
 
 
-def _unicode(text: str) -> str:
-    return text.encode(errors="ignore").decode()  # without lone surrogates
+def _has_surrogate(text: str) -> bool:
+    return text != text.encode(errors="ignore").decode()
 
 
 def _fields(given: Given) -> dict[str, Any]:
