@@ -260,7 +260,7 @@ class Background:
                 return
             head = heads[0].checkpoint_id if heads else None
             mark = run(watermark(adapter, job.namespace, job.thread_id, name))
-            if mark.checkpoint_id == head:  # it was extracted before the worker ended
+            if exc is None and mark.checkpoint_id == head:  # the worker ended after it was read
                 return
             mark = mark.with_failure(error, datetime.now(UTC), head, final=final)
             try:
