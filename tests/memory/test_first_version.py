@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
-from pydantic import BaseModel
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.graphs import chat_graph
@@ -30,21 +29,12 @@ from perdure.memory.examples import ExampleSelector
 from perdure.memory.proposals import Addition, Batch, Proposal, Scope
 from perdure.memory.quarantine import Quarantine
 from perdure.stores import SQLiteStore
+from tests.data.v1.models import Home, Person
 from tests.layout import ROOT
 from tests.memory.threads import texts
 
 FILE = ROOT / "tests" / "data" / "v1" / "memories.db"
 ANN: Any = {"configurable": {"user_id": "ann"}}
-
-
-class Home(BaseModel):
-    city: str = ""
-
-
-class Person(BaseModel):
-    name: str = ""
-    home: Home = Home()
-    likes: list[str] = []
 
 
 class File(NamedTuple):

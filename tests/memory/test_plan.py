@@ -107,6 +107,19 @@ def test_the_turn_of_the_new_text_stays_present(scope: Scope) -> None:
     assert "until" not in value(scope, turn_key("t", "a", 0))
 
 
+def test_a_turn_is_past_that_is_made_with_the_change(scope: Scope) -> None:
+    """A tool kept the fact before any turn; one batch has its turn and what supersedes it."""
+    said = batch(HumanMessage("I live in Ghent", id="a"))
+    write(Proposal([Addition("home", said.candidate(said.messages, "Ghent it is", FACT))]), scope)
+    both = batch(HumanMessage("I live in Ghent", id="a"), HumanMessage("Now in Lille", id="b"))
+    turns = run(TurnExtractor().proposing(both, scope))
+    newer = Batch("t", "c", both.messages[1:])
+    write(Proposal(turns.additions, [revision(newer, "home", "Lille it is")]), scope)
+
+    untils = [value(scope, turn_key("t", id, 0)).get("until") for id in "ab"]
+    assert untils == [DAYS[1].isoformat(), None]
+
+
 @pytest.mark.parametrize("change", ["superseded", "updated", "deleted"])
 def test_less_trusted_words_change_nothing(change: str, scope: Scope) -> None:
     """What rests on the user's words is not changed by a tool's or an assistant's."""
