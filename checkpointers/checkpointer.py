@@ -52,7 +52,6 @@ from perdure.checkpointers.address import (
 from perdure.checkpointers.cache import Cache
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.collector import collector_paused
-from perdure.checkpointers.erasure import erased, erased_thread
 from perdure.checkpointers.import_langgraph import Importer
 from perdure.checkpointers.items import Items
 from perdure.checkpointers.listing import Listing, apaged, paged
@@ -501,6 +500,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             InvalidConfig: `message_ids` is not a collection of texts.
             CorruptRecord: A row cannot be read. Nothing was erased.
         """
+        # langgraph.types, which erasure needs, is slow to import
+        from perdure.checkpointers.erasure import erased, erased_thread
+
         thread_id = check_thread_id(thread_id)
         parts = self._reader, self._maintenance, thread_id
         if message_ids is None:
