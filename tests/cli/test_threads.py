@@ -174,7 +174,15 @@ def test_only_prose_is_wrapped(terminal: Any) -> None:
     put("t", [AIMessage(f"{wide}\n```\n{wide}\n```\n    {wide}\n| {wide}", id="a")])
     shown = terminal("history", "t", "--no-pager").splitlines()
 
-    assert [line.rstrip() for line in shown[1:]] == ["x" * 50, "y" * 50, "```", wide, "```", f"    {wide}", f"| {wide}"]
+    assert [line.rstrip() for line in shown[1:]] == [
+        "x" * 50,
+        "y" * 50,
+        "```",
+        wide,
+        "```",
+        f"    {wide}",
+        f"| {wide}",
+    ]
 
 
 def test_long_history_is_paged_on_a_terminal(
@@ -359,7 +367,10 @@ def test_stats_count_both_halves(db: Path, trip: str) -> None:
         ("rewind nope --to 1", "there is no thread 'nope'; 'perdure threads' lists them"),
         ("delete nope --yes", "there is no thread 'nope'; 'perdure threads' lists them"),
         ("threads --after nope", "there is no thread 'nope'; 'perdure threads' lists them"),
-        ("threads --limit 0", "Invalid value for '--limit': Input should be greater than or equal to 1"),
+        (
+            "threads --limit 0",
+            "Invalid value for '--limit': Input should be greater than or equal to 1",
+        ),
         ("history t", "2 ids of threads begin with 't' (trip, trap)"),
         ("fork trip trip", "there is a thread 'trip' already"),
         ("history trip --channel x", "--channel takes one of 'messages'"),

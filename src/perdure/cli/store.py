@@ -146,8 +146,8 @@ def _item(file: SQLiteStore, where: tuple[str, ...], key: str, *, below: bool = 
         if len(page) < _PAGE:
             break
     places = [place for place in found if below or place[0] == where]
-    noun, listing = f"key in {shown(where)}", f"perdure store search {shown(where)}"
-    chosen = the_one(key, sorted({key for _, key in places}), noun, listing)
+    keys = sorted({found for _, found in places})
+    chosen = the_one(key, keys, "key", f"perdure store search {shown(where)}")
     meant = [place for place in places if place[1] == chosen]
     if len(meant) > 1:
         some = ", ".join(shown(labels) for labels, _ in meant[:3])
