@@ -101,7 +101,7 @@ TEXT_ONLY = {"fork", "rewind", "chat", "worker", "store delete", "store export",
 def commands(of: typer.Typer, before: str = "") -> Iterator[str]:
     """The names of all commands of the program."""
     for command in of.registered_commands:
-        name = command.name or command.callback.__name__.replace("_", "-")  # type: ignore[union-attr]
+        name = command.name or command.callback.__name__.replace("_", "-")
         yield before + name
     for inner in of.registered_groups:
         assert inner.typer_instance is not None

@@ -6,19 +6,19 @@ import json as jsonlib
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from perdure.cli.app import DB, AsJson, Database, Thread, app, checkpoint_id, opened, thread_id
 from perdure.cli.output import Line, as_json, note, paged, size
-from perdure.cli.threads import about
+from perdure.cli.threads import about, in_utc
 from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from perdure.checkpointers import HistoryItem
 
+NoPager = Annotated[bool, typer.Option("--no-pager", help="Print it all at once.")]
 _COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "yellow"}
 _CALLS: Final = ("tool_use", "tool_call", "function_call", "server_tool_call")
 _SHORT: Final = 60  # characters of arguments that stand beside a call
@@ -33,7 +33,7 @@ def history(
     checkpoint: Annotated[
         str | None, typer.Option(help="Only the way to this one; a beginning will do.")
     ] = None,
-    no_pager: Annotated[bool, typer.Option("--no-pager", help="Print it all at once.")] = False,
+    no_pager: NoPager = False,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
@@ -97,17 +97,10 @@ def heading(value: Any, mark: str) -> Line:
         return Line(mark, "bold")
     known = value.response_metadata
     name = value.name if value.type == "tool" else None
-    model = known.get("model_name") or known.get("model")
-    parts = [value.type, name, _time(known.get("create_time")), model]
+    model, at = known.get("model_name") or known.get("model"), in_utc(known.get("create_time"))
+    parts = [value.type, name, at and f"{at:%Y-%m-%d %H:%M}", model]
     text = " · ".join(" ".join(str(part).split()) for part in parts if part)
     return Line(f"{mark} {text}", f"bold {_COLORS.get(value.type, '')}".strip())
-
-
-def _time(seconds: Any) -> str:
-    try:
-        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
-    except (TypeError, ValueError, OverflowError, OSError):
-        return ""
 
 
 def spoken(value: Any) -> Iterator[Line]:
@@ -147,7 +140,6 @@ def _json(value: Any, indent: int | None = None) -> str:
 
 
 def _prose(text: str) -> Iterator[Line]:
-    """Lines of text; those of code and of tables are not to be broken."""
     fence = ""
     for line in text.split("\n"):
         opening = re.match(r" {0,3}(`{3,}|~{3,})", line)
@@ -172,20 +164,16 @@ def _of_size(found: re.Match[str]) -> str:
 
 
 def _call(call: Any) -> Iterator[Line]:
-    name, given = call.get("name"), call.get("args")
-    if not isinstance(given, dict):
-        yield Line(f"  → {name}", wraps=False)
-        yield from _indented(str(given or ""))
-        return
-    texts = {key: _DATA.sub(_of_size, _text(value)) for key, value in given.items()}
-    short = ", ".join(f"{key}={text}" for key, text in texts.items())
+    given = call.get("args")
+    named = given if isinstance(given, dict) else {"arguments": given or ""}
+    texts = {name: _DATA.sub(_of_size, _text(value)) for name, value in named.items()}
+    short = ", ".join(f"{name}={text}" for name, text in texts.items())
     if len(short) <= _SHORT and "\n" not in short:
-        yield Line(f"  → {name}({short})", wraps=False)
+        yield Line(f"  → {call.get('name')}({short})", wraps=False)
         return
-    yield Line(f"  → {name}", wraps=False)
-    for key, text in texts.items():
-        if "\n" in text:
-            yield Line(f"{_INDENT}{key}:", wraps=False)
-            yield from _indented(text, _INDENT * 2)
-        else:
-            yield Line(f"{_INDENT}{key}: {text}", wraps=False)
+    yield Line(f"  → {call.get('name')}", wraps=False)
+    for name, text in texts.items():
+        first, *rest = [text] if "\n" not in text else ["", text]
+        yield Line(f"{_INDENT}{name}: {first}".rstrip(), wraps=False)
+        for lines in rest:
+            yield from _indented(lines, _INDENT * 2)

@@ -35,10 +35,8 @@ def stats(db: DB = None, json: AsJson = False) -> None:
 
 def _in_words(name: str, value: Any, found: dict[str, Any]) -> str:
     if name == "wal_reset_bug":
-        version = f"SQLite {found['sqlite_version']}"
-        if value:
-            return f"in {version}, and avoided: one process at a time moves the log to the file"
-        return f"not in {version}"
+        avoided = ", and avoided: one process at a time moves the log to the file"
+        return f"{'' if value else 'not '}in SQLite {found['sqlite_version']}{avoided * value}"
     if name.endswith("_bytes"):
         return size(value)
     return ", ".join(value) if isinstance(value, list) else str(value)

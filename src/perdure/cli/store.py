@@ -183,7 +183,7 @@ def put(
     where, given = namespace(ns), _value(value, text)
     whence = Provenance(thread_id=thread, message_ids=tuple(message or ()), actor=actor)
     known = None if whence == Provenance() else whence
-    searched = False if no_index else None
+    searched: Literal[False] | None = False if no_index else None
     with opened(db, create=True) as file:
         file.store.put(
             where, key, given, searched, ttl=ttl, if_version=if_version, provenance=known
@@ -277,8 +277,8 @@ def search(
             place = _item(file.store, where, why_not, below=True)
             stands = file.store.why_not(*place, prefix=where, **asked)
         else:
-            page = {"limit": limit, "offset": offset, "refresh_ttl": False}
-            found = file.store.search(where, **asked, **page, explain=explain)
+            asked |= {"limit": limit, "offset": offset, "explain": explain, "refresh_ttl": False}
+            found = file.store.search(where, **asked)
             used = file.store.explain_query(where, filter=wanted or {}).indexes
     if why_not is not None:
         _stands(stands, json)

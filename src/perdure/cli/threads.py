@@ -60,14 +60,15 @@ def _described(
             continue
         with suppress(UnknownThread):  # another process deletes it
             info = file.saver.thread(head.thread_id)
-            active = _moment(head.metadata.get("update_time")) or info.updated_at
+            active = in_utc(head.metadata.get("update_time")) or info.updated_at
             yield {**asdict(info), "title": title, "active_at": active}
             limit -= 1
         if not limit:
             return
 
 
-def _moment(seconds: Any) -> datetime | None:
+def in_utc(seconds: Any) -> datetime | None:
+    """The moment so many seconds after 1970; None if they are none."""
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (TypeError, ValueError, OverflowError, OSError):
@@ -94,6 +95,4 @@ def about(saver: SQLiteCheckpointer, thread: str, newest: Any = None) -> dict[st
         tagged = next(saver.list(where, filter={TITLED: True}, limit=1), None)
         newest = newest if tagged is None else tagged.metadata
     known = {name: newest[name] for name in ABOUT if name in newest}
-    if "title" in known:
-        known["title"] = str(known["title"])
-    return known
+    return {**known, "title": str(known["title"])} if "title" in known else known
