@@ -74,11 +74,11 @@ CASES: dict[str, list[list[str]]] = {
     "store history": [[PLACE, "k "], [PLACE, NAME]],
     "store namespaces": [[]],
     "store delete": [[PLACE, "other"], [PLACE, NAME], [PLACE, "k ", "--if-version", "9"]],
-    "store forget": [["/", "--query", "red"], ["--thread", NONE], ["/", "--dry-run"]],
+    "store forget": [["/", "--query", "red"], ["/", "--dry-run"]],
     "store import": [["bad.jsonl"], [f"no{NAME}.jsonl"], [FILE], ["their.db"]],
     "store export": [["/"], [PLACE], [NAME], ["/", "--out", f"no/{NAME}"]],
     "store index": [[], [NAME], [NAME, "--drop"]],
-    "store reembed": [["--list"], ["--pending"], []],
+    "store reembed": [["--list"], []],
     # of other modules; a case for what is not there yet is skipped
     "chat": [["-t", "t ", "-m", NAME], ["-t", "t ", "-m", "red"], ["-t", NAME, "-m", "hi"]],
     "import": [["chat.json"], ["bad.jsonl"], [f"no{NAME}.json"], [FILE]],

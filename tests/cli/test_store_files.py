@@ -136,12 +136,12 @@ def test_a_file_of_langgraphs_store_is_taken_over(db: Path, tmp_path: Path) -> N
 
 
 def test_a_bar_is_drawn_on_a_terminal(terminal: Any, tmp_path: Path) -> None:
-    """It names the file, its share and the lines."""
+    """It names the file and counts the lines."""
     shown = terminal("store", "import", memories(tmp_path / "x.jsonl", 1_200))
 
     assert shown.endswith("1,200 items and 0 old versions imported, 0 already there\n")
     assert "importing x.jsonl" in shown
-    assert re.search(r"100%.*1,200 lines", shown)
+    assert "1,200 lines" in shown
 
 
 def test_a_search_that_takes_long_shows_that_it_is_at_work(

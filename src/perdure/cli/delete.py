@@ -56,11 +56,10 @@ def delete(
             clean = keep_memories or not memories or _forget(file, ids).clean
             clean = _erase(file, ids) and clean
     if json:
-        counts = {"messages": messages, "memories": memories}
-        as_json({"threads": ids, **counts, "clean": clean})
-        return
-    say(f"deleted {what}")
-    say_clean(clean)
+        as_json({"threads": ids, "messages": messages, "memories": memories, "clean": clean})
+    else:
+        say(f"deleted {what}")
+        say_clean(clean)
 
 
 def _counted(threads: int, messages: int, memories: int) -> str:
@@ -72,21 +71,14 @@ def _forget(file: Database, ids: list[str], *, dry_run: bool = False) -> Receipt
     """Erase the memories of some threads, whosever they are, with what waits in quarantine."""
     from perdure.memory.store_adapter import quarantine_of
 
-    places: list[tuple[str, ...]] = [("memories",), ("examples",)]
-    whence: dict[str, Any] = {"thread_id": {"$in": ids}}
-    return reduce(
-        add,
-        [
-            file.store.forget(place, provenance=whence, dry_run=dry_run)
-            for own in places
-            for place in (own, quarantine_of(own))
-        ],
-    )
+    own: list[tuple[str, ...]] = [("memories",), ("examples",)]
+    what: dict[str, Any] = {"provenance": {"thread_id": {"$in": ids}}, "dry_run": dry_run}
+    places = (*own, *map(quarantine_of, own))
+    return reduce(add, [file.store.forget(place, **what) for place in places])
 
 
 def _erase(file: Database, ids: list[str]) -> bool:
     """Delete threads; whether no byte is left. The last one scrubs the file of all of them."""
     *others, last = ids
-    if others:
-        file.saver.prune(others, strategy="delete")
+    file.saver.prune(others, strategy="delete")
     return file.saver.erase(last).scrubbed

@@ -9,21 +9,10 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-import typer
+from typer import Argument, Option
 
-from perdure.cli.app import DB, AsJson, Yes, confirm, group, opened, the_one, thread_id
-from perdure.cli.output import (
-    ago,
-    as_json,
-    console,
-    counted,
-    line,
-    moment,
-    note,
-    say,
-    say_clean,
-    table,
-)
+from perdure.cli.app import DB, AsJson, Yes, confirm, group, opened, the_one
+from perdure.cli.output import ago, as_json, counted, moment, note, say, say_clean, table
 from perdure.cli.progress import at_work, steady
 from perdure.errors import ConfigurationError, InvalidNamespace
 
@@ -36,21 +25,20 @@ store = group("store", "Items across threads: JSON under namespaces, with versio
 
 ROOT: Final = "/"
 NAMES: Final = "'perdure store namespaces' lists what holds something"
-NS = Annotated[str, typer.Argument(metavar="NS", help="The namespace, like users/alice.")]
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The key; a beginning will do.")]
+NS = Annotated[str, Argument(metavar="NS", help="The namespace, like users/alice.")]
+Key = Annotated[str, Argument(metavar="KEY", help="The key; a beginning will do.")]
 Prefix = Annotated[
-    str, typer.Argument(metavar="[PREFIX]", help="Only namespaces that begin so; / is everything.")
+    str, Argument(metavar="[PREFIX]", help="Only namespaces that begin so; / is everything.")
 ]
-Filter = Annotated[str | None, typer.Option("--filter", help="What the value must meet, as JSON.")]
+Filter = Annotated[str | None, Option("--filter", help="What the value must meet, as JSON.")]
 FromWhere = Annotated[
-    str | None, typer.Option("--provenance", help="What its provenance must meet, as JSON.")
+    str | None, Option("--provenance", help="What its provenance must meet, as JSON.")
 ]
-AsOf = Annotated[str | None, typer.Option("--as-of", help="As it was at that moment, in ISO 8601.")]
+AsOf = Annotated[str | None, Option("--as-of", help="As it was at that moment, in ISO 8601.")]
 IfVersion = Annotated[
-    int | None, typer.Option("--if-version", help="Only if it is at this version; 0: not there.")
+    int | None, Option("--if-version", help="Only if it is at this version; 0: not there.")
 ]
-Limit = Annotated[int, typer.Option(min=0, help="At most so many.")]
-Offset = Annotated[int, typer.Option(min=0, help="Leave out so many of the first.")]
+Limit = Annotated[int, Option(min=0, help="At most so many.")]
 Mode = Literal["hybrid", "text", "semantic"]
 _PAGE: Final = 1_000  # items read at once
 
@@ -161,17 +149,15 @@ def _item(file: SQLiteStore, where: tuple[str, ...], key: str, *, below: bool = 
 @store.command()
 def put(
     ns: NS,
-    key: Annotated[str, typer.Argument(metavar="KEY", help="The key.")],
-    value: Annotated[
-        str | None, typer.Argument(metavar="[JSON]", help="An object; - is stdin.")
-    ] = None,
-    text: Annotated[str | None, typer.Option(help='Short for {"text": ...}.')] = None,
-    ttl: Annotated[float | None, typer.Option(help="Minutes after which it expires.")] = None,
+    key: Annotated[str, Argument(metavar="KEY", help="The key.")],
+    value: Annotated[str | None, Argument(metavar="[JSON]", help="An object; - is stdin.")] = None,
+    text: Annotated[str | None, Option(help='Short for {"text": ...}.')] = None,
+    ttl: Annotated[float | None, Option(help="Minutes after which it expires.")] = None,
     if_version: IfVersion = None,
-    no_index: Annotated[bool, typer.Option("--no-index", help="No query is to find it.")] = False,
-    thread: Annotated[str | None, typer.Option(help="The thread it comes from.")] = None,
-    message: Annotated[list[str] | None, typer.Option(help="A message it rests on.")] = None,
-    actor: Annotated[str | None, typer.Option(help="Who said it.")] = None,
+    no_index: Annotated[bool, Option("--no-index", help="No query is to find it.")] = False,
+    thread: Annotated[str | None, Option(help="The thread it comes from.")] = None,
+    message: Annotated[list[str] | None, Option(help="A message it rests on.")] = None,
+    actor: Annotated[str | None, Option(help="Who said it.")] = None,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
@@ -212,16 +198,11 @@ def get(ns: NS, key: Key, as_of: AsOf = None, db: DB = None, json: AsJson = Fals
         return
     until = f", until {moment(item.valid_to)}" if item.valid_to else ""
     expires = f", expires {moment(item.expires_at)}" if item.expires_at else ""
-    note(f"version {item.version}, put {ago(item.valid_from)}{until}{expires}{_said(item)}", "dim")
+    by = item.provenance and item.provenance.actor
+    thread = item.provenance and item.provenance.thread_id
+    said = (f", said by {by}" if by else "") + (f", from thread {thread!r}" if thread else "")
+    note(f"version {item.version}, put {ago(item.valid_from)}{until}{expires}{said}", "dim")
     as_json(item.value)
-
-
-def _said(item: StoredItem) -> str:
-    whence = item.provenance
-    if whence is None:
-        return ""
-    by = f", said by {whence.actor}" if whence.actor else ""
-    return by + (f", from thread {whence.thread_id!r}" if whence.thread_id else "")
 
 
 @store.command()
@@ -240,23 +221,21 @@ def history(ns: NS, key: Key, db: DB = None, json: AsJson = False) -> None:
 
 @store.command()
 def search(
-    prefix: Annotated[
-        str, typer.Argument(metavar="PREFIX", help="Where to look; / is everywhere.")
-    ],
+    prefix: Annotated[str, Argument(metavar="PREFIX", help="Where to look; / is everywhere.")],
     query: Annotated[
-        str | None, typer.Argument(metavar="[QUERY]", help="Words to look for, in any form.")
+        str | None, Argument(metavar="[QUERY]", help="Words to look for, in any form.")
     ] = None,
     filter: Filter = None,
     provenance: FromWhere = None,
     limit: Limit = 10,
-    offset: Offset = 0,
-    mode: Annotated[Mode, typer.Option(help="How to look.")] = "hybrid",
+    offset: Annotated[int, Option(min=0, help="Leave out so many of the first.")] = 0,
+    mode: Annotated[Mode, Option(help="How to look.")] = "hybrid",
     as_of: AsOf = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Tell the parts of scores, and the indexes used.")
+        bool, Option("--explain", help="Tell the parts of scores, and the indexes used.")
     ] = False,
     why_not: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Tell only where this item stands, and why.")
+        str | None, Option(metavar="KEY", help="Tell only where this item stands, and why.")
     ] = None,
     db: DB = None,
     json: AsJson = False,
@@ -282,14 +261,13 @@ def search(
             used = file.store.explain_query(where, filter=wanted or {}).indexes
     if why_not is not None:
         _stands(stands, json)
-        return
-    if json:
+    elif json:
         as_json([{**_whole(item), "score": item.score, "parts": item.parts} for item in found])
     elif found:
         _list(found, scored=bool(query), explain=explain)
     else:
         note(f"found nothing under {shown(where)}; {NAMES}")
-    if explain and wanted:
+    if explain and wanted and why_not is None:
         note(f"index used: {', '.join(used) or 'none'}", "dim")
 
 
@@ -316,11 +294,8 @@ def _list(found: list[FoundItem], *, scored: bool, explain: bool) -> None:
 @store.command()
 def namespaces(
     prefix: Prefix = ROOT,
-    max_depth: Annotated[
-        int | None, typer.Option(min=1, help="Cut them to so many labels.")
-    ] = None,
+    max_depth: Annotated[int | None, Option(min=1, help="Cut them to so many labels.")] = None,
     limit: Limit = 100,
-    offset: Offset = 0,
     as_of: AsOf = None,
     db: DB = None,
     json: AsJson = False,
@@ -329,7 +304,7 @@ def namespaces(
     when, where = _moment(as_of, "--as-of"), namespace(prefix)
     with opened(db, reads=True) as file:
         found = file.store.list_namespaces(
-            prefix=where, max_depth=max_depth, limit=limit, offset=offset, as_of=when
+            prefix=where, max_depth=max_depth, limit=limit, as_of=when
         )
     if json:
         as_json([list(labels) for labels in found])
@@ -338,10 +313,9 @@ def namespaces(
 
 
 def _brief(value: dict[str, Any]) -> str:
-    """A value on one line; its text alone, if it holds nothing else."""
+    """A value as text; its `text` alone, if it holds nothing else."""
     only = value.get("text") if len(value) == 1 else None
-    text = only if isinstance(only, str) else jsonlib.dumps(value, ensure_ascii=False)
-    return line(text, console().width if console().is_terminal else None)
+    return only if isinstance(only, str) else jsonlib.dumps(value, ensure_ascii=False)
 
 
 def _whole(item: StoredItem | FoundItem) -> dict[str, Any]:
@@ -368,15 +342,12 @@ def delete(ns: NS, key: Key, if_version: IfVersion = None, db: DB = None) -> Non
 def forget(
     prefix: Annotated[
         str | None,
-        typer.Argument(metavar="[PREFIX]", help="Only what is under it; / is everything."),
+        Argument(metavar="[PREFIX]", help="Only what is under it; / is everything."),
     ] = None,
     filter: Filter = None,
     provenance: FromWhere = None,
-    query: Annotated[
-        str | None, typer.Option(help="Words that must all be there, in any form.")
-    ] = None,
-    thread: Annotated[list[str] | None, typer.Option(help="Also delete this thread.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    query: Annotated[str | None, Option(help="Words that must all be there, in any form.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only count.")] = False,
     yes: Yes = False,
     db: DB = None,
     json: AsJson = False,
@@ -390,27 +361,23 @@ def forget(
         "filter": _object(filter, "--filter"),
         "provenance": _object(provenance, "--provenance"),
         "query": query,
-        "threads": thread or (),
     }
     if prefix is None and not any(what.values()):
         raise ConfigurationError(
-            "nothing says what to forget; give a prefix (/ is all), --filter, --provenance, "
-            "--query or --thread"
+            "nothing says what to forget; give a prefix (/ is all), --filter, --provenance or "
+            "--query"
         )
     with opened(db) as file:
-        what["threads"] = [thread_id(file, each) for each in what["threads"]]
         what["checkpointer"] = file.saver
         receipt = file.store.forget(**what, dry_run=True)
-        if not dry_run:
-            if receipt.keys or receipt.threads:
-                note(f"found {_gone(receipt)}")
-                confirm("Forget all of it for good?", yes)
+        if receipt.keys and not dry_run:
+            confirm(f"Forget {_gone(receipt)} for good?", yes)
             receipt = file.store.forget(**what)
     if json:
         as_json({**asdict(receipt), "dry_run": dry_run})
         return
     say(f"{'would forget' if dry_run else 'forgot'} {_gone(receipt)}")
-    if not dry_run and (receipt.keys or receipt.threads):
+    if receipt.keys and not dry_run:
         say_clean(receipt.clean)
 
 
@@ -427,9 +394,9 @@ def _gone(receipt: Receipt) -> str:
 @store.command()
 def index(
     path: Annotated[
-        str | None, typer.Argument(metavar="[PATH]", help="A path of the value, like user.age.")
+        str | None, Argument(metavar="[PATH]", help="A path of the value, like user.age.")
     ] = None,
-    drop: Annotated[bool, typer.Option("--drop", help="Remove the index.")] = False,
+    drop: Annotated[bool, Option("--drop", help="Remove the index.")] = False,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
@@ -452,11 +419,8 @@ def index(
 
 @store.command()
 def reembed(
-    pending: Annotated[
-        bool, typer.Option("--pending", help="Only of items that wait for them.")
-    ] = False,
     list_: Annotated[
-        bool, typer.Option("--list", help="Only list the items that wait for vectors.")
+        bool, Option("--list", help="Only list the items that wait for vectors.")
     ] = False,
     db: DB = None,
     json: AsJson = False,
@@ -469,10 +433,7 @@ def reembed(
         _list_pending(db, json)
         return
     with opened(db) as file, steady("embedding", "item", "got new vectors") as advance:
-        if pending:
-            done = file.store.embed_pending()
-        else:
-            done = file.store.reembed(lambda done, of: advance(done, done / of if of else None))
+        done = file.store.reembed(lambda done, of: advance(done, done / of if of else None))
     if json:
         as_json({"items": done})
     else:

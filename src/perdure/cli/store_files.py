@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as jsonlib
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
-import typer
+from typer import Argument, Option
 
 from perdure.cli.app import DB, AsJson, opened
 from perdure.cli.output import as_json, counted, json_safe, note, replacing, say
@@ -20,13 +19,11 @@ from perdure.cli.progress import steady
 from perdure.cli.store import NAMES, ROOT, Prefix, namespace, shown, store
 from perdure.errors import ConfigurationError, ImportFailed
 
-Option = typer.Option
-
 
 @store.command("import")
 def import_(
     file: Annotated[
-        Path, typer.Argument(help="JSON Lines, or a file of langgraph's SqliteStore; - is stdin.")
+        Path, Argument(help="JSON Lines, or a file of langgraph's SqliteStore; - is stdin.")
     ],
     into: Annotated[
         str | None, Option("--namespace", help="Where items go that name no namespace.")
@@ -42,8 +39,8 @@ def import_(
     What is there already is left as it is, so an import may be repeated or resumed. A line without
     `namespace` and `value` is a value by itself.
     """
-    with _opened(file) as lines:
-        if lines.begin.startswith(b"SQLite format 3\0"):
+    with _opened(file) as (database, lines):
+        if database:
             if into is not None:
                 raise ConfigurationError(
                     "--namespace is for JSON Lines; a database is taken over under its own names"
@@ -61,7 +58,7 @@ def import_(
             where = None if into is None else namespace(into)
             with opened(db, create=True) as to, steady(f"importing {file.name}", "line") as advance:
                 report = to.store.import_lines(
-                    lines, namespace=where, progress=lambda done, _: advance(done, lines.share)
+                    lines, namespace=where, progress=lambda done, _: advance(done)
                 )
     if json:
         as_json(asdict(report))
@@ -73,49 +70,32 @@ def import_(
     )
 
 
-class _Lines:
-    """The lines of a file, how it begins, and how far it is read."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._size, self._read = 0, 0
-        if file.seekable():
-            self._size = file.seek(0, os.SEEK_END)
-            file.seek(0)
-        self.begin = file.readline(1 << 20)
-
-    @property
-    def share(self) -> float | None:
-        """The part of it that is read; None: nobody knows."""
-        return self._read / self._size if self._size else None
-
-    def __iter__(self) -> Iterator[str]:
-        whole = self.begin if self.begin.endswith(b"\n") else self.begin + self._file.readline()
-        for number, line in enumerate(chain([whole], self._file), 1):
-            self._read += len(line)
-            try:
-                yield line.rstrip(b"\r\n").decode("utf-8" if number > 1 else "utf-8-sig")
-            except UnicodeDecodeError as exc:
-                raise ImportFailed(
-                    f"line {number}: no UTF-8 text, byte {exc.start + 1} of it is "
-                    f"{line[exc.start]:#04x}"
-                ) from exc
+def _lines(first: bytes, file: BinaryIO) -> Iterator[str]:
+    for number, line in enumerate(chain([first], file), 1):
+        try:
+            yield line.rstrip(b"\r\n").decode("utf-8" if number > 1 else "utf-8-sig")
+        except UnicodeDecodeError as exc:
+            raise ImportFailed(
+                f"line {number}: no UTF-8 text, byte {exc.start + 1} of it is "
+                f"{line[exc.start]:#04x}"
+            ) from exc
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[_Lines]:
-    """The lines of a file or of stdin; what can be neither kind of file begins no database."""
+def _opened(path: Path) -> Iterator[tuple[bool, Iterator[str]]]:
+    """Whether a file is a database, and its lines; what is neither begins no database."""
     called = "stdin" if str(path) == "-" else str(path)
     try:
         with nullcontext(sys.stdin.buffer) if called == "stdin" else path.open("rb") as file:
-            lines = _Lines(file)
-            begin = lines.begin.removeprefix(b"\xef\xbb\xbf").lstrip()
-            if begin and not begin.startswith((b"{", b"SQLite format 3\0")):
+            first = file.readline()
+            begin = first.removeprefix(b"\xef\xbb\xbf").lstrip()
+            database = begin.startswith(b"SQLite format 3\0")
+            if begin and not database and not begin.startswith(b"{"):
                 raise ImportFailed(
                     f"it begins with {begin[:1].decode('utf-8', 'replace')!r}; expected JSON Lines "
                     "(an object on each line) or a database of langgraph's SqliteStore"
                 )
-            yield lines
+            yield database, _lines(first, file)
     except ImportFailed as exc:
         raise ImportFailed(f"{called!r}: {exc}") from exc
     except OSError as exc:

@@ -78,13 +78,8 @@ def in_utc(seconds: Any) -> datetime | None:
 def about(saver: SQLiteCheckpointer, thread: str, newest: Any = None) -> dict[str, Any]:
     """The title and times that an import left in a thread, those that it has.
 
-    They are in the metadata of its checkpoints. The newest has them, unless the thread went on in
-    a program of its own; then they are found by a tag.
-
-    Args:
-        saver: The threads.
-        thread: Whose.
-        newest: The metadata of its head, if they are at hand.
+    They are in the metadata of its `newest` checkpoint, unless the thread went on in a program of
+    its own; then they are found by a tag.
     """
     where: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": ""}}
     if newest is None:
