@@ -43,7 +43,7 @@ def delete(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Delete threads for good, and the memories of all users that rest on them."""
+    """Delete threads for good, and the memories that rest on them."""
     with opened(db) as file:
         ids = list(dict.fromkeys(thread_id(file, each) for each in thread))
         messages = sum(file.saver.thread(each).items for each in ids)

@@ -20,7 +20,7 @@ def fork(
     ] = None,
     db: DB = None,
 ) -> None:
-    """Copy a thread, or its way to a checkpoint, into a thread of its own."""
+    """Copy a thread, or its way to a checkpoint, to a new one."""
     with opened(db) as file:
         source = thread_id(file, thread)
         if not new or any(info.thread_id == new for info in file.saver.threads(prefix=new)):

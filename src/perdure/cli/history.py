@@ -37,7 +37,10 @@ def history(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Show what was said on a thread: ● the model sees, ○ is only history, ◌ is on a branch."""
+    """Show everything that was said on a thread.
+
+    What is marked ● the model sees, ○ is only history, ◌ was said on a branch.
+    """
     with opened(db, reads=True) as file:
         chosen = thread_id(file, thread)
         at = checkpoint_id(file, chosen, checkpoint) if checkpoint else None

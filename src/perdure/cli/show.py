@@ -36,7 +36,7 @@ def show(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Show a thread's checkpoints as a tree: a fork is a branch, the head is marked."""
+    """Show a thread's checkpoints as a tree; a fork is a branch."""
     with opened(db, reads=True) as file:
         chosen = thread_id(file, thread)
         found = file.saver.checkpoints(chosen)

@@ -10,7 +10,7 @@ from perdure.cli.output import as_json, size, table
 
 @app.command()
 def stats(db: DB = None, json: AsJson = False) -> None:
-    """Show counts and sizes of threads and items, and the SQLite in use."""
+    """Show counts and sizes of threads and items."""
     with opened(db, reads=True) as file:
         saver, store = file.saver.stats(), file.store.stats()
     found = {
@@ -35,8 +35,7 @@ def stats(db: DB = None, json: AsJson = False) -> None:
 
 def _in_words(name: str, value: Any, found: dict[str, Any]) -> str:
     if name == "wal_reset_bug":
-        avoided = ", and avoided: one process at a time moves the log to the file"
-        return f"{'' if value else 'not '}in SQLite {found['sqlite_version']}{avoided * value}"
+        return f"in SQLite {found['sqlite_version']}, and avoided" if value else "no"
     if name.endswith("_bytes"):
         return size(value)
     return ", ".join(value) if isinstance(value, list) else str(value)

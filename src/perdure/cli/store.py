@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Place = tuple[tuple[str, ...], str]  # a namespace and a key
 
-store = group("store", "Items across threads: JSON under namespaces, with versions and search.")
+store = group("store", "Items under namespaces, with versions and search.")
 
 ROOT: Final = "/"
 NAMES: Final = "'perdure store namespaces' lists what holds something"
@@ -161,7 +161,7 @@ def put(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Store an item; the version that it replaces stays in its history."""
+    """Store an item; its old version stays in its history."""
     from perdure.stores import Provenance
 
     if ttl is not None and not ttl > 0:
@@ -207,7 +207,7 @@ def get(ns: NS, key: Key, as_of: AsOf = None, db: DB = None, json: AsJson = Fals
 
 @store.command()
 def history(ns: NS, key: Key, db: DB = None, json: AsJson = False) -> None:
-    """Show every version of an item, the oldest first; of a deleted one give the whole key."""
+    """Show every version of an item, a deleted one by its whole key."""
     where = namespace(ns)
     with opened(db, reads=True) as file:
         found = file.store.history(where, key)
@@ -240,7 +240,7 @@ def search(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """List items under a prefix: with a query the best answers first, else in their order."""
+    """List items under a prefix; with a query the best first."""
     where, wanted = namespace(prefix), _object(filter, "--filter")
     asked: dict[str, Any] = {
         "query": query,
@@ -330,7 +330,7 @@ def _whole(item: StoredItem | FoundItem) -> dict[str, Any]:
 
 @store.command()
 def delete(ns: NS, key: Key, if_version: IfVersion = None, db: DB = None) -> None:
-    """Delete an item; its versions stay in its history until they are forgotten."""
+    """Delete an item; its versions stay until they are forgotten."""
     where = namespace(ns)
     with opened(db) as file:
         key = _item(file.store, where, key)[1]
@@ -352,9 +352,9 @@ def forget(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Erase items for good, with all their versions and the messages that they came from.
+    """Erase items for good, and the messages that they rest on.
 
-    Messages are those that the items' provenance names, in the threads of the same file.
+    All their versions go, and the messages that their provenance names, in the same file.
     """
     what: dict[str, Any] = {
         "prefix": None if prefix is None else namespace(prefix),
@@ -400,7 +400,7 @@ def index(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Make filters by a path of the value fast; without a path list the indexes."""
+    """Make filters by a path of the value fast, or list the paths."""
     if drop and path is None:
         raise ConfigurationError("--drop needs the path; 'perdure store index' lists them")
     with opened(db, reads=path is None) as file:
@@ -425,7 +425,7 @@ def reembed(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Make the vectors anew that come from another model than the offline one.
+    """Make the vectors of another model anew, by the offline one.
 
     It may be cut off and repeated; what is done stays done.
     """

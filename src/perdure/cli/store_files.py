@@ -34,7 +34,7 @@ def import_(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Import items with their versions and times, as `store export` writes them.
+    """Import items with their versions from a file.
 
     What is there already is left as it is, so an import may be repeated or resumed. A line without
     `namespace` and `value` is a value by itself.
@@ -109,7 +109,7 @@ def export(
     no_versions: Annotated[bool, Option("--no-versions", help="Leave old versions out.")] = False,
     db: DB = None,
 ) -> None:
-    """Write items as JSON Lines, a version a line, as `store import` reads them."""
+    """Write items as JSON Lines, a version a line."""
     path = None if out is None or str(out) == "-" else out
     with opened(db, reads=True) as file:
         where = namespace(prefix)
