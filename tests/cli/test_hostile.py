@@ -101,8 +101,8 @@ TEXT_ONLY = {"fork", "rewind", "chat", "worker", "store delete", "store export",
 def commands(of: typer.Typer, before: str = "") -> Iterator[str]:
     """The names of all commands of the program."""
     for command in of.registered_commands:
-        name = command.name or command.callback.__name__.replace("_", "-")
-        yield before + name
+        function: Any = command.callback
+        yield before + (command.name or function.__name__.replace("_", "-"))
     for inner in of.registered_groups:
         assert inner.typer_instance is not None
         yield from commands(inner.typer_instance, f"{inner.typer_instance.info.name} ")
@@ -177,7 +177,7 @@ def piped(monkeypatch: pytest.MonkeyPatch, *arguments: str, typed: str = "") -> 
             patched.setattr(sys, name, into)
         with pytest.raises(SystemExit):
             main()
-    written = into.buffer.getvalue()  # type: ignore[attr-defined]
+    written = into.buffer.getvalue()
     assert "Traceback" not in written.decode()
     return str(written.decode())
 
