@@ -52,7 +52,6 @@ from perdure.checkpointers.address import (
 from perdure.checkpointers.cache import Cache
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.collector import collector_paused
-from perdure.checkpointers.erasure import erased, erased_thread
 from perdure.checkpointers.import_langgraph import Importer
 from perdure.checkpointers.items import Items
 from perdure.checkpointers.listing import Listing, apaged, paged
@@ -402,20 +401,26 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     athreads = awaited(threads)
 
     def heads(
-        self, *, limit: int = 200, after: str | None = None, active_since: datetime | None = None
+        self,
+        *,
+        limit: int = 200,
+        after: str | None = None,
+        prefix: str = "",
+        active_since: datetime | None = None,
     ) -> _List[ThreadHead]:
         """Where a page of threads stands, the latest activity first; cheaper than `threads`.
 
         Args:
             limit: See `threads`; as the others.
             after: The thread_id that ended the page before.
+            prefix: Only threads whose id begins with it.
             active_since: Only threads written to at this moment or later.
 
         Raises:
             ConfigurationError: See `threads`.
             UnknownThread: `after` names no thread.
         """
-        return self.database.read(self._threads.heads(limit, after, active_since))
+        return self.database.read(self._threads.heads(limit, after, prefix, active_since))
 
     aheads = awaited(heads)
 
@@ -449,8 +454,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes, counts, and the driver that is in use."""
         file = self.database.stats()
-        ((threads, checkpoints, items),) = self.database.read(rows_of(self._sql["totals"]))
-        return {**file, "threads": threads, "checkpoints": checkpoints, "items": items}
+        (counts,) = self.database.read(rows_of(self._sql["totals"]))
+        names = ("threads", "checkpoints", "items", "thread_bytes")
+        return {**file, **dict(zip(names, counts, strict=True))}
 
     astats = awaited(stats)
 
@@ -501,6 +507,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             InvalidConfig: `message_ids` is not a collection of texts.
             CorruptRecord: A row cannot be read. Nothing was erased.
         """
+        # langgraph.types, which erasure needs, is slow to import
+        from perdure.checkpointers.erasure import erased, erased_thread
+
         thread_id = check_thread_id(thread_id)
         parts = self._reader, self._maintenance, thread_id
         if message_ids is None:

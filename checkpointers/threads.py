@@ -126,12 +126,12 @@ class Threads:
         return out
 
     def heads(
-        self, limit: int, after: str | None, active_since: datetime | None
+        self, limit: int, after: str | None, prefix: str, active_since: datetime | None
     ) -> Flow[list[ThreadHead]]:
         """The heads of a page of threads; see `Checkpointer.heads`."""
         out = []
         for thread, thread_id, _, updated_at, _ in (
-            yield from self._rows(limit, after, "", active_since)
+            yield from self._rows(limit, after, prefix, active_since)
         ):
             heads = yield self.sql("thread_namespaces", thread)
             keys = [place(namespace, head) for namespace, ns, head in heads if ns == ""]

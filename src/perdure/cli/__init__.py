@@ -3,6 +3,16 @@
 A module is a command, or a group of them, and has its name.
 """
 
+from perdure.cli import (  # noqa: F401 - each adds its commands
+    delete,
+    fork,
+    history,
+    show,
+    stats,
+    store,
+    store_files,
+    threads,
+)
 from perdure.cli.app import main
 
 __all__ = ["main"]

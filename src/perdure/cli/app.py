@@ -76,7 +76,8 @@ def main() -> None:
         if isinstance(exc, typer.Abort):
             code = _failed("aborted", 1)
         elif hasattr(exc, "format_message"):  # an error of usage, whose class typer does not export
-            usage = exc.ctx.get_usage() + "\n" if getattr(exc, "ctx", None) else ""
+            context = getattr(exc, "ctx", None)
+            usage = context.get_usage() + "\n" if context else ""
             code = _failed(exc.format_message(), usage=usage)
         else:
             code = _failed(traceback.format_exc(), 1)
