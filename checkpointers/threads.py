@@ -193,6 +193,21 @@ class Threads:
             tuple(ns for _, ns, _ in namespaces),
         )
 
+    def active_at(self, info: ThreadInfo) -> Flow[datetime]:
+        """When a thread's conversation went on last: its head's `ts`, else the last write."""
+        ((thread, *_),) = yield self.sql("one_thread", info.thread_id)
+        for namespace, ns, head in (yield self.sql("thread_namespaces", thread)):
+            rows = (yield self.sql("checkpoint_at", place(namespace, head))) if ns == "" else ()
+            for row in rows:
+                found = self.reader.open_row(info.thread_id, ns, row)
+                fields = self.reader.items.codec.decode(found.fields[0])
+                try:
+                    at = datetime.fromisoformat(fields["ts"])
+                except (KeyError, TypeError, ValueError):  # a saver of another kind put it
+                    continue
+                return at if at.tzinfo else at.replace(tzinfo=UTC)
+        return info.updated_at
+
     # -- checkpoints
 
     def checkpoints(
