@@ -144,12 +144,8 @@ class Maintenance:
         self, thread_id: str, before: datetime, *, delete: bool = False
     ) -> Flow[ThreadInfo | None]:
         """A thread, if it is idle since then; it may be deleted in the same transaction."""
-        if not (yield self.sql("find_thread", thread_id)):
-            return None
-        info = yield from self.threads.one(thread_id)
-        if (yield from self.threads.active_at(info)) >= before:
-            return None
-        if delete:
+        info = yield from self.threads.idle(thread_id, before)
+        if info is not None and delete:
             yield from self.delete_thread(thread_id)
         return info
 

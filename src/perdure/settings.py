@@ -205,7 +205,9 @@ def _file() -> Path | None:
 def _parsed(text: str, kind: str) -> Any:
     """What the text of a variable means; itself, if it is not of the kind."""
     try:
-        return {"int": int, "float": float, "bool": lambda t: _BOOLEANS[t.lower()]}[kind](text)
+        if kind == "bool":
+            return _BOOLEANS[text.lower()]
+        return {"str": str, "int": int, "float": float}[kind](text)
     except (KeyError, ValueError):
         return text
 
