@@ -3,6 +3,7 @@
 A module is a command, or a group of them, and has its name.
 """
 
+from perdure.cli import config, retain, worker
 from perdure.cli.app import main
 
-__all__ = ["main"]
+__all__ = ["config", "main", "retain", "worker"]

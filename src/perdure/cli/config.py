@@ -1,0 +1,38 @@
+"""`perdure config`: the settings that hold, and where each comes from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.cli.app import DB, AsJson, User, app
+from perdure.cli.output import as_json, table
+
+
+@app.command()
+def config(db: DB = None, user: User = None, json: AsJson = False) -> None:
+    """Show each setting, its value, and where that comes from.
+
+    An argument is stronger than a variable PERDURE_*, and that than perdure.toml. Of keys only
+    whether they are set is shown.
+    """
+    from perdure.settings import NAMES, SECRETS, load
+
+    settings = load(db=db, user=user)
+    rows: list[tuple[str, Any, str]] = []
+    for name in NAMES:
+        inside, _, last = name.rpartition(".")
+        value = getattr(getattr(settings, inside) if inside else settings, last)
+        if name in SECRETS and value is not None:
+            value = "set"
+        rows.append((name, value, settings.sources.get(name, "default")))
+    if json:
+        as_json({name: {"value": value, "source": source} for name, value, source in rows})
+    else:
+        table(("name", "value", "source"), [(n, _shown(v), s) for n, v, s in rows], ids=("name",))
+
+
+def _shown(value: Any) -> str:
+    """A value as it is written in `perdure.toml`; one that is not set is empty."""
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
