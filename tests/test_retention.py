@@ -17,10 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from langchain_core.messages import HumanMessage
-from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import CheckpointMetadata, empty_checkpoint
-from langgraph.checkpoint.base.id import uuid6
+from langgraph.checkpoint.base import empty_checkpoint
 
 from perdure import retention
 from perdure.checkpointers import SQLiteCheckpointer, maintenance
@@ -29,6 +26,7 @@ from perdure.memory.store_adapter import FORMED, QUARANTINE, RESERVED
 from perdure.memory.watermarks import Watermark
 from perdure.retention import Report, Rules
 from perdure.stores import Provenance, SQLiteStore
+from tests.talks import talk
 
 DAY = 86_400
 MEMORIES = ("memories", "ann")
@@ -68,23 +66,6 @@ def opened(path: Path, **options: Any) -> Iterator[tuple[SQLiteCheckpointer, Sto
 def parts(request: Any, tmp_path: Path) -> Iterator[tuple[SQLiteCheckpointer, Store]]:
     with opened(tmp_path / "x.db", key=request.param) as found:
         yield found
-
-
-def talk(saver: SQLiteCheckpointer, thread_id: str, days: float, turns: int = 2) -> None:
-    """A conversation whose newest message was said so many days ago, two checkpoints a turn."""
-    said: list[HumanMessage] = []
-    config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
-    for number in range(2 * turns):
-        checkpoint = empty_checkpoint()
-        ends = datetime.now(UTC) - timedelta(days=days)
-        said.append(HumanMessage(f"{thread_id} {number}", id=f"{thread_id}-{number}"))
-        checkpoint["ts"] = (ends - timedelta(seconds=2 * turns - number)).isoformat()
-        checkpoint["id"] = str(uuid6(clock_seq=number))
-        checkpoint["channel_values"] = {"messages": said[-2:]}  # older ones are history
-        checkpoint["channel_versions"] = {"messages": number + 1}
-        metadata: CheckpointMetadata = {"source": "loop" if number % 2 else "input", "step": number}
-        config = saver.put(config, checkpoint, metadata, {"messages": number + 1})
-        saver.put_writes(config, [("messages", said[-1])], f"task-{number}")
 
 
 def fact(store: Store, key: str, days: float, thread_id: str, versions: int = 1) -> None:
