@@ -40,7 +40,7 @@ class Store(SQLiteStore):
     age_days = 0.0
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self._clock = lambda: time.time() - Store.age_days * DAY  # type: ignore[method-assign]
+        self._clock = lambda: time.time() - Store.age_days * DAY
         super().__init__(*args, **options)
 
 
@@ -174,13 +174,13 @@ def test_what_the_dry_run_names_is_exactly_what_goes(
     assert named.get("entries in quarantine", set()) == {f"memories/ann/{key}" for key in stale}
     # items: whole keys are erased, of the others only old versions go
     gone = {line[:2] for line in before[1]} - {line[:2] for line in after[1]}
-    expected = {(ENTRIES, key) for key in stale}
+    expected: set[tuple[Any, ...]] = {(ENTRIES, key) for key in stale}
     if rules.memories:
         expected |= {(MEMORIES, key) for key, (_, thread, *_) in items.items() if thread in idle}
         expected |= {(ENTRIES, key) for key, (_, thread) in entries.items() if thread in idle}
         assert len(expected) == len(stale) + done.count("memories of idle threads")
-    versions = {line for line in before[1] - after[1] if line[:2] not in expected}
-    assert len(versions) == done.count("old versions")
+    dropped = {line for line in before[1] - after[1] if line[:2] not in expected}
+    assert len(dropped) == done.count("old versions")
     expired = {k for k, (days, *_, expires) in items.items() if expires and days > 1}
     assert done.count("expired items") == len(expired)
     assert expected <= gone <= expected | {(("notes",), key) for key in expired}

@@ -22,10 +22,11 @@ def test_each_setting_with_its_source(db: Path, monkeypatch: pytest.MonkeyPatch)
     assert found["db"] == (str(db), "PERDURE_DB")
     assert found["user"] == ("ann", "argument")
     assert found["key"] == ("set", "PERDURE_KEY")
-    assert found["api_key"] == ("set", str(file))
-    assert found["retention.idle_days"] == ("30", str(file))
-    assert found["retention.turns"] == ("true", str(file))
+    assert found["api_key"] == ("set", "perdure.toml")
+    assert found["retention.idle_days"] == ("30", "perdure.toml")
+    assert found["retention.turns"] == ("true", "perdure.toml")
     assert found["retention.history"] == ("true", "default")
+    assert shown.endswith(f"\ndatabase: {db}\nsettings file: {file}\n")
     assert as_json["retention.idle_days"] == {"value": 30, "source": str(file)}
     assert as_json["model"] == {"value": None, "source": "default"}
     assert as_json["key"] == {"value": "set", "source": "PERDURE_KEY"}

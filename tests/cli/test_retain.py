@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,8 +29,8 @@ def left(db: Path) -> dict[str, int]:
         return {info.thread_id: info.checkpoints for info in saver.threads()}
 
 
-def counts(report: dict[str, object]) -> dict[str, int]:
-    return {each["what"]: each["count"] for each in report["removals"]}  # type: ignore
+def counts(report: dict[str, Any]) -> dict[str, int]:
+    return {each["what"]: each["count"] for each in report["removals"]}
 
 
 def test_rules_are_of_the_file_and_options(db: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from perdure.cli.app import DB, AsJson, User, app
-from perdure.cli.output import as_json, table
+from perdure.cli.output import as_json, say, table
 
 
 @app.command()
@@ -28,7 +29,11 @@ def config(db: DB = None, user: User = None, json: AsJson = False) -> None:
     if json:
         as_json({name: {"value": value, "source": source} for name, value, source in rows})
     else:
-        table(("name", "value", "source"), [(n, _shown(v), s) for n, v, s in rows], ids=("name",))
+        shown = [(name, _shown(value), Path(source).name) for name, value, source in rows]
+        table(("name", "value", "source"), shown, ids=("name", "source"))
+        say(f"\ndatabase: {settings.db}")
+        for path in sorted({source for _, _, source in rows if Path(source).suffix}):
+            say(f"settings file: {path}")
 
 
 def _shown(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 _NAMED = 20  # ids that are listed
 
 
-def _rule(metavar: str, help: str) -> Any:
-    return typer.Option(min=0, metavar=metavar, help=help)
+def _rule(option: str, metavar: str, help: str) -> Any:
+    return typer.Option(option, min=0, metavar=metavar, help=help)
 
 
 @app.command()
 def retain(
+    ctx: typer.Context,
     ids: Annotated[
         list[str] | None,
         typer.Argument(
@@ -33,28 +34,35 @@ def retain(
         ),
     ] = None,
     idle_days: Annotated[
-        float | None, _rule("DAYS", "Delete threads whose conversation rests for longer.")
+        float | None, _rule("--idle-days", "DAYS", "Delete threads that rest for longer.")
     ] = None,
     memories: Annotated[
-        bool | None, typer.Option("--memories", help="Forget what comes from such threads too.")
+        bool | None, typer.Option(help="Whether to forget what comes from such threads too.")
     ] = None,
-    last: Annotated[int | None, _rule("N", "Keep the newest N checkpoints.")] = None,
-    days: Annotated[float | None, _rule("DAYS", "Keep checkpoints that are no older.")] = None,
+    checkpoints_last: Annotated[
+        int | None, _rule("--last", "N", "Keep the newest N checkpoints of a thread.")
+    ] = None,
+    checkpoints_days: Annotated[
+        float | None, _rule("--days", "DAYS", "Keep checkpoints that are no older.")
+    ] = None,
     turns: Annotated[
-        bool | None, typer.Option("--turns", help="Keep checkpoints at which a turn ended.")
+        bool | None, typer.Option(help="Whether to keep the checkpoints at which turns ended.")
     ] = None,
-    drop_history: Annotated[
-        bool, typer.Option("--drop-history", help="Drop messages that no kept checkpoint has.")
-    ] = False,
-    versions_last: Annotated[int | None, _rule("N", "Keep N old versions of an item.")] = None,
+    history: Annotated[
+        bool | None,
+        typer.Option("--keep-history/--drop-history", help="Messages that no checkpoint has."),
+    ] = None,
+    versions_last: Annotated[
+        int | None, _rule("--versions-last", "N", "Keep N old versions of an item.")
+    ] = None,
     versions_days: Annotated[
-        float | None, _rule("DAYS", "Keep versions of items replaced within so many days.")
+        float | None, _rule("--versions-days", "DAYS", "Keep versions replaced no longer ago.")
     ] = None,
     quarantine_days: Annotated[
-        float | None, _rule("DAYS", "Erase entries that are in quarantine for longer.")
+        float | None, _rule("--quarantine-days", "DAYS", "Erase older entries in quarantine.")
     ] = None,
     jobs_days: Annotated[
-        float | None, _rule("DAYS", "Drop extractions that failed last so long ago.")
+        float | None, _rule("--jobs-days", "DAYS", "Drop extractions that failed longer ago.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
     yes: Yes = False,
@@ -67,21 +75,10 @@ def retain(
     """
     from perdure import retention
 
-    given: dict[str, Any] = {
-        "idle_days": idle_days,
-        "memories": memories,
-        "checkpoints_last": last,
-        "checkpoints_days": days,
-        "turns": turns,
-        "history": False if drop_history else None,
-        "versions_last": versions_last,
-        "versions_days": versions_days,
-        "quarantine_days": quarantine_days,
-        "jobs_days": jobs_days,
-    }
+    given = {name: value for name, value in ctx.params.items() if value is not None}
     with opened(db, reads=dry_run) as file:
-        options = {name: value for name, value in given.items() if value is not None}
-        rules = replace(file.settings.retention, **options)
+        names = {each.name for each in fields(retention.Rules)} & given.keys()
+        rules = replace(file.settings.retention, **{name: given[name] for name in names})
         if ids and not rules.checkpoints and rules.idle_days is None:
             raise ConfigurationError("no rule is for threads; give --idle-days, --last, …")
         if not rules:

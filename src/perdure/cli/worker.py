@@ -18,7 +18,6 @@ from perdure.errors import ConfigurationError, PerdureError
 
 if TYPE_CHECKING:
     from perdure.memory.background import Background
-    from perdure.memory.due import Job
     from perdure.memory.proposals import Extractor
 
 _DELAY_S: Final = 30.0
@@ -32,7 +31,7 @@ _LOG: Final = logging.getLogger("perdure.background")
 def worker(
     once: Annotated[bool, typer.Option("--once", help="Do all there is to do, and end.")] = False,
     facts: Annotated[
-        bool | None, typer.Option("--facts", help="Ask the model for facts, which costs calls.")
+        bool | None, typer.Option(help="Whether to ask the model for facts, which costs calls.")
     ] = None,
     delay: Annotated[
         float | None,
@@ -60,15 +59,15 @@ def worker(
     with opened(db) as file, _logged():
         preset = file.settings.worker
         delay, cron = preset.delay_s if delay is None else delay, cron or preset.cron
-        timezone = timezone or preset.timezone
+        timezone, facts = timezone or preset.timezone, preset.facts if facts is None else facts
         if timezone is not None and cron is None:
             raise ConfigurationError("--timezone is that of --cron, which is not given")
         background = Background(
-            file.extraction(_extractor(file) if preset.facts or facts else None),
+            file.extraction(_extractor(file) if facts else None),
             pace=Pace(delay_s=_DELAY_S if delay is None and cron in (None, _OFF) else delay),
             database=database,
             defaults=file.config["configurable"],
-            on_job=_print_json if json else _print,
+            on_job=lambda job: as_json(asdict(job), indent=None) if json else say(str(job)),
         )
         if cron is not None:
             background.every(None if cron == _OFF else cron, timezone)
@@ -136,8 +135,8 @@ def _hourly(work: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _logged() -> Iterator[None]:
-    """Say on stderr what holds the worker up; of its jobs it tells by itself."""
-    from perdure.memory.due import Job
+    """Say on stderr what holds the worker up."""
+    from perdure.memory.due import Job  # a worker tells of its jobs by itself
 
     class Notes(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -149,11 +148,3 @@ def _logged() -> Iterator[None]:
         yield
     finally:
         _LOG.removeHandler(handler)
-
-
-def _print(job: Job) -> None:
-    say(str(job))
-
-
-def _print_json(job: Job) -> None:
-    as_json(asdict(job), indent=None)
