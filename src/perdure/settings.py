@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,6 @@ import platformdirs
 
 from perdure.errors import ConfigurationError
 
-FILE: Final = "perdure.toml"
 SECRETS: Final = ("key", "api_key")
 Given = tuple[Any, str]
 """A value, and where it comes from."""
@@ -28,6 +27,11 @@ _EXPECTED: Final = {
     "float": f"a number from 0 to {_MOST}",
 }
 _BOOLEANS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "int": int,
+    "float": float,
+    "bool": lambda text: _BOOLEANS[text.lower()],
+}
 
 
 def _kinds(of: type) -> dict[str, str]:
@@ -114,8 +118,7 @@ class Settings:
         user: Whose long-term memories they are.
         retention: What retention removes.
         worker: What the worker does.
-        sources: Where each value that is no default comes from, by its name, like
-            `"retention.idle_days"`.
+        sources: Where values that are no defaults come from, by name: `"retention.idle_days"`.
     """
 
     db: str
@@ -147,13 +150,13 @@ def load(**arguments: str | None) -> Settings:
     if "model" in given and not {"api_key", "base_url"} & given.keys():  # that key is OpenAI's
         given["api_key"] = os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY"
     given = {name: each for name, each in given.items() if each[0] not in ("", None)}
-    values: dict[str, dict[str, Any]] = {"": {}, **{table: {} for table in _TABLES}}
+    found: dict[str, Any] = {"db": "", **{table: {} for table in _TABLES}}
     for name, (value, _) in given.items():
         table, _, last = name.rpartition(".")
-        values[table][last] = value
-    plain = {**values[""], **{table: of(**values[table]) for table, of in _TABLES.items()}}
-    plain["db"] = os.path.expanduser(plain.get("db", "")) or _default_db()
-    return Settings(**plain, sources={name: source for name, (_, source) in given.items()})
+        (found[table] if table else found)[last] = value
+    found |= {table: of(**found[table]) for table, of in _TABLES.items()}
+    found["db"] = os.path.expanduser(found["db"]) or _default_db()
+    return Settings(**found, sources={name: source for name, (_, source) in given.items()})
 
 
 def _in_environment() -> dict[str, Given]:
@@ -194,8 +197,8 @@ def _file() -> Path | None:
         return Path(named)
     here, home = Path(os.path.abspath(".")), Path(os.path.expanduser("~"))
     for folder in (here, *here.parents):
-        if (folder / FILE).is_file():
-            return folder / FILE
+        if (path := folder / "perdure.toml").is_file():
+            return path
         if folder == home or (folder / ".git").exists():
             break
     path = platformdirs.user_config_path("perdure") / "config.toml"
@@ -205,9 +208,7 @@ def _file() -> Path | None:
 def _parsed(text: str, kind: str) -> Any:
     """What the text of a variable means; itself, if it is not of the kind."""
     try:
-        if kind == "bool":
-            return _BOOLEANS[text.lower()]
-        return {"str": str, "int": int, "float": float}[kind](text)
+        return _PARSERS[kind](text)
     except (KeyError, ValueError):
         return text
 

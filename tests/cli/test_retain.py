@@ -49,7 +49,7 @@ def test_rules_are_of_the_file_and_options(db: Path) -> None:
     assert counts(done) == {
         "idle threads": 2,
         "checkpoints": 2,
-        "messages and other items of them": 0,
+        "messages": 0,
         "expired items": 0,
         "old versions": 1,
     }
@@ -74,7 +74,7 @@ def test_it_asks_first(db: Path) -> None:
 def test_only_some_threads(db: Path) -> None:
     """Named by the beginning of an id, and no items go."""
     done = read("retain", "old-1", "ne", "--last", "1", "--drop-history", "--yes")
-    assert counts(done) == {"checkpoints": 6, "messages and other items of them": 4}
+    assert counts(done) == {"checkpoints": 6, "messages": 4}
     assert left(db) == {"old-1": 1, "old-2": 4, "new": 1}
 
 
