@@ -275,6 +275,23 @@ def test_a_thread_in_use_is_left(parts: tuple[SQLiteCheckpointer, Store]) -> Non
     assert checkpoints(saver) == {}
 
 
+def test_a_thread_that_goes_on_meanwhile_stays(
+    parts: tuple[SQLiteCheckpointer, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at it and the transaction that would delete it."""
+    saver, store = parts
+    talk(saver, "t", 30)
+    write = saver._maintenance.write
+
+    def late(*args: Any) -> Any:
+        talk(saver, "t", 0)
+        return write(*args)
+
+    monkeypatch.setattr(saver._maintenance, "write", late)
+    assert retention.apply(Rules(idle_days=7), saver, store).count("idle threads") == 0
+    assert checkpoints(saver) == {"t": 8}
+
+
 def test_only_some_threads(parts: tuple[SQLiteCheckpointer, Store]) -> None:
     """Named threads are looked at, and no items."""
     saver, store = parts
