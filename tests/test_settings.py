@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from blockbuster import blockbuster_ctx
 
 from perdure import settings
 from perdure.checkpointers import SQLiteCheckpointer
@@ -36,7 +38,7 @@ def write(path: Path, text: str) -> Path:
 
 def test_the_later_is_stronger(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """File, environment, argument; each value knows where it comes from."""
-    file = write(
+    write(
         folder / "perdure.toml",
         'user = "file"\nmodel = "file"\ndb = "file.db"\n[retention]\nidle_days = 30\nturns = true\n'
         "[worker]\ndelay_s = 5\n",
@@ -59,11 +61,11 @@ def test_the_later_is_stronger(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert found.sources == {
         "db": "argument",
         "model": "PERDURE_MODEL",
-        "user": str(file),
+        "user": "perdure.toml",
         "retention.idle_days": "PERDURE_RETENTION_IDLE_DAYS",
         "retention.checkpoints_last": "PERDURE_RETENTION_CHECKPOINTS_LAST",
-        "retention.turns": str(file),
-        "worker.delay_s": str(file),
+        "retention.turns": "perdure.toml",
+        "worker.delay_s": "perdure.toml",
         "worker.facts": "PERDURE_WORKER_FACTS",
     }
 
@@ -82,6 +84,7 @@ def test_the_nearest_file_counts(
     found.append(user())
     write(tmp_path / "repository" / "perdure.toml", 'user = "root"')
     found.append(user())
+    assert settings.load(db="x").sources["user"] == "../../perdure.toml"
     write(folder / "perdure.toml", 'user = "here"')
     found.append(user())
     monkeypatch.setenv("PERDURE_CONFIG", str(write(tmp_path / "named.toml", 'user = "named"')))
@@ -169,6 +172,19 @@ def test_the_key_of_openai_goes_to_openai(
     found = settings.load(db="x", **given)
     assert (found.api_key, found.sources.get("api_key")) == (key, key and "OPENAI_API_KEY")
     assert settings.load(db="x", api_key="own", **given).api_key == "own"
+
+
+def test_a_file_is_found_in_an_event_loop(folder: Path) -> None:
+    """Of a server that forbids all but what langgraph's lets be."""
+    write(folder.parent / "perdure.toml", 'user = "parent"')
+
+    async def user() -> str:
+        return settings.load(db=":memory:").user
+
+    with blockbuster_ctx() as watch:
+        for function in ("io.TextIOWrapper.read", "os.stat"):
+            watch.functions[function].can_block_in("perdure/settings.py", "load")
+        assert asyncio.run(user()) == "parent"
 
 
 def test_secrets_are_not_shown() -> None:

@@ -155,8 +155,11 @@ def load(**arguments: str | None) -> Settings:
         table, _, last = name.rpartition(".")
         (found[table] if table else found)[last] = value
     found |= {table: of(**found[table]) for table, of in _TABLES.items()}
-    found["db"] = os.path.expanduser(found["db"]) or _default_db()
-    return Settings(**found, sources={name: source for name, (_, source) in given.items()})
+    sources = {name: source for name, (_, source) in given.items()}
+    db = os.path.expanduser(found.pop("db")) or _default_db()
+    if db != ":memory:" and sources.get("db") != "argument":
+        db = os.path.abspath(db)
+    return Settings(db, **found, sources=sources)
 
 
 def _in_environment() -> dict[str, Given]:
@@ -195,14 +198,24 @@ def _file() -> Path | None:
         if not os.path.exists(named):
             raise ConfigurationError(f"PERDURE_CONFIG names {named!r}, which is not there")
         return Path(named)
-    here, home = Path(os.path.abspath(".")), Path(os.path.expanduser("~"))
-    for folder in (here, *here.parents):
-        if (path := folder / "perdure.toml").is_file():
+    folder, home = Path(), _identity("~")
+    while True:  # in relative paths: langgraph's server forbids getcwd in its event loop
+        if os.path.isfile(path := folder / "perdure.toml"):
             return path
-        if folder == home or (folder / ".git").exists():
+        last = (home, _identity(folder / ".."))
+        if os.path.exists(folder / ".git") or _identity(folder) in last:
             break
+        folder /= ".."
     path = platformdirs.user_config_path("perdure") / "config.toml"
-    return path if path.is_file() else None
+    return path if os.path.isfile(path) else None
+
+
+def _identity(folder: str | Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(os.path.expanduser(folder))
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _parsed(text: str, kind: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import Any
 
 from perdure.cli.app import DB, AsJson, User, app
@@ -25,14 +25,15 @@ def config(db: DB = None, user: User = None, json: AsJson = False) -> None:
         value = getattr(getattr(settings, inside) if inside else settings, last)
         if name in SECRETS and value is not None:
             value = "set"
-        rows.append((name, value, settings.sources.get(name, "default")))
+        source = settings.sources.get(name, "default")
+        rows.append((name, value, os.path.abspath(source) if os.path.isfile(source) else source))
     if json:
         as_json({name: {"value": value, "source": source} for name, value, source in rows})
     else:
-        shown = [(name, _shown(value), Path(source).name) for name, value, source in rows]
+        shown = [(name, _shown(value), os.path.basename(source)) for name, value, source in rows]
         table(("name", "value", "source"), shown, ids=("name", "source"))
         say(f"\ndatabase: {settings.db}")
-        for path in sorted({source for _, _, source in rows if Path(source).suffix}):
+        for path in sorted({source for _, _, source in rows if os.path.isabs(source)}):
             say(f"settings file: {path}")
 
 
