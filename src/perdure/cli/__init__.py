@@ -3,7 +3,11 @@
 A module is a command, or a group of them, and has its name.
 """
 
-from perdure.cli import config, retain, worker
+from perdure.cli import (  # noqa: F401 - each adds its commands
+    config,
+    retain,
+    worker,
+)
 from perdure.cli.app import main
 
-__all__ = ["config", "main", "retain", "worker"]
+__all__ = ["main"]
