@@ -70,7 +70,7 @@ from perdure.checkpointers.reports import (
 )
 from perdure.checkpointers.threads import Threads
 from perdure.checkpointers.writer import Stale, Writer
-from perdure.errors import InvalidConfig, UnknownCheckpoint
+from perdure.errors import ConfigurationError, InvalidConfig, UnknownCheckpoint
 from perdure.storage.database import Database, DatabaseOwner, Lock, awaited
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, NamedSQL, rows_of
@@ -559,20 +559,57 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     aprune = awaited(prune)
 
-    def retain(self, rule: Retention, *, thread_ids: Sequence[str] | None = None) -> PruneReport:
+    def retain(
+        self,
+        rule: Retention,
+        *,
+        thread_ids: Sequence[str] | None = None,
+        dry_run: bool = False,
+    ) -> PruneReport:
         """Apply a retention rule, in batches that let others write in between.
 
         Args:
             rule: Which checkpoints stay.
             thread_ids: Of which threads; None: of all.
+            dry_run: Only report what would go; nothing is written.
 
         Raises:
             ConfigurationError: The rule keeps nothing in particular, or has a negative number.
         """
         ids = None if thread_ids is None else check_thread_ids(thread_ids)
-        return self._maintenance.retain(rule, ids)
+        return self._maintenance.retain(rule, ids, dry_run=dry_run)
 
     aretain = awaited(retain)
+
+    def delete_idle(
+        self,
+        before: datetime,
+        *,
+        thread_ids: Sequence[str] | None = None,
+        dry_run: bool = False,
+    ) -> _List[ThreadInfo]:
+        """Delete the threads whose conversation did not go on since a moment.
+
+        The moment of a conversation is its head's `ts`, which for an imported thread is older than
+        the import. Each thread is checked again in the transaction that deletes it.
+
+        Args:
+            before: The moment, with a time zone.
+            thread_ids: Only of these threads; unknown ones are no error. None: of all.
+            dry_run: Only report which they are; nothing is written.
+
+        Returns:
+            The threads as they were.
+
+        Raises:
+            ConfigurationError: The moment has no time zone.
+        """
+        if before.tzinfo is None:
+            raise ConfigurationError(f"before is {before!r}; expected a datetime with a time zone")
+        ids = None if thread_ids is None else check_thread_ids(thread_ids)
+        return self._maintenance.delete_idle(before, ids, dry_run=dry_run)
+
+    adelete_idle = awaited(delete_idle)
 
     def rewind(self, thread_id: str, checkpoint_id: str, *, checkpoint_ns: str = "") -> None:
         """Make an older checkpoint the one the next run starts from. Nothing is deleted.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -96,11 +96,28 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What a prune, retention run or delete removed."""
+    """What a prune, retention run or delete removed, or would remove.
+
+    Attributes:
+        checkpoints: How many.
+        items: How many items of logs (messages and other elements).
+        threads: How many threads lost a checkpoint, or are gone.
+        size_bytes: Bytes of all that and of pending writes, without index overhead.
+    """
 
     checkpoints: int = 0
     items: int = 0
     threads: int = 0
+    size_bytes: int = field(default=0, compare=False)
+
+    def __add__(self, other: PruneReport) -> PruneReport:
+        """Both together."""
+        return PruneReport(
+            self.checkpoints + other.checkpoints,
+            self.items + other.items,
+            self.threads + other.threads,
+            self.size_bytes + other.size_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

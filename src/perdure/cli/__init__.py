@@ -4,14 +4,17 @@ A module is a command, or a group of them, and has its name.
 """
 
 from perdure.cli import (  # noqa: F401 - each adds its commands
+    config,
     delete,
     fork,
     history,
+    retain,
     show,
     stats,
     store,
     store_files,
     threads,
+    worker,
 )
 from perdure.cli.app import main
 
