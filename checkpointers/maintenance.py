@@ -42,7 +42,7 @@ class Kept(NamedTuple):
     key: int
     uid: str
     parent: str | None
-    put_at: float
+    active_at: float
     metadata: Mapping[str, Any]
     channels: frozenset[str]
     is_head: bool
@@ -167,7 +167,8 @@ class Maintenance:
             kept = []
             for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
                 metadata, is_head = self.reader.metadata(snapshot), row[0] == place(namespace, head)
-                known = row[0], snapshot.uid, snapshot.parent, row[4], metadata
+                at = self.reader.active_at(snapshot, row[4])
+                known = row[0], snapshot.uid, snapshot.parent, at, metadata
                 kept.append(Kept(*known, frozenset(snapshot.refs), is_head))
             stay = _with_ancestors(kept, keep(kept))
             doomed = [c for c in reversed(kept) if c.uid not in stay][: PRUNE_BATCH - dropped]
@@ -268,7 +269,7 @@ def _keep_rule(rule: Retention, now: float) -> Keep:
         if rule.last is not None:
             stay += namespace[: rule.last]
         if rule.days is not None:
-            stay += [c for c in namespace if c.put_at >= now - rule.days * 86400]
+            stay += [c for c in namespace if c.active_at >= now - rule.days * 86400]
         if rule.turns:
             inside = {c.parent for c in namespace if c.metadata.get("source") == "loop"}
             stay += [c for c in namespace if c.uid not in inside]

@@ -182,6 +182,11 @@ class Threads:
         if indexed != thread:
             raise damaged_index(f"thread {thread}")
         namespaces = yield self.sql("thread_namespaces", thread)
+        active_at = updated_at
+        for key in [place(namespace, head) for namespace, ns, head in namespaces if ns == ""]:
+            for row in (yield self.sql("checkpoint_at", key)):
+                head = self.reader.open_row(thread_id, "", row)
+                active_at = self.reader.active_at(head, updated_at)
         ((checkpoints, items, size),) = yield self.sql("sizes", thread)
         return ThreadInfo(
             thread_id,
@@ -191,6 +196,7 @@ class Threads:
             _time(thread_id, created_at),
             _time(thread_id, updated_at),
             tuple(ns for _, ns, _ in namespaces),
+            _time(thread_id, active_at),
         )
 
     # -- checkpoints

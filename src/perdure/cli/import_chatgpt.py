@@ -108,7 +108,7 @@ class _Part:
     @property
     def plain(self) -> str:
         """All its text."""
-        return "\n".join(p for p in [self.text("text"), *self.parts] if isinstance(p, str) and p)
+        return "\n".join(part for part in self.parts if isinstance(part, str) and part)
 
 
 def _message(key: str, found: Any, talk: Conversation) -> BaseMessage | None:
