@@ -11,7 +11,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, IO, Annotated, Any, Final
 
@@ -22,6 +22,7 @@ from perdure.cli.conversation import Conversation, Odd, Problem, store
 from perdure.cli.import_jsonl import Lines
 from perdure.cli.output import as_json, counted, note, say
 from perdure.cli.progress import at_work, progress_bar, resumable
+from perdure.errors import ConfigurationError, ImportFailed, InvalidMessages, InvalidNamespace
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
@@ -73,7 +74,7 @@ def import_(
                     databases.append(Path(folder) / str(number))
                     databases[-1].write_bytes(source.read())
         if databases and prefix:
-            raise typer.BadParameter("a database is taken over under its own thread ids")
+            raise ConfigurationError("a database keeps its own thread ids; leave out --prefix")
         read.sort(key=lambda talk: float("inf") if talk.at is None else talk.at)
         kept = resumable(lambda: f"{report}; that is kept")
         with opened(db, user, create=True, hasty=True) as file, kept:
@@ -82,7 +83,8 @@ def import_(
                 _take_over(file, path, memories, report)
             _store(file, prefix, read, memories, report)
     if json:
-        as_json({**asdict(report), "skipped": [asdict(each) for each in report.skipped]})
+        told = {each.name: getattr(report, each.name) for each in fields(report)}
+        as_json({**told, "skipped": [asdict(each) for each in report.skipped]})
     else:
         say(str(report))
         report.print_notes()
@@ -145,8 +147,6 @@ def _opened(path: Path) -> Iterator[IO[bytes] | None]:
     Raises:
         ImportFailed: It cannot be read.
     """
-    from perdure.errors import ImportFailed
-
     try:
         if path == Path("-"):
             yield io.BytesIO(sys.stdin.buffer.read())
@@ -171,8 +171,6 @@ def _read(path: Path, source: IO[bytes] | None, report: Report) -> list[Conversa
     Raises:
         ImportFailed: It holds none of a known kind.
     """
-    from perdure.errors import ImportFailed
-
     called = "stdin" if path == Path("-") else str(path)
     found: list[Conversation] = []
     known = False
@@ -323,14 +321,13 @@ class _Memories:
 
     def make(self, thread_id: str) -> None:
         """Extract memories of a thread; what was read before is not read again."""
-        from perdure.errors import InvalidMessages
-
         if self._made is None:
             return
         extraction, config = self._made
         try:
             done = extraction.extract(thread_id, config)
-        except InvalidMessages as exc:  # a program's own, with something else in that channel
+        except (InvalidMessages, InvalidNamespace) as exc:
+            # a program's own, with something else in that channel; an id that no memory can name
             self._report.skipped.append(Problem(f"no memories: {exc}", thread_id))
             return
         self._report.memories = (self._report.memories or 0) + done.added
@@ -340,24 +337,16 @@ class _Memories:
 def _store(
     file: Database, prefix: str, talks: list[Conversation], memories: _Memories, report: Report
 ) -> None:
-    from perdure.checkpointers.address import check_thread_id
-    from perdure.errors import PerdureError
-
     total = sum(len(talk.nodes) for talk in talks)
     done = 0
     with progress_bar("importing", "message") as show:
         for talk in talks:
             report.skipped += talk.problems
             report.empty += not talk.nodes
-            try:
-                thread_id = check_thread_id(prefix + talk.id)
-            except PerdureError as exc:
-                report.skipped.append(Problem(str(exc), talk.id))
-                continue
             if not talk.nodes:
                 continue
+            thread_id, begun = prefix + talk.id, done
             talk.about |= memories.about
-            begun = done
 
             def advance(count: int, begun: int = begun) -> None:
                 show((begun + count) / total, begun + count)

@@ -16,6 +16,7 @@ from perdure.cli.conversation import (
     made_up_id,
     seconds,
     short,
+    whole,
 )
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Lines:
         if name in self.whole:
             raise Odd(f"the thread {short(name, 40)!r} is there already as a conversation")
         given = {key: value for key, value in found.items() if key != "thread_id"}
-        _add(*self.loose.setdefault(name, (Conversation(name), {})), given)
+        _add(*self.loose.setdefault(name, (Conversation(whole(name)), {})), given)
 
     def together(self) -> list[Conversation]:
         """The conversations whose messages have an object each."""
@@ -98,9 +99,8 @@ def _message(found: Any, talk: Conversation) -> BaseMessage:
     from langchain_core.messages import convert_to_messages
 
     given = _checked(found)
-    key = str(
-        found.get("id") or made_up_id(talk.id, len(talk.nodes), found["role"], found.get("content"))
-    )
+    made_of = talk.id, len(talk.nodes), found["role"], found.get("content")
+    key = whole(str(found.get("id") or made_up_id(*made_of)))
     given |= {"id": key, "content": found.get("content") or ""}
     if seconds(given.get("create_time")) is not None:
         meta = given.get("response_metadata")
