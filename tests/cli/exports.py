@@ -12,7 +12,7 @@ from typing import Any
 
 START = 1_700_000_000.0
 CITE = "\ue200cite\ue202turn0search0\ue202turn0search3\ue201"
-WORDS = (
+WORDS = (  # noqa: SIM905
     "garden bread violin ferry winter paper window river salt copper market lantern piano coffee "
     "harbour ladder meadow needle orchard pepper quilt ribbon saddle timber umbrella velvet wagon"
 ).split()
@@ -72,7 +72,11 @@ def tools() -> Talk:
     talk = Talk("tools", gizmo_id="g-trip", title="A trip to Ghent")
     hidden = {"is_visually_hidden_from_conversation": True}
     talk.add("system", "", metadata=hidden)
-    context = {"content_type": "user_editable_context", "user_profile": "x", "user_instructions": ""}
+    context = {
+        "content_type": "user_editable_context",
+        "user_profile": "x",
+        "user_instructions": "",
+    }
     talk.add("user", context, metadata={**hidden, "is_user_system_message": True})
     known = {"content_type": "model_editable_context", "model_set_context": "1. Likes figs"}
     talk.add("assistant", known)
@@ -117,7 +121,8 @@ def tools() -> Talk:
     cited = {"extra": {"cited_message_idx": 12}, "title": "Nuts", "url": "https://nuts.example"}
     talk.add(
         "assistant",
-        "Walnuts are in it【12†source】, so mind【7:3†x.pdf】:\n\n```python\ndef f():\n    return 1\n```",
+        "Walnuts are in it【12†source】, so mind【7:3†x.pdf】:\n\n"
+        "```python\ndef f():\n    return 1\n```",
         metadata={"citations": [{"start_ix": 0, "end_ix": 5, "metadata": cited}]},
     )
     return talk
@@ -182,7 +187,9 @@ def many(conversations: int = 300, messages: int = 7000, seed: int = 1) -> list[
                 answer += f"\n\n```python\nfor x in {turn}:\n    print(x)\n```"
             talk.ask(text(8, 40), answer)
             if turn % 11 == 5:
-                talk.call("python", f"print({turn})", {"content_type": "execution_output", "text": "1"})
+                talk.call(
+                    "python", f"print({turn})", {"content_type": "execution_output", "text": "1"}
+                )
             if turn % 13 == 7:
                 parent = talk.mapping[talk.last]["parent"]
                 talk.add("assistant", text(30, 200), after=parent)

@@ -24,6 +24,7 @@ from langgraph.graph import StateGraph
 from typer.testing import CliRunner
 
 from perdure.checkpointers import Retention, SQLiteCheckpointer
+from perdure.cli import conversation
 from perdure.cli import import_ as module
 from perdure.cli.app import app
 from perdure.errors import ConfigurationError, ImportFailed
@@ -86,9 +87,9 @@ def test_what_is_no_conversation_reads_well_and_is_no_memory(tmp_path: Path) -> 
 
     assert result.stdout == "1 conversation: 14 new messages, 4 memories\n"
     assert result.stderr == (
-        "left out: user_editable_context ×1, model_editable_context ×1, thoughts ×1, "
-        "reasoning_recap ×1, bio ×1, tether_browsing_display ×1, canmore.create_textdoc ×1, "
-        "canmore.update_textdoc ×1\n"
+        "left out: user_editable_context (1), model_editable_context (1), thoughts (1), "
+        "reasoning_recap (1), bio (1), tether_browsing_display (1), canmore.create_textdoc (1), "
+        "canmore.update_textdoc (1)\n"
     )
     assert said("tools") == [
         "human: [file: dates.pdf]\n[image]\nPlan my trip to Ghent, I am allergic to nuts",
@@ -148,7 +149,7 @@ def test_an_export_is_taken_in_every_form(tmp_path: Path) -> None:
 def test_a_shared_link_is_a_conversation(tmp_path: Path) -> None:
     """Its messages stand in a list, somewhere in what the page holds."""
     talk = simple().json
-    line = [node for node in talk.pop("mapping").values()]
+    line = list(talk.pop("mapping").values())
     page = {"props": {"pageProps": {"serverResponse": {"data": talk}}}}
     talk["linear_conversation"] = line
 
@@ -220,7 +221,7 @@ def test_nothing_bad_is_the_end(tmp_path: Path) -> None:
 
     assert (result.exit_code, result.exception) == (0, None)
     assert result.stdout.startswith("2 conversations: 10 new messages, 1 without messages, ")
-    assert "unknown role 'robot' ×1" in result.stderr
+    assert "unknown role 'robot' (1)" in result.stderr
     assert said("broken")[:2] == ["human: I am allergic to nuts", "ai: I will keep that in mind"]
     assert sorted(problems(file), key=lambda each: each[0]) == [
         ("'mapping' is missing or no object", None),
@@ -245,7 +246,11 @@ def test_a_file_that_was_cut_off_gives_what_is_whole(tmp_path: Path, cut: float)
     (tmp_path / "c.json").write_text(text[: int(len(text) * cut)])
 
     assert problems("c.json") == [("not JSON: the rest", None)]
-    assert done(written(tmp_path / "c.json", json.loads(text))) == (3, 12 - 4 * round(3 * cut - 0.6), 1 + (cut > 0.9))
+    assert done(written(tmp_path / "c.json", json.loads(text))) == (
+        3,
+        12 - 4 * round(3 * cut - 0.6),
+        1 + (cut > 0.9),
+    )
 
 
 @pytest.mark.parametrize(
@@ -297,8 +302,8 @@ def test_no_change_of_an_export_breaks_the_importer(data: st.DataObject, export:
     """With anything in the place of any value, there is a report, or the file is of no kind."""
     changed = [copy.deepcopy(export), simple().json]
     within, key = data.draw(st.sampled_from(places(changed)))
-    odd = [None, 5, 0.5, True, "", "x", "\ud800", [], ["x"], [[]], {}, {"x": 1}, 1e300, -1]
-    within[key] = data.draw(st.sampled_from(odd))
+    odd: list[Any] = [None, 5, 0.5, True, "", "x", "\ud800", [], ["x"], [[]], {}]
+    within[key] = data.draw(st.sampled_from([*odd, {"x": 1}, 1e300, -1]))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "c.json"
         file.write_text(json.dumps(changed))
@@ -428,7 +433,9 @@ def test_functions_of_old_are_tools(tmp_path: Path) -> None:
 )
 def test_a_bad_line_is_named_and_the_others_are_read(line: str, why: str, tmp_path: Path) -> None:
     """Also a message that has another's id, and a thread that says something else."""
-    good = [{"thread_id": "t", "id": f"u{n or ''}", "role": "user", "content": n} for n in ("", "1")]
+    good = [
+        {"thread_id": "t", "id": f"u{n or ''}", "role": "user", "content": n} for n in ("", "1")
+    ]
     first, last = (json.dumps({**each, "content": f"says {each['id']}"}) for each in good)
     name = "t" if '"id"' in line else "bad"
     (tmp_path / f"{name}.jsonl").write_text(f"{first}\n{line}\n\n{last}\n")
@@ -536,7 +543,7 @@ def test_ctrl_c_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """And the next import goes on."""
     talks = [simple(name).json for name in "abc"]
     file = str(written(tmp_path / "c.json", talks))
-    store, left = module.store, [1]
+    store, left = conversation.store, [1]
 
     def cut_off(*given: Any) -> int:
         if not left:

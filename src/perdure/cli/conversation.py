@@ -170,7 +170,11 @@ def spoken(role: str, text: str, key: str, *, tool: bool = False, **known: Any) 
     """
     from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 
-    kinds = {"user": HumanMessage, "assistant": AIMessage, "system": SystemMessage}
+    kinds: dict[str, type[BaseMessage]] = {
+        "user": HumanMessage,
+        "assistant": AIMessage,
+        "system": SystemMessage,
+    }
     said = {name: value for name, value in known.items() if value is not None}
     if tool:
         from perdure.memory.thread_messages import REMEMBER

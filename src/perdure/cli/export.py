@@ -42,12 +42,12 @@ def export(
         ids = [thread_id(file, each) for each in thread or ()]
         # all there are now: paging would miss those that are written to meanwhile
         ids = ids or [each.thread_id for each in file.saver.threads(limit=sys.maxsize)]
-        with _replacing(output) if output else nullcontext(sys.stdout) as to:
-            with progress_bar("exporting", "thread") as show:
-                for number, each in enumerate(ids, 1):
-                    text = json.dumps(_exported(file.saver, each), ensure_ascii=False)
-                    to.write(json_safe(text) + "\n")
-                    show(number / len(ids), number)
+        target = _replacing(output) if output else nullcontext(sys.stdout)
+        with target as to, progress_bar("exporting", "thread") as show:
+            for number, each in enumerate(ids, 1):
+                text = json.dumps(_exported(file.saver, each), ensure_ascii=False)
+                to.write(json_safe(text) + "\n")
+                show(number / len(ids), number)
 
 
 @contextmanager

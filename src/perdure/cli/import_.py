@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, IO, Annotated, Any, Final
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -131,7 +131,7 @@ class Report:
         problems = Counter(each.reason for each in self.skipped)
         for what, kinds in (("left out", self.left_out), ("not as expected", problems)):
             if kinds:
-                named = ", ".join(f"{kind} ×{count}" for kind, count in kinds.most_common(20))
+                named = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common(20))
                 note(f"{what}: {named}{', …' if len(kinds) > 20 else ''}")
         if problems:
             note("--json lists where")
@@ -298,7 +298,9 @@ def _values(text: str) -> Iterator[tuple[int, Any]]:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as exc:
             deep = isinstance(exc, RecursionError)
-            value = Odd("nested too deeply" if deep else "not JSON: the rest" if array else "not JSON")
+            value = Odd(
+                "nested too deeply" if deep else "not JSON: the rest" if array else "not JSON"
+            )
             at = len(text) if array else (text.find("\n", at) + 1 or len(text))
         yield number, value
     if array and at > start and not isinstance(value, Odd):

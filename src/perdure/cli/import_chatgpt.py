@@ -146,7 +146,8 @@ def _checked(found: Any) -> _Part:
     if not isinstance(found, dict):
         raise Odd("the message is no object")
     author, content, meta = (found.get(name) for name in ("author", "content", "metadata"))
-    role = author.get("role") if isinstance(author, dict) else None
+    author = author if isinstance(author, dict) else {}
+    role = author.get("role")
     if role not in ("user", "assistant", "system", "tool"):
         raise Odd(f"unknown role {short(str(role), 40)!r}")
     if not isinstance(content, dict):

@@ -56,7 +56,8 @@ class Lines:
         for given in found["messages"]:
             _add(talk, seen, given)
         before = self.whole.get(name)
-        if name in self.loose or before and before.nodes != talk.nodes[: len(before.nodes)]:
+        goes_on = before is None or before.nodes == talk.nodes[: len(before.nodes)]
+        if name in self.loose or not goes_on:
             raise Odd(f"the thread {short(name, 40)!r} is there already and says something else")
         self.whole[name] = talk
         return talk

@@ -1,0 +1,56 @@
+"""Conversations in files, and the commands that import them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+import perdure.cli  # noqa: F401 - it adds the commands
+from perdure.cli.app import app
+
+EXPORT = Path(__file__).parent / "data" / "conversations.json"
+CONVERSATIONS: list[dict[str, Any]] = json.loads(EXPORT.read_text(encoding="utf-8"))
+
+
+def run(db: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--db", str(db)])
+
+
+def imported(db: Path, file: Path, *options: str) -> tuple[int, int, int]:
+    """The conversations, new messages and unchanged conversations that an import reports."""
+    result = run(db, "import", str(file), "--json", *options)
+    assert result.exception is None, result.exception
+    found = json.loads(result.stdout)
+    names = ["conversations", "messages", "unchanged", "empty", "left_out"]
+    assert list(found) == [*names, "memories", "quarantined"]
+    return found["conversations"], found["messages"], found["unchanged"]
+
+
+def written(path: Path, value: Any) -> Path:
+    path.write_text(json.dumps(value, ensure_ascii=False, indent=1), encoding="utf-8")
+    return path
+
+
+def lines(path: Path, values: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+    return path
+
+
+def conversation(
+    parents: dict[str, str | None], current: str, empty: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """A conversation as in ChatGPT's export: a node for each key, under ChatGPT's own root."""
+    mapping: dict[str, Any] = {"root": {"id": "root", "parent": None, "children": []}}
+    for number, (key, parent) in enumerate(parents.items()):
+        message = {
+            "id": key,
+            "author": {"role": "user" if number % 2 == 0 else "assistant"},
+            "create_time": float(number),
+            "content": {"content_type": "text", "parts": ["" if key in empty else f"says {key}"]},
+        }
+        mapping[parent or "root"]["children"].append(key)
+        mapping[key] = {"id": key, "message": message, "parent": parent or "root", "children": []}
+    return {"conversation_id": "c", "mapping": mapping, "current_node": current}
