@@ -471,6 +471,8 @@ def test_what_is_exported_is_imported_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "all.jsonl").read_text() == expected
     assert run("export", "--all") == expected
     assert said("tools") == said("tools", "old.db")
+    with SQLiteCheckpointer.open("x.db") as saver:
+        assert "a coat" in saver.history("tools")[5].value.additional_kwargs["canvas"]
     assert json.loads(run("export", "too"))["gizmo_id"] == "g-trip"
     assert len(memories()) == 4 + 4 + 3
     for wrong in ([], ["t", "--all"], ["gone"], ["t", "-o", "no/folder"]):

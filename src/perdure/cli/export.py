@@ -76,6 +76,8 @@ def _exported(saver: SQLiteCheckpointer, thread: str) -> dict[str, Any]:
         kept = {name: known[name] for name in ("model_name", "remember") if name in known}
         if kept:
             message["response_metadata"] = kept
+        if "canvas" in value.additional_kwargs:
+            message["canvas"] = value.additional_kwargs["canvas"]
     return {"thread_id": thread, **about_thread(saver, thread), "messages": messages}
 
 
