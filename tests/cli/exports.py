@@ -92,6 +92,7 @@ def tools() -> Talk:
     talk.call("bio", "User is allergic to nuts.", "Model set context updated.")
     browsed = {"content_type": "tether_browsing_display", "result": "L0: Ghent", "summary": ""}
     talk.call("web", '{"search_query":[{"q":"ghent ferry times"}]}', browsed)
+    talk.add("assistant", '{"open":[{"ref_id":"turn0search1"}]}', recipient="web.run")
     quote = {"content_type": "tether_quote", "url": "https://a.example", "title": "Ferries"}
     talk.add("tool", {**quote, "text": "A long quote", "domain": "a.example"}, name="browser")
     source = {"title": "Ferries of Ghent", "url": "https://ferry.example/ghent"}

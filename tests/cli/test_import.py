@@ -88,7 +88,7 @@ def test_what_is_no_conversation_reads_well_and_is_no_memory(tmp_path: Path) -> 
     assert result.stdout == "1 conversation: 14 new messages, 4 memories\n"
     assert result.stderr == (
         "left out: user_editable_context (1), model_editable_context (1), thoughts (1), "
-        "reasoning_recap (1), bio (1), tether_browsing_display (1), canmore.create_textdoc (1), "
+        "reasoning_recap (1), bio (1), tether_browsing_display (1), web.run (1), canmore.create_textdoc (1), "
         "canmore.update_textdoc (1)\n"
     )
     assert said("tools") == [
@@ -259,6 +259,8 @@ def test_a_file_that_was_cut_off_gives_what_is_whole(tmp_path: Path, cut: float)
         (b"hello", "no conversations"),
         (b"", "no conversations"),
         (b"[5]", "no conversations"),
+        (b"[", "no conversations"),
+        (b" [ ]", "no conversations"),
         (b'[{"title": "x"}]', "no conversations"),
         (b'{"role": "user", "content": "caf\xe9"}', "not UTF-8 text: byte 32"),
         (b"PK\x03\x04 and no more", "cannot be unpacked"),

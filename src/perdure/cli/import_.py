@@ -238,7 +238,9 @@ class _Reading:
         found = []
         for number, value in _values(text):
             try:
-                talks = list(self._within(number, value, _DEPTH))
+                if isinstance(value, Odd):
+                    raise value
+                talks = self._within(number, value, _DEPTH)
                 if not talks:
                     raise Odd("no conversation")
                 found += [talk for talk in talks if talk is not None]
@@ -246,37 +248,26 @@ class _Reading:
                 self._report.skipped.append(Problem(str(exc), f"{self._name}, {number}"))
         return found + self._lines.together()
 
-    def _within(self, number: int, value: Any, depth: int) -> Iterator[Conversation | None]:
+    def _within(self, number: int, value: Any, depth: int) -> list[Conversation | None]:
         """The conversations in a value; None for a message of one."""
         from perdure.cli import import_chatgpt, import_claude
 
-        if isinstance(value, Odd):
-            raise value
-        if not isinstance(value, dict):
-            nested = value if isinstance(value, list) else []
-        elif value.keys() & {"mapping", "linear_conversation"}:
-            self.known = True
-            yield import_chatgpt.read(value)
-            return
-        elif "chat_messages" in value:
-            self.known = True
-            yield import_claude.read(value)
-            return
-        elif "messages" in value:
-            talk = self._lines.conversation(number, value)
-            self.known = True
-            yield talk
-            return
-        elif "role" in value and depth == _DEPTH:
+        keys = value.keys() if isinstance(value, dict) else set[str]()
+        found: list[Conversation | None] = [None]
+        if keys & {"mapping", "linear_conversation"}:
+            found = [import_chatgpt.read(value)]
+        elif "chat_messages" in keys:
+            found = [import_claude.read(value)]
+        elif "messages" in keys:
+            found = [self._lines.conversation(number, value)]
+        elif "role" in keys and depth == _DEPTH:
             self._lines.message(value)
-            self.known = True
-            yield None
-            return
         else:
-            nested = list(value.values())
-        for each in nested if depth else ():
-            if isinstance(each, dict | list):
-                yield from self._within(number, each, depth - 1)
+            parts = value.values() if keys else value if isinstance(value, list) else ()
+            nested = [part for part in parts if depth and isinstance(part, dict | list)]
+            return [talk for part in nested for talk in self._within(number, part, depth - 1)]
+        self.known = True
+        return found
 
 
 def _values(text: str) -> Iterator[tuple[int, Any]]:
@@ -285,10 +276,11 @@ def _values(text: str) -> Iterator[tuple[int, Any]]:
     The number is the place in the array, or the line. What cannot be read comes as an `Odd`.
     """
     decoder, space = jsonlib.JSONDecoder(), re.compile(r"[\s,]*")
-    start = at = space.match(text).end()  # type: ignore[union-attr]
+    at = space.match(text).end()  # type: ignore[union-attr]
     array = text.startswith("[", at)
     at += array
     number, counted_to = 0 if array else 1, 0
+    value: Any = None
     while (at := space.match(text, at).end()) < len(text):  # type: ignore[union-attr]
         if array and text[at] == "]":
             return
@@ -303,7 +295,7 @@ def _values(text: str) -> Iterator[tuple[int, Any]]:
             )
             at = len(text) if array else (text.find("\n", at) + 1 or len(text))
         yield number, value
-    if array and at > start and not isinstance(value, Odd):
+    if array and not isinstance(value, Odd):
         yield number + 1, Odd("the file ends within its array")
 
 

@@ -225,10 +225,13 @@ def _call(part: _Part) -> str:
     if part.tool == "python":
         return f"[python]\n{fenced(asked, 'python')}" if asked.strip() else ""
     for name in ("prompt", "q", "query", "queries"):
-        asked = _text(given.get(name)) or asked
+        value = given.get(name)
+        asked = _text(", ".join(map(str, value)) if isinstance(value, list) else value) or asked
+    if asked.lstrip()[:1] in "{[":  # nothing to read, or arguments that only the tool understands
+        return ""
     noun = "memory" if part.tool == "bio" else part.tool
     noun = "image" if noun.startswith("dalle") or "prompt" in given else noun
-    return f"[{short(noun, 40)}: {short(asked)}]" if asked.strip() else ""
+    return f"[{short(noun, 40)}: {short(asked)}]"
 
 
 def _json(text: str) -> dict[str, Any]:
