@@ -88,8 +88,8 @@ def test_what_is_no_conversation_reads_well_and_is_no_memory(tmp_path: Path) -> 
     assert result.stdout == "1 conversation: 14 new messages, 4 memories\n"
     assert result.stderr == (
         "left out: user_editable_context (1), model_editable_context (1), thoughts (1), "
-        "reasoning_recap (1), bio (1), tether_browsing_display (1), web.run (1), canmore.create_textdoc (1), "
-        "canmore.update_textdoc (1)\n"
+        "reasoning_recap (1), bio (1), tether_browsing_display (1), web.run (1), "
+        "canmore.create_textdoc (1), canmore.update_textdoc (1)\n"
     )
     assert said("tools") == [
         "human: [file: dates.pdf]\n[image]\nPlan my trip to Ghent, I am allergic to nuts",
