@@ -45,7 +45,7 @@ class Kept(NamedTuple):
     key: int
     uid: str
     parent: str | None
-    put_at: float
+    active_at: float
     metadata: Mapping[str, Any]
     channels: frozenset[str]
     is_head: bool
@@ -248,7 +248,8 @@ class Maintenance:
             kept = []
             for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
                 metadata, is_head = self.reader.metadata(snapshot), row[0] == place(namespace, head)
-                known = row[0], snapshot.uid, snapshot.parent, row[4], metadata
+                at = self.reader.active_at(snapshot, row[4])
+                known = row[0], snapshot.uid, snapshot.parent, at, metadata
                 kept.append(Kept(*known, frozenset(snapshot.refs), is_head, len(row[5])))
             stay = _with_ancestors(kept, keep(kept))
             doomed += [(namespace, each) for each in reversed(kept) if each.uid not in stay]
@@ -357,7 +358,7 @@ def _keep_rule(rule: Retention, now: float) -> Keep:
         if rule.last is not None:
             stay += namespace[: rule.last]
         if rule.days is not None:
-            stay += [c for c in namespace if c.put_at >= now - rule.days * 86400]
+            stay += [c for c in namespace if c.active_at >= now - rule.days * 86400]
         if rule.turns:
             inside = {c.parent for c in namespace if c.metadata.get("source") == "loop"}
             stay += [c for c in namespace if c.uid not in inside]

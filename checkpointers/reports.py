@@ -39,6 +39,8 @@ class ThreadInfo:
         created_at: When its first checkpoint or write came (UTC).
         updated_at: When its last one came (UTC), to a tenth of a second.
         namespaces: Its checkpoint namespaces; `""` is the root graph.
+        active_at: When its conversation was last active (UTC): the `ts` of its head, which an
+            import of an old conversation gives the conversation's own time.
     """
 
     thread_id: str
@@ -48,6 +50,7 @@ class ThreadInfo:
     created_at: datetime
     updated_at: datetime
     namespaces: tuple[str, ...]
+    active_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,7 @@ class Retention:
 
     Attributes:
         last: The newest so many of each namespace.
-        days: Those put within so many days.
+        days: Those whose `ts` is within so many days: of an import, the conversation's own time.
         turns: Those at which a turn ended (the last before the next input, and each branch's tip).
         history: Whether everything said on the way to a kept checkpoint stays readable through
             `history()`. What was said only on branches of which nothing is kept goes either way.

@@ -182,6 +182,11 @@ class Threads:
         if indexed != thread:
             raise damaged_index(f"thread {thread}")
         namespaces = yield self.sql("thread_namespaces", thread)
+        active_at = updated_at
+        for key in [place(namespace, head) for namespace, ns, head in namespaces if ns == ""]:
+            for row in (yield self.sql("checkpoint_at", key)):
+                head = self.reader.open_row(thread_id, "", row)
+                active_at = self.reader.active_at(head, updated_at)
         ((checkpoints, items, size),) = yield self.sql("sizes", thread)
         return ThreadInfo(
             thread_id,
@@ -191,29 +196,14 @@ class Threads:
             _time(thread_id, created_at),
             _time(thread_id, updated_at),
             tuple(ns for _, ns, _ in namespaces),
+            _time(thread_id, active_at),
         )
 
     def idle(self, thread_id: str, before: datetime) -> Flow[ThreadInfo | None]:
         """A thread whose conversation did not go on since a moment; None: it did, or is unknown."""
         rows = yield self.sql("one_thread", check_thread_id(thread_id))
-        if not rows or (yield from self._active_at(rows[0])) >= before:
-            return None
-        return (yield from self._info(rows[0]))
-
-    def _active_at(self, row: Row) -> Flow[datetime]:
-        """When a thread's conversation went on last: its head's `ts`, else the last write."""
-        thread, thread_id, _, updated_at, _ = row
-        for namespace, ns, head in (yield self.sql("thread_namespaces", thread)):
-            rows = (yield self.sql("checkpoint_at", place(namespace, head))) if ns == "" else ()
-            for head_row in rows:
-                found = self.reader.open_row(thread_id, ns, head_row)
-                fields = self.reader.items.codec.decode(found.fields[0])
-                try:
-                    at = datetime.fromisoformat(fields["ts"])
-                except (KeyError, TypeError, ValueError):  # a saver of another kind put it
-                    continue
-                return at if at.tzinfo else at.replace(tzinfo=UTC)
-        return _time(thread_id, updated_at)
+        info = (yield from self._info(rows[0])) if rows else None
+        return info if info is not None and info.active_at < before else None
 
     # -- checkpoints
 

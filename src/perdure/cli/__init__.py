@@ -6,8 +6,10 @@ A module is a command, or a group of them, and has its name.
 from perdure.cli import (  # noqa: F401 - each adds its commands
     config,
     delete,
+    export,
     fork,
     history,
+    import_,
     retain,
     show,
     stats,

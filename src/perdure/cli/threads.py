@@ -18,7 +18,7 @@ from perdure.errors import UnknownThread
 if TYPE_CHECKING:
     from perdure.checkpointers import SQLiteCheckpointer, ThreadHead
 
-ABOUT: Final = ("title", "create_time", "update_time")  # of a conversation, beside its messages
+ABOUT: Final = ("title", "model", "gizmo_id", "create_time", "update_time")  # of a conversation
 TITLED: Final = "titled"  # metadata by which a checkpoint with a title is found
 
 
@@ -60,8 +60,7 @@ def _described(
             continue
         with suppress(UnknownThread):  # another process deletes it
             info = file.saver.thread(head.thread_id)
-            active = in_utc(head.metadata.get("update_time")) or info.updated_at
-            yield {**asdict(info), "title": title, "active_at": active}
+            yield {**asdict(info), "title": title}
             limit -= 1
         if not limit:
             return
