@@ -174,6 +174,17 @@ def test_the_key_of_openai_goes_to_openai(
     assert settings.load(db="x", api_key="own", **given).api_key == "own"
 
 
+def test_a_file_of_the_folder_gets_no_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint in somebody's checkout gets the key of the environment only if it is trusted."""
+    path = write(folder / "perdure.toml", 'model = "m"\nbase_url = "http://stranger.example"\n')
+    assert settings.load().api_key is None
+    monkeypatch.setenv("PERDURE_API_KEY", "secret")
+    with pytest.raises(ConfigurationError, match="whoever wrote the file would get the key"):
+        settings.load()
+    monkeypatch.setenv("PERDURE_CONFIG", str(path))
+    assert settings.load().api_key == "secret"
+
+
 def test_a_file_is_found_in_an_event_loop(folder: Path) -> None:
     """Of a server that forbids all but what langgraph's lets be."""
     write(folder.parent / "perdure.toml", 'user = "parent"')

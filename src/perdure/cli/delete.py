@@ -69,11 +69,11 @@ def _counted(threads: int, messages: int, memories: int) -> str:
 
 def _forget(file: Database, ids: list[str], *, dry_run: bool = False) -> Receipt:
     """Erase the memories of some threads, whosever they are, with what waits in quarantine."""
-    from perdure.memory.store_adapter import quarantine_of
+    from perdure.memory.store_adapter import QUARANTINE, notes_of
 
     own: list[tuple[str, ...]] = [("memories",), ("examples",)]
     what: dict[str, Any] = {"provenance": {"thread_id": {"$in": ids}}, "dry_run": dry_run}
-    places = (*own, *map(quarantine_of, own))
+    places = (*own, *(notes_of(QUARANTINE, place) for place in own))
     return reduce(add, [file.store.forget(place, **what) for place in places])
 
 
