@@ -10,17 +10,17 @@ from perdure.graphs import chat_graph
 from tests.cli.commands import read
 
 
-def say(thread: str, *texts: str, memory: Any = (), **metadata: Any) -> None:
+def say(thread: str, *texts: str, **metadata: Any) -> None:
     """Say something on a thread; the offline responder answers."""
     with SQLiteCheckpointer.open(os.environ["PERDURE_DB"]) as saver:
-        graph = chat_graph(memory=list(memory), checkpointer=saver)
+        graph = chat_graph(checkpointer=saver)
         config: Any = {"configurable": {"thread_id": thread}, "metadata": metadata}
         for text in texts:
             graph.invoke({"messages": [{"role": "user", "content": text}]}, config)
 
 
 def put(thread: str, messages: Any, **metadata: Any) -> None:
-    """Put messages into a thread as they are."""
+    """Put messages, or updates of them, into a thread as they are."""
     with SQLiteCheckpointer.open(os.environ["PERDURE_DB"]) as saver:
         graph = chat_graph(checkpointer=saver)
         config: Any = {"configurable": {"thread_id": thread}, "metadata": metadata}

@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMes
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.cli.history import spoken
 from perdure.errors import ConfigurationError
-from perdure.memory.trim import trim
+from perdure.memory import Keep
 from perdure.stores import Provenance, SQLiteStore
 from tests.cli.commands import attempt, error, read, rows, run
 from tests.cli.talk import ids, put, said, say
@@ -65,7 +65,9 @@ def test_threads_are_found_by_title_and_id(trip: str) -> None:
 
 def test_a_conversation_has_its_own_time(db: Path) -> None:
     """What an import knows of the last activity is shown."""
-    say("old", "hello", title="x", update_time=1.6e9)
+    told = {"thread_id": "old", "messages": [{"role": "user", "content": "hello"}]}
+    (db.parent / "old.jsonl").write_text(json.dumps({**told, "update_time": 1.6e9}))
+    run("import", str(db.parent / "old.jsonl"))
 
     assert rows(run("threads"))[1][-1] == "2020-09-13"
 
@@ -106,7 +108,8 @@ def test_ids_are_shown_as_they_are(thread: str) -> None:
 
 def test_history_marks_what_the_model_sees(db: Path) -> None:
     """With a short window the first turn is only history, for people and for programs."""
-    say("trip", "one", "two", memory=[trim(max_messages=3, mode="state")])
+    say("trip", "one", "two")
+    put("trip", Keep(-2))
     found = read("history", "trip")
     shown = run("history", "trip").split("\n\n")
 
