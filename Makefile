@@ -1,12 +1,14 @@
-# `make chat` sets up and runs the main job; `make test` sets up and passes every check.
+# `make chat` sets up and runs the main job; `make test` sets up and passes every check;
+# `make notebooks` sets up and opens the notebooks in JupyterLab.
 PY    ?= python3
 VENV  ?= .venv
 BIN   := $(VENV)/bin
 PARTS := graphs memory checkpointers stores
 .DEFAULT_GOAL := test
-.PHONY: chat test setup check fix lint view types unit clean
+.PHONY: chat notebooks test setup check fix lint view types unit clean
 
 chat: setup  ; $(BIN)/perdure chat --thread hello
+notebooks: $(VENV)/.jupyter ; cd notebooks && $(abspath $(BIN))/jupyter lab $(JUPYTER)
 test: setup check
 
 setup: $(VENV)/.ready
@@ -15,6 +17,12 @@ $(VENV)/.ready: pyproject.toml
 	@$(PY) -m venv $(VENV)
 	@( $(BIN)/pip install --upgrade pip && $(BIN)/pip install --editable ".[encryption]" --group dev ) \
 	    > $(VENV)/setup.log 2>&1 || { cat $(VENV)/setup.log >&2; exit 1; }
+	@touch $@
+
+# JupyterLab listens on localhost and opens the browser with its token; JUPYTER=--no-browser prints the address
+$(VENV)/.jupyter: $(VENV)/.ready
+	@echo "adding JupyterLab ..."
+	@$(BIN)/pip install --group notebooks > $(VENV)/notebooks.log 2>&1 || { cat $(VENV)/notebooks.log >&2; exit 1; }
 	@touch $@
 
 check: lint types unit

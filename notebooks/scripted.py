@@ -1,41 +1,38 @@
-"""The model of these notebooks: it runs on this machine and says what a notebook scripted.
+"""A chat model that gives scripted answers, offline.
 
-It is the tests' OpenAI-compatible server behind langchain's own client. With OPENAI_API_KEY set,
-`ChatOpenAI(model="gpt-4o-mini")` takes its place, and says what it likes.
+It is langchain's OpenAI client and a local server (`openai_server.py`). To ask a real model, set
+OPENAI_API_KEY and use `ChatOpenAI(model="gpt-4o-mini")` instead.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable
 from itertools import count
-from pathlib import Path
 from queue import Queue
-from threading import Event, Thread
+from threading import Event, Thread, Timer
 from typing import Any
 
 from langchain_openai import ChatOpenAI
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tests.openai_server import Answer, Failure, OpenAIServer, Reply  # the line above finds it
+from openai_server import Answer, Failure, Held, OpenAIServer, Reply  # beside this file
 
 __all__ = ["Failure", "calls", "scripted", "undated"]
 
-Said = Reply | dict[str, Any]
+Said = str | Failure | Answer | dict[str, Any]
 _NUMBERS = count(1)
 
 
 def scripted(
-    script: Iterable[Said | Callable[[dict[str, Any]], Said]],
+    script: Iterable[Said | Callable[[dict[str, Any]], Said]], delay_s: float = 0.0
 ) -> tuple[ChatOpenAI, OpenAIServer]:
-    """A chat model that gives these answers, and its server, which knows what it was shown.
+    """A chat model that gives these answers, and its server, which has the requests.
 
     Args:
         script: The answers in order: text, `calls(…)` of a tool, a `Failure`, a dict where an
             answer is asked for by a schema, or a function that makes one of these of the request.
+        delay_s: How long each answer takes.
     """
     replies = iter(script)
 
@@ -43,8 +40,8 @@ def scripted(
         said = next(replies, Failure(message="the script has run out of replies"))
         said = said(request) if callable(said) else said
         if isinstance(said, dict):
-            return calls(request["tool_choice"]["function"]["name"], **said)
-        return said
+            said = calls(request["tool_choice"]["function"]["name"], **said)
+        return delayed(said, delay_s) if delay_s else said
 
     started: Queue[OpenAIServer] = Queue()
 
@@ -60,6 +57,13 @@ def scripted(
     return model, server
 
 
+def delayed(reply: str | Failure | Answer, delay_s: float) -> Held:
+    """The reply, kept back for so many seconds."""
+    held = Held(reply, Event())
+    Timer(delay_s, held.until.set).start()
+    return held
+
+
 def calls(tool: str, **arguments: Any) -> Answer:
     """An answer that calls a tool."""
     function = {"name": tool, "arguments": json.dumps(arguments)}
@@ -68,5 +72,5 @@ def calls(tool: str, **arguments: Any) -> Answer:
 
 
 def undated(shown: object) -> str:
-    """A text in which each day is "today", since these notebooks print the same every day."""
+    """The text with "today" in place of dates, so that the output is the same every day."""
     return re.sub(r"\d{4}-\d\d-\d\d", "today", str(shown))

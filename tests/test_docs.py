@@ -137,7 +137,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Any]:
     async def run(notebook: Path) -> Any:
         made = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
         client = nbclient.NotebookClient(made, timeout=120, kernel_name="python3")
-        found_there = {**os.environ, "PYTHONPATH": str(notebook.parent)}  # as Jupyter has it
+        path = [str(notebook.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        found_there = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}  # as Jupyter has it
         async with slots:
             await client.async_execute(cwd=str(tmp_path_factory.mktemp("cwd")), env=found_there)
         return made
