@@ -49,7 +49,7 @@ def full(model: Any, saver: Any, store: Any) -> Any:
         store=store,
         memory=[
             use_instructions(Instructions(store)),
-            summarize(model, trigger=("messages", 10**6), mode="view"),
+            summarize(model, trigger=("messages", 10**6)),
             trim(max_tokens=4_000),
         ],
     )

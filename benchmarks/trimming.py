@@ -44,7 +44,7 @@ def encoded(messages: Sequence[BaseMessage]) -> int:
 
 
 COUNTERS: dict[str, tuple[Any, Any]] = {
-    "messages": (None, len),
+    "messages": (len, len),
     "approximate": ("approximate", count_tokens_approximately),
     "gpt-4o": ("gpt-4o", encoded),
 }
@@ -63,8 +63,7 @@ def timed(work: Callable[[], Any]) -> float:
 def compared(size: int, share: float, kind: str) -> None:
     ours, theirs = COUNTERS[kind]
     budget = int(share * (size if kind == "messages" else sum(map(cost, talk(size)))))
-    size_of: Any = {"max_messages" if kind == "messages" else "max_tokens": budget}
-    node = trim(**size_of, token_counter=ours)
+    node = trim(max_tokens=budget, token_counter=ours)
 
     def peer(messages: list[BaseMessage]) -> Any:
         return trim_messages(

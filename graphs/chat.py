@@ -18,15 +18,12 @@ from langgraph.prebuilt import ToolNode
 from langgraph.store.base import BaseStore
 from langgraph.types import Command
 
-from perdure.errors import ConfigurationError
 from perdure.graphs.responder import QuotingResponder
-from perdure.memory.learner import Learner
-from perdure.memory.model_call import chat_model
-from perdure.memory.nodes import SHOWN, MessagesNode
+from perdure.memory.model_call import chat_model, with_tools
+from perdure.memory.nodes import Learner, MessagesNode, view
 from perdure.memory.options import instance
 from perdure.memory.reducers import ChatState
 from perdure.memory.summary import Summarize, SummaryState
-from perdure.memory.view import changes_state, parts_of, view
 
 Part = MessagesNode | Learner
 _NAMES: Final = {"RememberTurns": "remember", "UpdateInstructions": "reflect"}
@@ -48,36 +45,29 @@ def chat_graph(
     A stream of messages has the answers only: no instructions, summaries, memories or removals.
 
     Args:
-        model: A chat model or its name; None: a responder that works offline and quotes what it is
-            shown.
+        model: A chat model or its name; None: a responder that quotes what it is shown.
         tools: The tools that the model may call.
         memory: The parts of the memory. What the model is shown, in order, the part that cuts last.
-            After the answer learners run, like `remember_turns()`, and then the parts that change
-            the state: `summarize(…)`, and others in the mode `"state"`.
+            After the answer learners run, like `remember_turns()`, and then `summarize(…)`, which
+            changes the state.
         checkpointer: Makes the thread resumable.
         store: Keeps memories and instructions.
 
     Raises:
-        ConfigurationError: A part would remove from the state what is not summarised yet.
+        ConfigurationError: The model cannot call tools.
     """
     for part in instance("memory", memory, (list, tuple), "a list of parts"):
         expected = "parts like use_memories(), trim(max_tokens=4_000) or remember_turns()"
         instance("a part of the memory", part, (MessagesNode, Learner), expected)
-    shown = parts_of([part for part in memory if isinstance(part, MessagesNode)])
+    shown = [part for part in memory if isinstance(part, MessagesNode)]
     shows = view(*shown).with_tools(tools) if shown else None
     learners: list[Part] = [part for part in memory if isinstance(part, Learner)]
-    after = _named([*learners, *filter(changes_state, shown)])
-    summarizes = any(isinstance(part, Summarize) for part in after.values())
-    removing = [each for each in after.values() if not isinstance(each, Summarize | Learner)]
-    if summarizes and removing:
-        raise ConfigurationError(
-            f"{type(removing[0]).__name__} is in the mode 'state' beside a summary: it would "
-            "remove from the state what is not summarised yet; expected the mode 'view'"
-        )
+    summaries = [part for part in (shows.parts if shows else ()) if isinstance(part, Summarize)]
+    after = _named([*learners, *summaries])
     chosen: Runnable[Any, Any] = QuotingResponder()
     if model is not None:
-        resolved: Any = chat_model(model)
-        chosen = resolved.bind_tools(tools) if tools else resolved
+        resolved = chat_model(model)
+        chosen = with_tools(resolved, tools) if tools else resolved
     steps = list(after)
 
     def answered(state: ChatState, answer: BaseMessage) -> Command[Any]:
@@ -94,7 +84,7 @@ def chat_graph(
         messages = list(state["messages"]) if shows is None else await shows.acall(state, config)
         return answered(state, await chosen.ainvoke(messages, config))
 
-    builder: StateGraph[Any, None, Any, Any] = StateGraph(SummaryState if summarizes else ChatState)
+    builder: StateGraph[Any, None, Any, Any] = StateGraph(SummaryState if summaries else ChatState)
     responds = RunnableLambda(respond, arespond)
     builder.add_node("respond", responds, destinations=(*(["tools"] if tools else ()), *steps, END))
     builder.add_edge(START, "respond")
@@ -109,7 +99,7 @@ def chat_graph(
 
 
 def _named(parts: Sequence[Part]) -> dict[str, Part]:
-    """Parts by the names of their nodes, like `remember`, `reflect`, `update_profile`, `trim`."""
+    """Parts by the names of their nodes, like `remember`, `reflect`, `trim`, `trim-2`."""
     named: dict[str, Part] = {}
     for part in parts:
         kind = type(part).__name__
@@ -120,14 +110,10 @@ def _named(parts: Sequence[Part]) -> dict[str, Part]:
 
 
 def _quiet(part: Part) -> Runnable[Any, Any]:
-    """A node whose update reaches the state and no `stream_mode="messages"`.
-
-    langgraph streams the messages in an update that is a dict, removals too; it does not stream an
-    update by pairs.
-    """
+    """A node whose update is pairs: `stream_mode="messages"` has those of a dict, removals too."""
 
     def pairs(update: dict[str, Any]) -> Command[Any]:
-        return Command(update=[(key, value) for key, value in update.items() if key != SHOWN])
+        return Command(update=list(update.items()))
 
     def run(state: Any, config: RunnableConfig) -> Command[Any]:
         return pairs(part.invoke(state, config))

@@ -29,22 +29,18 @@ TOKENS = 8_000
 
 
 def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
-    """A chat that recalls and remembers, with a window and, where there is a model, a summary.
-
-    Without a `user_id` in the run's config the memories are the local user's.
-    """
+    """A chat that recalls and remembers, with a window and, where there is a model, a summary."""
     model, namespace = configured_model(_chosen()), _namespace(config)
     parts: list[Part] = [use_memories(namespace=namespace)]
     if model is not None:
-        parts.append(
-            summarize(model, trigger=("tokens", TOKENS * 3 // 4), keep=("tokens", TOKENS // 4))
-        )
+        options: Any = {"trigger": ("tokens", TOKENS * 3 // 4), "keep": ("tokens", TOKENS // 4)}
+        parts.append(summarize(model, **options))
     parts += [trim(max_tokens=TOKENS), remember_turns(namespace=namespace, gate=_GATE)]
     return chat_graph(model, memory=parts)
 
 
 def agent(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
-    """The memory agent; without a `user_id` in the config the memories are the local user's."""
+    """The memory agent, with a window."""
     model, window = configured_model(_chosen()), trim(max_tokens=TOKENS)
     return memory_agent(model, memory=[window], namespace=_namespace(config), gate=_GATE)
 
@@ -83,6 +79,7 @@ def _chosen() -> settings.Settings:
 
 
 def _namespace(config: RunnableConfig) -> tuple[str, ...]:
+    """Of the config's user, else of the local one."""
     if config.get("configurable", {}).get("user_id"):  # langgraph's server says "" for nobody
         return NAMESPACE
     return (NAMESPACE[0], _chosen().user)

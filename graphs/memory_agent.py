@@ -35,15 +35,9 @@ def memory_agent(
     It recalls by itself what answers the user's message, and remembers the turns of a run at its
     end. The run's config says whose memories: `{"configurable": {"thread_id": …, "user_id": …}}`.
 
-    Args:
-        model: As of `chat_graph`; so are checkpointer and store.
-        tools: More tools.
-        memory: More parts, as of `chat_graph`, like `trim(max_tokens=8_000)`; `use_memories(…)`
-            replaces the agent's own.
-        namespace: Where the memories are kept; see `Template`.
-        gate: Decides what is kept.
-        checkpointer: Makes the thread resumable.
-        store: Keeps the memories.
+    `memory` and the other options are those of `chat_graph`; `use_memories(…)` among the parts
+    replaces the agent's own. The memories are kept in `namespace`, see `Template`, as far as the
+    gate admits them.
     """
     # they replace the system message, so they come first
     first: list[Part] = [part for part in memory if isinstance(part, UseInstructions)]

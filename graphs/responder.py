@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final
 
-from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import (
-    AIMessage,
-    AIMessageChunk,
-    BaseMessage,
-    HumanMessage,
-    SystemMessage,
-)
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 
 from perdure.memory.thread_messages import REMEMBER
 from perdure.stores.text import STOP_WORDS
@@ -26,7 +18,6 @@ NOTICE: Final = "(No model is configured; set PERDURE_MODEL for real answers.)"
 _WORD: Final = re.compile(r"\w+")
 _SECTION: Final = re.compile(r"<memories>\n(.*?)\n</memories>", re.DOTALL)
 _QUOTES = 2
-_UNREMEMBERED: Final = {REMEMBER: False}  # what is quoted is known already
 
 
 class QuotingResponder(BaseChatModel):
@@ -39,29 +30,10 @@ class QuotingResponder(BaseChatModel):
     def _llm_type(self) -> str:
         return "perdure-quoting-responder"
 
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        message = AIMessage(_answer(messages), response_metadata=_UNREMEMBERED)
+    def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
+        # what is quoted is known already
+        message = AIMessage(_answer(messages), response_metadata={REMEMBER: False})
         return ChatResult(generations=[ChatGeneration(message=message)])
-
-    def _stream(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> Iterator[ChatGenerationChunk]:
-        for word in re.findall(r"\S+\s*|\s+", _answer(messages)):
-            part = AIMessageChunk(content=word, response_metadata=_UNREMEMBERED)
-            chunk = ChatGenerationChunk(message=part)
-            if run_manager is not None:
-                run_manager.on_llm_new_token(word, chunk=chunk)
-            yield chunk
 
 
 def _answer(messages: list[BaseMessage]) -> str:
@@ -70,46 +42,44 @@ def _answer(messages: list[BaseMessage]) -> str:
         return f"I was shown no question. {NOTICE}"
     system = [m for m in messages if isinstance(m, SystemMessage)]
     thread = [m for m in messages if m not in system]
-    parts = [_from_thread(question, thread), _from_memory(question, system)]
-    if any(parts):
-        return "\n".join([*filter(None, parts), NOTICE])
+    parts = [
+        ("From this thread I remember:", _from_thread(question, thread)),
+        ("From earlier I remember:", _from_memory(question, system)),
+    ]
+    lines = [line for head, quotes in parts if quotes for line in (head, *quotes)]
+    if lines:
+        return "\n".join([*lines, NOTICE])
     count = len(thread) - 1  # all that it is shown, its own answers too
     shown = f"This thread shows me {count} earlier message{'s' * (count != 1)}"
     return f"{shown}, and none of them speaks of that. {NOTICE}"
 
 
-def _from_thread(question: HumanMessage, thread: list[BaseMessage]) -> str:
+def _from_thread(question: HumanMessage, thread: list[BaseMessage]) -> list[str]:
     """Quotes of the thread's messages that share most words with the question."""
     earlier = [m for m in thread if m is not question and m.text.strip() and NOTICE not in m.text]
     wanted = _words(question.text)
     scored = [(len(wanted & _words(m.text)), i, m) for i, m in enumerate(earlier)]
     best = sorted((s for s in scored if s[0]), key=lambda s: (-s[0], -s[1]))[:_QUOTES]
-    quotes = [
+    return [
         f"- {'you' if isinstance(m, HumanMessage) else 'I'} said: “{_short(m.text)}”"
         for _, _, m in sorted(best, key=lambda s: s[1])
     ]
-    return "\n".join(["From this thread I remember:", *quotes]) if quotes else ""
 
 
-def _from_memory(question: HumanMessage, system: list[SystemMessage]) -> str:
+def _from_memory(question: HumanMessage, system: list[SystemMessage]) -> list[str]:
     """Quotes of the first recalled memories that share a word with the question."""
     wanted, quotes = _words(question.text), []
-    for memory in (memory for message in system for memory in _recalled(message.text)):
-        text = str(memory["memory"])
+    sections = (part for message in system for part in _SECTION.findall(message.text))
+    for line in (line for part in sections for line in part.splitlines()):
+        memory: Any = None
+        with suppress(ValueError):  # the heading of the section
+            memory = json.loads(line)
+        text = str(memory.get("memory", "")) if isinstance(memory, dict) else ""
         if wanted & _words(text):
             thread = f"thread {memory['thread']}" if memory.get("thread") else ""
             place = ", ".join(filter(None, [thread, memory.get("on")]))
             quotes.append(f"- {place}: “{_short(text)}”")
-    return "\n".join(["From earlier I remember:", *quotes[:_QUOTES]]) if quotes else ""
-
-
-def _recalled(text: str) -> Iterator[dict[str, Any]]:
-    """The memories in a system message, as `use_memories` writes them."""
-    for line in "\n".join(_SECTION.findall(text)).splitlines():
-        with suppress(ValueError):
-            memory = json.loads(line)
-            if isinstance(memory, dict) and "memory" in memory:
-                yield memory
+    return quotes[:_QUOTES]
 
 
 def _words(text: str) -> set[str]:

@@ -9,125 +9,68 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perdure.memory.background import Background
-    from perdure.memory.collection import (
-        Collection,
-        aforget,
-        amemories,
-        aremember,
-        forget,
-        memories,
-        remember,
-    )
-    from perdure.memory.context import assemble
-    from perdure.memory.due import Pace
-    from perdure.memory.examples import Example, ExampleSelector
-    from perdure.memory.extraction import Extraction, remember_turns
-    from perdure.memory.gate import Gate
-    from perdure.memory.instructions import Instructions, use_instructions
-    from perdure.memory.middleware import MemoryMiddleware
-    from perdure.memory.model_call import ModelCall
-    from perdure.memory.model_extractor import ModelExtractor
-    from perdure.memory.profile import Profile
-    from perdure.memory.quarantine import Quarantine
-    from perdure.memory.recall import arecall, recall
-    from perdure.memory.recall_check import acheck_recall, check_recall
-    from perdure.memory.records import Candidate, Memory, Outcome, Verdict
-    from perdure.memory.reducers import ChatState, Keep, keepable, messages
-    from perdure.memory.summary import SummaryState, summarize
-    from perdure.memory.tokens import context_window, count_tokens, token_counter
-    from perdure.memory.tool_outputs import aexpand, clear_tool_outputs, expand
-    from perdure.memory.tools import manage_memory, search_memory
-    from perdure.memory.trim import trim
-    from perdure.memory.turns import TurnExtractor
-    from perdure.memory.update_instructions import update_instructions
-    from perdure.memory.update_profile import update_profile
-    from perdure.memory.use_memories import use_memories
-    from perdure.memory.view import view
-
-__all__ = [
-    "Background",
-    "Candidate",
-    "ChatState",
-    "Collection",
-    "Example",
-    "ExampleSelector",
-    "Extraction",
-    "Gate",
-    "Instructions",
-    "Keep",
-    "Memory",
-    "MemoryMiddleware",
-    "ModelCall",
-    "ModelExtractor",
-    "Outcome",
-    "Pace",
-    "Profile",
-    "Quarantine",
-    "SummaryState",
-    "TurnExtractor",
-    "Verdict",
-    "acheck_recall",
-    "aexpand",
-    "aforget",
-    "amemories",
-    "arecall",
-    "aremember",
-    "assemble",
-    "check_recall",
-    "clear_tool_outputs",
-    "context_window",
-    "count_tokens",
-    "expand",
-    "forget",
-    "keepable",
-    "manage_memory",
-    "memories",
-    "messages",
-    "recall",
-    "remember",
-    "remember_turns",
-    "search_memory",
-    "summarize",
-    "token_counter",
-    "trim",
-    "update_instructions",
-    "update_profile",
-    "use_instructions",
-    "use_memories",
-    "view",
-]
+    from perdure.memory.background import Background as Background
+    from perdure.memory.collection import Collection as Collection
+    from perdure.memory.collection import aforget as aforget
+    from perdure.memory.collection import amemories as amemories
+    from perdure.memory.collection import aremember as aremember
+    from perdure.memory.collection import forget as forget
+    from perdure.memory.collection import memories as memories
+    from perdure.memory.collection import remember as remember
+    from perdure.memory.context import assemble as assemble
+    from perdure.memory.extraction import Extraction as Extraction
+    from perdure.memory.extraction import remember_turns as remember_turns
+    from perdure.memory.gate import Gate as Gate
+    from perdure.memory.instructions import Instructions as Instructions
+    from perdure.memory.instructions import use_instructions as use_instructions
+    from perdure.memory.middleware import MemoryMiddleware as MemoryMiddleware
+    from perdure.memory.model_extractor import ModelExtractor as ModelExtractor
+    from perdure.memory.nodes import view as view
+    from perdure.memory.profile import Profile as Profile
+    from perdure.memory.recall import arecall as arecall
+    from perdure.memory.recall import recall as recall
+    from perdure.memory.records import Memory as Memory
+    from perdure.memory.reducers import ChatState as ChatState
+    from perdure.memory.reducers import Keep as Keep
+    from perdure.memory.reducers import messages as messages
+    from perdure.memory.summary import SummaryState as SummaryState
+    from perdure.memory.summary import summarize as summarize
+    from perdure.memory.tokens import token_counter as token_counter
+    from perdure.memory.tool_outputs import aexpand as aexpand
+    from perdure.memory.tool_outputs import clear_tool_outputs as clear_tool_outputs
+    from perdure.memory.tool_outputs import expand as expand
+    from perdure.memory.tools import manage_memory as manage_memory
+    from perdure.memory.tools import search_memory as search_memory
+    from perdure.memory.trim import trim as trim
+    from perdure.memory.update_instructions import update_instructions as update_instructions
+    from perdure.memory.update_profile import update_profile as update_profile
+    from perdure.memory.use_memories import use_memories as use_memories
 
 _MODULES = {
     "background": "Background",
     "collection": "Collection aforget amemories aremember forget memories remember",
     "context": "assemble",
-    "due": "Pace",
-    "examples": "Example ExampleSelector",
     "extraction": "Extraction remember_turns",
     "gate": "Gate",
     "instructions": "Instructions use_instructions",
     "middleware": "MemoryMiddleware",
-    "model_call": "ModelCall",
     "model_extractor": "ModelExtractor",
+    "nodes": "view",
     "profile": "Profile",
-    "quarantine": "Quarantine",
     "recall": "arecall recall",
-    "recall_check": "acheck_recall check_recall",
-    "records": "Candidate Memory Outcome Verdict",
-    "reducers": "ChatState Keep keepable messages",
+    "records": "Memory",
+    "reducers": "ChatState Keep messages",
     "summary": "SummaryState summarize",
-    "tokens": "context_window count_tokens token_counter",
+    "tokens": "token_counter",
     "tool_outputs": "aexpand clear_tool_outputs expand",
     "tools": "manage_memory search_memory",
     "trim": "trim",
-    "turns": "TurnExtractor",
     "update_instructions": "update_instructions",
     "update_profile": "update_profile",
     "use_memories": "use_memories",
-    "view": "view",
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
+__all__ = sorted(_PLACES)
 
 
 class _Package(ModuleType):

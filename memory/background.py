@@ -1,7 +1,7 @@
 """Background extraction: threads are extracted when their conversation pauses.
 
-A worker regularly asks which threads are due (`due.py`), and puts them on a queue of DBOS
-(`job_queue.py`), each thread once. Runs write nothing for it, and a lost queue loses no thread.
+A worker asks which threads are due (`due.py`), and puts them on a queue of DBOS (`job_queue.py`),
+each thread once. Runs write nothing for it, and a lost queue loses no thread.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import Any, Final, Self
+from typing import Any, Final, Self, get_args
 
 from langchain_core.runnables import RunnableConfig
 
@@ -28,10 +29,10 @@ from perdure.errors import (
     VersionConflict,
 )
 from perdure.memory import model_call
-from perdure.memory.due import STATES, DueThreads, Job, Pace, State
+from perdure.memory.due import DueThreads, Job, Pace, State
 from perdure.memory.effects import run
-from perdure.memory.extraction import Extraction
-from perdure.memory.job_queue import JobQueue, StoppedEarly, Work, place_of
+from perdure.memory.extraction import Extraction, ExtractionReport
+from perdure.memory.job_queue import JobQueue, Work, place_of
 from perdure.memory.options import choice, instance, seconds, whole
 from perdure.memory.thread_messages import storable
 from perdure.memory.watermarks import watermark
@@ -41,7 +42,7 @@ _LOST: Final = "the worker ended before the extraction did"
 _QUEUED: Final = 100  # jobs on the queue at most
 _TICK_S: Final = (0.05, 5.0)
 _FORGET_S: Final = 3600.0
-_LATE_S: Final = 60.0  # after limit_s, until a job of another machine's worker counts as lost
+_LATE_S: Final = 60.0  # after limit_s, until the worker of a job counts as ended
 _FINAL: Final = (ConfigurationError, SerializationError)
 
 
@@ -93,9 +94,11 @@ class Background:
         """
         with self._lock:
             if self.work and not self._works:
-                work = Work(self._attempt, self._extract_all, self.pace.retries + 1)
                 try:
-                    self._stack.enter_context(self._opened().working(self.workers, work))
+                    work = Work(self._attempt, self._put_all)
+                    lost = self._stack.enter_context(self._opened().working(self.workers, work))
+                    for job in lost:
+                        self._record(job, _LOST)
                 except BaseException:
                     self.stop()
                     raise
@@ -106,11 +109,9 @@ class Background:
         return self
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """Stop. Threads that are due stay due, for the next start or another worker.
+        """Stop; threads that are due stay due, for the next start or another worker.
 
-        Args:
-            timeout_s: How long to wait for running extractions; one that takes longer is
-                abandoned, and made again later.
+        Running extractions have so many seconds; one that takes longer is made again later.
         """
         end = time.monotonic() + seconds("timeout_s", timeout_s)
         with self._lock:
@@ -137,30 +138,19 @@ class Background:
         await asyncio.to_thread(self.stop)
 
     def extract_now(self, thread_id: str, config: RunnableConfig | None = None) -> None:
-        """Have a thread extracted as soon as a worker is free.
-
-        Args:
-            thread_id: The thread.
-            config: Of a run on it; None: that of its last run.
-        """
+        """Have a thread extracted as soon as a worker is free, by default as of its last run."""
         self._opened().put(self._due.job(thread_id, config))
 
     def every(self, cron: str | None, timezone: str | None = None) -> None:
         """Have all threads extracted on a schedule, also those that were given up.
 
-        The queue's database keeps the schedule; a time without a worker is skipped.
-
-        Args:
-            cron: Five fields, `"0 3 * * *"`; None: end the schedule.
-            timezone: Like `"Europe/Berlin"`; None: UTC.
+        The queue's database keeps the schedule; a time without a worker is skipped. `cron` has five
+        fields, `"0 3 * * *"`; None: end the schedule. `timezone` is UTC or `"Europe/Berlin"`.
         """
         self._opened().every(cron, timezone)
 
     def flush(self, timeout_s: float = 60.0) -> list[Job]:
-        """Have all threads extracted now that were not given up, and wait for it.
-
-        Returns the jobs that failed, or were not done in time.
-        """
+        """Have all threads extracted that were not given up, and wait; the jobs that are left."""
         end = time.monotonic() + seconds("timeout_s", timeout_s)
         wanted = self._put_all(dead=False) | self._opened().live().keys()
         while wanted & self._opened().live().keys() and time.monotonic() < end:
@@ -170,7 +160,7 @@ class Background:
     def jobs(self, state: State | None = None) -> list[Job]:
         """The threads with unread messages, and those extracted within a day; or one state's."""
         if state is not None:
-            choice("state", state, STATES)
+            choice("state", state, get_args(State))
         queue = self._opened()
         live, found = queue.live(), self._due.jobs()
         found = [replace(job, state="running") if live.get(job.key) else job for job in found]
@@ -186,14 +176,11 @@ class Background:
                 self._queue = JobQueue(self._database)
             return self._queue
 
-    def _put_all(self, *, dead: bool) -> set[str]:
+    def _put_all(self, *, dead: bool = True) -> set[str]:
         jobs = [job for job in self._due.jobs() if dead or job.state != "dead"]
         for job in jobs:
             self._opened().put(job)
         return {job.key for job in jobs}
-
-    def _extract_all(self) -> int:
-        return len(self._put_all(dead=True))
 
     # -- work
 
@@ -212,7 +199,7 @@ class Background:
                 logger.error("background extraction is held up: %s: %s", type(exc).__name__, exc)
 
     def _put_due(self) -> None:
-        due = [job for job in self._due.jobs() if job.state == "due"]
+        due = [job for job in self._due.jobs(listed=False) if job.state == "due"]
         if not due:
             return
         queue = self._opened()
@@ -220,56 +207,45 @@ class Background:
         if any(live.get(job.key) for job in due):
             for job in queue.take_lost(self.pace.limit_s + _LATE_S):
                 self._record(job, _LOST)
-        for job in queue.take_fatal():
-            self._record(job, _LOST, final=True)
         for job in [job for job in due if job.key not in live][: max(0, _QUEUED - len(live))]:
             queue.put(job)
 
     def _attempt(self, job: Job) -> dict[str, Any]:
         """Extract a thread for the queue. A failure is noted on its watermark."""
+        result: dict[str, Any] = {"thread_id": job.thread_id, "namespace": list(job.namespace)}
         if self._stop.is_set():
-            raise StoppedEarly
-        result = {"thread_id": job.thread_id, "namespace": list(job.namespace)}
+            return result
         self._running.add(job.key)
         try:
-            found = self._within_limit(job)
-            if isinstance(found, BaseException):
-                self._fail(job, found)
-                return result
-            self._notify(replace(job, state="done", report=found))
-            return {**result, "report": found}
+            if (report := self._within_limit(job)) is not None:
+                result["report"] = report
+                self._notify(replace(job, state="done", report=report))
+        except BaseException as exc:
+            error = storable(f"{type(exc).__name__}: {exc!s:.500}")
+            self._record(job, error, final=_is_final(exc), exc=exc)
         finally:
             self._running.discard(job.key)
+        return result
 
-    def _within_limit(self, job: Job) -> Any:
-        """The report, or the exception, of an extraction in a thread that can be abandoned."""
-        results: list[Any] = []
-        done = threading.Event()
+    def _within_limit(self, job: Job) -> dict[str, Any] | None:
+        """The report of an extraction in a thread of its own; None: it was abandoned."""
+        future: Future[ExtractionReport] = Future()
 
         def extract() -> None:
             try:
-                results.append(asdict(self.extraction.extract(job.thread_id, job.config)))
+                future.set_result(self.extraction.extract(job.thread_id, job.config))
             except BaseException as exc:
-                results.append(exc)
-            done.set()
+                future.set_exception(exc)
 
         # a daemon: an extraction that hangs must not keep the process alive
         threading.Thread(target=extract, daemon=True).start()
         end = time.monotonic() + self.pace.limit_s
-        while not done.wait(min(_TICK_S[0], max(0.0, end - time.monotonic()))):
+        while not wait([future], min(_TICK_S[0], max(0.0, end - time.monotonic()))).done:
             if self._abandon.is_set():
-                raise StoppedEarly
+                return None
             if time.monotonic() >= end:
-                return TimeoutError(f"the extraction took more than {self.pace.limit_s:g} s")
-        return results[0]
-
-    def _fail(self, job: Job, exc: BaseException) -> None:
-        if isinstance(exc, UnknownThread):
-            logger.info("%s: %s", job.thread_id, exc)  # it was deleted meanwhile
-            self._due.drop(job.thread_id)
-            return
-        error = storable(f"{type(exc).__name__}: {exc!s:.500}")
-        self._record(job, error, final=_is_final(exc), exc=exc)
+                raise TimeoutError(f"the extraction took more than {self.pace.limit_s:g} s")
+        return asdict(future.result())
 
     def _record(
         self, job: Job, error: str, *, final: bool = False, exc: BaseException | None = None
@@ -277,17 +253,22 @@ class Background:
         """Count a failure on the thread's watermark, and report it."""
         adapter, name = self.extraction.adapter(), self.extraction.extractor.name
         for _ in range(3):
-            heads = self.extraction.saver.checkpoints(job.thread_id, checkpoint_ns="", limit=1)
+            try:
+                heads = self.extraction.saver.checkpoints(job.thread_id, checkpoint_ns="", limit=1)
+            except UnknownThread:  # it was deleted meanwhile
+                self._due.drop(job.thread_id)
+                return
             head = heads[0].checkpoint_id if heads else None
             mark = run(watermark(adapter, job.namespace, job.thread_id, name))
-            count = mark.attempts if mark.failed_head == head else 0
-            count = max(count, self.pace.retries) if final else count
-            mark = replace(mark, attempts=count).with_failure(error, datetime.now(UTC), head)
+            if exc is None and mark.checkpoint_id == head:  # the worker ended after it was read
+                return
+            mark = mark.with_failure(error, datetime.now(UTC), head, final=final)
             try:
                 run(adapter.written([mark.put(job.namespace, job.thread_id)]))
             except VersionConflict:  # another extraction wrote meanwhile
                 continue
-            state: State = "dead" if mark.attempts > self.pace.retries else "retrying"
+            dead = final or mark.attempts > self.pace.retries
+            state: State = "dead" if dead else "retrying"
             self._notify(replace(job, state=state, attempts=mark.attempts, error=error), exc)
             return
 
@@ -303,10 +284,7 @@ class Background:
 
 
 def run_worker(background: Background, *, timeout_s: float = 30.0) -> None:
-    """Work until SIGINT or SIGTERM; call it in the main thread.
-
-    At the end it waits for running extractions, up to the timeout.
-    """
+    """Work until SIGINT or SIGTERM, in the main thread; then wait for running extractions."""
     instance("background", background.work and background, Background, "one that works")
     ended, signals = threading.Event(), (signal.SIGINT, signal.SIGTERM)
     before = {each: signal.signal(each, lambda *_: ended.set()) for each in signals}

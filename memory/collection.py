@@ -36,10 +36,10 @@ class Collection:
     - `provenance`: where it comes from. Its `trust` says whose words it rests on: `"user"`,
       `"assistant"`, `"tool"` or a class of your own. None: the user's, in this run.
     - `config`: the run's; None: within a node, the config of its run.
+    - `as_of`: a moment of the past, in a store with versions.
 
-    All methods raise `InvalidConfig` if the config does not fill the namespace, and
-    `ConfigurationError` without a store, or with `as_of` for a store without versions; those that
-    take the key of a memory raise `UnknownMemory` if none has it.
+    Errors of several methods: `InvalidConfig`, the config does not fill the namespace;
+    `ConfigurationError`, there is no store; `UnknownMemory`, no memory has that key.
 
     Args:
         store: Any; perdure's keep versions. None: within a graph, the store it was compiled with.
@@ -123,17 +123,16 @@ class Collection:
     def _forget(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Receipt]:
         """Erase a memory, present or deleted, with all its versions and its entries in quarantine.
 
-        The conversation it comes from stays, see `Store.forget`; a tombstone keeps it from being
-        extracted again. A store that is not perdure's deletes it, and the receipt is not `clean`.
+        The conversation it comes from stays; a tombstone keeps it from being extracted again. A
+        store that is not perdure's deletes it, and the receipt is not `clean`.
         """
         return forgotten(*self._place(config), check_key(key))
 
     def _forget_all(self, *, config: RunnableConfig | None = None) -> Effects[Receipt]:
-        """Erase all memories of the namespace, for example of a user who leaves, and all notes.
+        """Erase all memories of the namespace, its quarantine, and all notes.
 
-        The notes are the quarantine, watermarks and tombstones. Threads are extracted as new ones
-        after that, so delete them first: `store.forget(threads=…, checkpointer=…)`. Namespaces
-        below this one stay.
+        Threads are extracted as new ones after that, so delete them first:
+        `store.forget(threads=…, checkpointer=…)`. Namespaces below this one stay.
         """
         return forgotten_all(*self._place(config))
 
@@ -168,8 +167,8 @@ class Collection:
         config: RunnableConfig | None = None,
     ) -> Effects[Memories]:
         """The memories, of one kind or all, in the store's order; perdure's: oldest first."""
-        chosen = {} if kind is None else {"filter": {"kind": kind}}
-        return self.found({**chosen, "as_of": as_of}, limit, offset, config)
+        asked = {"filter": None if kind is None else {"kind": kind}, "as_of": as_of}
+        return self.found(asked, limit, offset, config)
 
     def _history(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Memories]:
         """All versions of a memory, oldest first, also of one that is deleted."""

@@ -1,7 +1,7 @@
 """Conflicts: of two changes of a namespace that are judged at once, the second is judged again.
 
-Within a process changes run one after another. Between processes each change counts up a note of
-the namespace, on condition that nobody has since it was judged. A store without versions has none.
+Within a process changes run one after another. Between processes, in a store with versions, each
+change counts up a note of the namespace, on condition that nobody has since it was judged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 from perdure.errors import AlreadyLocked, StorageUnavailable, VersionConflict
 from perdure.memory.effects import Effect, Effects, T
 from perdure.memory.store_adapter import CHANGED, StoreAdapter, note_of, notes_of
-from perdure.storage.locks import Locks, Turn
+from perdure.storage.locks import Locks
 from perdure.stores.base import Namespace, PutItem
 
 _KEY: Final = "memories"
@@ -50,8 +50,12 @@ def one_by_one(
     """
     # stores on one file share its database; a forked process has locks of its own
     name = f"{id(getattr(adapter.store, 'database', adapter.store))} {namespace!r}"
-    locks = _locks(os.getpid())
-    turn = yield Effect(lambda: _acquired(locks, name), lambda: _aacquired(locks, name))
+    locks, turn = _locks(os.getpid()), None
+    with suppress(AlreadyLocked, StorageUnavailable):  # not free in time, or held by the caller
+        turn = yield Effect(
+            lambda: locks.acquire(name, 0.0 if _in_loop() else _WAIT_S),
+            lambda: locks.aacquire(name, _WAIT_S),
+        )
     try:
         for number in range(_TRIES):
             try:
@@ -70,19 +74,10 @@ def _locks(process: int) -> Locks:
     return Locks(None)
 
 
-def _acquired(locks: Locks, name: str) -> Turn | None:
-    """The lock; None: it is not free in time, or is held by the change that calls this."""
+def _in_loop() -> bool:
+    """Whether an event loop runs in this thread: who holds the lock may need it."""
     try:
         asyncio.get_running_loop()
-        wait_s = 0.0  # the holder may need the event loop
     except RuntimeError:
-        wait_s = _WAIT_S
-    with suppress(AlreadyLocked, StorageUnavailable):
-        return locks.acquire(name, wait_s)
-    return None
-
-
-async def _aacquired(locks: Locks, name: str) -> Turn | None:
-    with suppress(AlreadyLocked, StorageUnavailable):
-        return await locks.aacquire(name, _WAIT_S)
-    return None
+        return False
+    return True

@@ -1,8 +1,8 @@
 """Context: all that a model could be told, packed into a budget of tokens by priority.
 
-The order of priority is fixed, so the same input always gives the same context: what may not be
-left out (instructions, tools, the newest turn's beginning and end), then profile, summary, memories
-and examples, each within its share, then as much of the conversation as still fits.
+First what may not be left out (instructions, tools, the newest turn's beginning and end), then
+profile, summary, memories and examples, each within its share, then as much of the conversation as
+still fits.
 """
 
 from __future__ import annotations
@@ -47,10 +47,7 @@ class Fitting(NamedTuple):
 def fitting(
     name: str, entries: Sequence[str], budget: int | None, counter: TokenCounter
 ) -> Fitting:
-    """The entries of a section that fit, best first; one that is too long is left out.
-
-    The frame of the section counts too. Without a budget all fit.
-    """
+    """The entries of a section that fit, frame included; without a budget all of them."""
     taken: list[int] = []
     tokens = counter.text(section(name, []))
     for number, entry in enumerate(entries):
@@ -192,7 +189,7 @@ class Assemble(MessagesNode):
         newest = list(islice(shown.turns, 1))
         left = self.max_tokens - fixed
         window = choose(Shown(None, iter(newest)), left - system, counter.message)
-        must = sum(counter.message(message) for unit in window.needed for message in unit.messages)
+        must = sum(counter.message(message) for unit in window.needed for message in unit)
         if window.over > 0:
             raise BudgetExceeded(
                 f"what may not be left out takes {self.max_tokens + window.over} tokens, "

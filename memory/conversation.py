@@ -1,8 +1,8 @@
 """The structure of a conversation: turns, and within them the units that stay or go together.
 
-A *turn* is a human message and all that follows it up to the next. Within a turn, an *exchange* is
-an AI message that calls tools, with the result of each call. Providers refuse results without
-their call, calls without all of their results, and empty AI messages: these are never shown
+A *turn* is a human message and all that follows it up to the next. An *exchange* is an AI message
+that calls tools, with the result of each call. Providers refuse results without their call, calls
+without all of their results, and empty AI messages: these are never shown
 (https://platform.openai.com/docs/guides/function-calling,
 https://docs.anthropic.com/en/api/messages).
 """
@@ -23,7 +23,8 @@ from langchain_core.messages import (
 )
 
 Messages = Sequence[BaseMessage]
-Kind = Literal["human", "ai", "exchange", "pending"]
+Unit = tuple[BaseMessage, ...]
+"""Messages that stay or go together: one, or a message that calls tools and its results."""
 Role = Literal["human", "ai", "tool", "system", "chat", "other"]
 
 _BASES: Final[Sequence[tuple[type[BaseMessage], Role]]] = (
@@ -38,13 +39,9 @@ THOUGHT_BLOCKS: Final = frozenset(
 )
 CALL_BLOCKS: Final = frozenset({"tool_use", "tool_call", "function_call"})
 """Types of the blocks of content that are calls of tools; `THOUGHT_BLOCKS`: that are thoughts."""
-
-
-class Unit(NamedTuple):
-    """Messages that stay or go together."""
-
-    kind: Kind  # "exchange" has all its results; "pending" waits for some, at the very end
-    messages: tuple[BaseMessage, ...]  # the calling message first
+SHORTENED: Final = "perdure_shortened"
+"""In additional_kwargs, which no provider is sent: what became of a message, whose original is
+longer. `"cut"`: its middle is left out, `"cleared"`: a marker is in its place."""
 
 
 class Turn(NamedTuple):
@@ -57,9 +54,8 @@ class Turn(NamedTuple):
 def role(message: BaseMessage) -> Role:
     """The role of a message."""
     found = _role_of(type(message))
-    if found == "chat" and isinstance(message, ChatMessage) and message.role in ("user", "human"):
-        return "human"
-    return found
+    human = found == "chat" and getattr(message, "role", None) in ("user", "human")
+    return "human" if human else found
 
 
 @cache  # takes a sixth of the time of asking `isinstance`
@@ -96,7 +92,7 @@ def turns(messages: Messages) -> Iterator[range]:
 def backwards(messages: Messages, *, to_answer: bool) -> Iterator[Turn]:
     """The turns, newest first, without what no provider takes.
 
-    With `to_answer` a model is to answer now; else a call may wait for its results at the end.
+    Unless a model is `to_answer` now, a call may wait for its results at the end.
     """
     for turn in turns(messages):
         own = messages[turn.start : turn.stop]
@@ -104,23 +100,19 @@ def backwards(messages: Messages, *, to_answer: bool) -> Iterator[Turn]:
 
 
 def _units(turn: Messages, *, last: bool) -> list[Unit]:
-    """What a provider takes of a turn; of the last one also a call that waits for its results."""
-    found = [Unit("human", (turn[0],))]
+    """What a provider takes of a turn; of the last also a call that waits for its results."""
+    found: list[Unit] = [(turn[0],)]
     for index in range(1, len(turn)):
         message = turn[index]
-        what = role(message)
-        if what == "ai":
-            assert isinstance(message, AIMessage)
-            calls = call_ids(message)
-            if calls:
-                exchange = _exchange(turn, index, calls, last)
-                if exchange is not None:
-                    found.append(exchange)
-            # calls in the content that `tool_calls` does not have: nothing answers them
-            elif says_something(message) and not has_block(message, CALL_BLOCKS):
-                found.append(Unit("ai", (message,)))
-        elif what == "chat" and says_something(message):
-            found.append(Unit("ai", (message,)))
+        if role(message) not in ("ai", "chat"):
+            continue
+        calls = call_ids(message) if isinstance(message, AIMessage) else []
+        if calls:
+            exchange = _exchange(turn, index, calls, last)
+            found += [exchange] if exchange else []
+        # calls in the content that `tool_calls` does not have: nothing answers them
+        elif says_something(message) and not has_block(message, CALL_BLOCKS):
+            found.append((message,))
     return found
 
 
@@ -130,20 +122,15 @@ def _exchange(turn: Messages, index: int, calls: Sequence[str | None], last: boo
         return None  # a result could not name its call
     together = [turn[index]]
     directly = True  # nothing but results and system messages since the call
-    for later in range(index + 1, len(turn)):
-        message = turn[later]
-        what = role(message)
-        if what == "tool":
-            assert isinstance(message, ToolMessage)
+    for message in turn[index + 1 :]:
+        if isinstance(message, ToolMessage):
             if message.tool_call_id in wanted:
                 wanted.discard(message.tool_call_id)
                 together.append(message)
-        elif what != "system":
+        elif role(message) != "system":
             directly = False
             break
-    if not wanted:
-        return Unit("exchange", tuple(together))
-    return Unit("pending", tuple(together)) if last and directly else None
+    return tuple(together) if not wanted or (last and directly) else None
 
 
 def call_ids(message: AIMessage) -> list[str | None]:

@@ -1,7 +1,6 @@
-"""Detectors of secrets, cards, bank accounts and contacts in a text.
+"""Detectors: functions that find secrets, cards, bank accounts and contacts in a text.
 
-A detector is a function that takes a text and returns where something of a kind stands in it.
-Without the extra `privacy` only what has a certain form is found; with it, `service_keys` asks
+Without the extra `privacy` they find what has a certain form; with it, `service_keys` asks
 detect-secrets, and `phone_numbers` asks phonenumbers.
 """
 
@@ -18,22 +17,24 @@ from typing import Any, Final, Literal
 
 from perdure.errors import MissingDependency
 from perdure.memory.options import choice
-from perdure.memory.records import KEEP, Action, Candidate, Verdict
+from perdure.memory.records import KEEP, Candidate, Verdict
 
 Finding = tuple[str, int, int]
 """A kind, and where it stands: `text[start:end]`."""
 Detector = Callable[[str], Iterable[Finding]]
-"""Its kinds are `"secret"`, `"card"`, `"iban"`, `"e-mail"`, `"phone"`, or yours: those count as
-secrets."""
+"""Of a text. Its kinds are `"secret"`, `"card"`, `"iban"`, `"e-mail"`, `"phone"`, or yours."""
 Treatment = Literal["keep", "redact", "quarantine", "refuse"]
 """What is done about a finding."""
+REDACTED: Final = "redacted"
+"""The field of a memory's value with the kinds that were redacted in it."""
 
-_KINDS: Final = {  # the check of the gate that they belong to, and their name in a reason
-    "card": ("cards", "the number of a payment card"),
-    "iban": ("cards", "the number of a bank account"),
-    "e-mail": ("contacts", "an e-mail address"),
-    "phone": ("contacts", "a telephone number"),
-    "secret": ("secrets", "a password, key or other secret"),
+_CONTACTS: Final = ("e-mail", "phone")
+_NAMES: Final = {  # of kinds, in a reason
+    "card": "the number of a payment card",
+    "iban": "the number of a bank account",
+    "e-mail": "an e-mail address",
+    "phone": "a telephone number",
+    "secret": "a password, key or other secret",
 }
 _KEYS: Final = tuple(
     re.compile(pattern)
@@ -96,7 +97,6 @@ def secrets(text: str) -> Iterator[Finding]:
 
 
 def _is_secret(named: re.Match[str], value: str) -> bool:
-    """Whether the value after a name is one: after ":" any password, else one that looks so."""
     if _NO_VALUE.fullmatch(value):
         return False
     if named["pin"]:
@@ -144,12 +144,7 @@ def phones(text: str) -> Iterator[Finding]:
 
 
 def phone_numbers(region: str) -> Detector:
-    """A detector of the telephone numbers of a region like "US", by phonenumbers.
-
-    Raises:
-        MissingDependency: The extra `privacy` is not installed.
-        ConfigurationError: There is no such region.
-    """
+    """A detector of the telephone numbers of a region like "US", by phonenumbers."""
     if find_spec("phonenumbers") is None:
         raise MissingDependency(
             "phone_numbers needs phonenumbers; run: pip install 'perdure[privacy]'"
@@ -191,8 +186,7 @@ DETECTORS: Final[tuple[Detector, ...]] = (secrets, cards, emails, phones, servic
 def spans_of(text: str, detectors: Iterable[Detector]) -> list[Finding]:
     """What detectors find in a text, from left to right; findings that overlap become one.
 
-    They see the text in one form: without unseen characters, and with the digits, spaces, dashes
-    and quotes of ASCII.
+    They see it without unseen characters, and with the digits, spaces, dashes and quotes of ASCII.
     """
     forms = [text] if text.isascii() else [_form(char) for char in text]
     plain = "".join(forms)
@@ -228,70 +222,58 @@ def redacted(text: str, spans: Sequence[Finding]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sensitive:
-    """The detectors, and the treatment of each kind that they find; see `Gate`."""
+    """The detectors, and the treatment of what they find; see `Gate`."""
 
     secrets: Treatment
-    cards: Treatment
     contacts: Treatment
     detectors: Sequence[Detector]
 
     def judged(self, candidate: Candidate) -> Verdict:
-        """A verdict on secrets and contacts; to quarantine, if a detector raises."""
+        """A verdict, to quarantine if a detector raises."""
+        kinds: dict[str, Treatment] = {}
         try:
-            spans = spans_of(candidate.text, self.detectors)
-            kinds = self._kinds(candidate, spans)
+            text = self._redacted(candidate.text, None, candidate.explicit, kinds)
+            fields = self._redacted(candidate.fields, "", candidate.explicit, kinds)
         except Exception as exc:  # a detector of the user's, whose message may quote the secret
             fault = f"a detector raised {type(exc).__name__}, so nobody knows what it holds"
             return Verdict("quarantine", fault, "detectors")
-        found: dict[str, list[str]] = {}
-        for kind in kinds:
-            found.setdefault(self.treatment(kind, candidate.explicit), []).append(kind)
-        worst: Sequence[Action] = ("refuse", "quarantine")
-        for action in worst:
-            if action in found:
-                return Verdict(action, f"it holds {_named(found[action])}", _check(found[action]))
-        if "redact" not in found:
-            return KEEP
-        hidden = [span for span in spans if span[0] in found["redact"]]
-        text = redacted(candidate.text, hidden) if hidden else None
-        reason = f"{_named(found['redact'])} is redacted"
-        return Verdict("keep", reason, _check(found["redact"]), text)
-
-    def redacted_fields(self, candidate: Candidate) -> tuple[list[str], dict[str, Any]]:
-        """The kinds that are redacted in a candidate that is kept, and its redacted fields."""
-        explicit, fields = candidate.explicit, candidate.fields.items()
-        kinds = self._kinds(candidate, spans_of(candidate.text, self.detectors))
-        redacts = [kind for kind in kinds if self.treatment(kind, explicit) == "redact"]
-        return redacts, {name: self._redacted(part, explicit, name) for name, part in fields}
+        worst: Sequence[Treatment] = ("refuse", "quarantine", "redact")
+        for treatment in worst:
+            found = [kind for kind, given in kinds.items() if given == treatment]
+            if not found:
+                continue
+            named = " and ".join(_NAMES.get(k, f"what a detector calls {k!r}") for k in found)
+            check = "contacts" if found[0] in _CONTACTS else "secrets"
+            if treatment != "redact":
+                return Verdict(treatment, f"it holds {named}", check)
+            kept = None if text == candidate.text else text
+            fields |= {REDACTED: found}
+            return Verdict("keep", f"{named} is redacted", check, kept, fields=fields)
+        return KEEP
 
     def redacted(self, text: str) -> str:
         """A text without anything sensitive, to be shown."""
         return redacted(text, spans_of(text, self.detectors))
 
-    def treatment(self, kind: str, explicit: bool) -> Treatment:
-        """What is done about a kind; contacts that somebody asks for are not redacted."""
-        check = _check([kind])
-        if check == "contacts":
-            return "keep" if explicit and self.contacts == "redact" else self.contacts
-        return self.cards if check == "cards" else self.secrets
-
-    def _kinds(self, candidate: Candidate, spans: Sequence[Finding]) -> list[str]:
-        found = [*spans]
-        for name, text, _ in texts_in(candidate.fields):
-            found += self._spans_in_field(text, name)
-        return list(dict.fromkeys(kind for kind, _, _ in found))
-
-    def _redacted(self, part: Any, explicit: bool, name: str) -> Any:
-        if isinstance(part, str):
-            spans = self._spans_in_field(part, name)
-            return redacted(part, [s for s in spans if self.treatment(s[0], explicit) == "redact"])
+    def _redacted(
+        self, part: Any, name: str | None, explicit: bool, kinds: dict[str, Treatment]
+    ) -> Any:
+        """A text or field, redacted; the treatment of what is found is noted in `kinds`."""
         if isinstance(part, Mapping):
-            return {key: self._redacted(each, explicit, str(key)) for key, each in part.items()}
+            fields = part.items()
+            return {key: self._redacted(each, str(key), explicit, kinds) for key, each in fields}
         if isinstance(part, list | tuple):
-            return [self._redacted(each, explicit, name) for each in part]
-        return part
+            return [self._redacted(each, name, explicit, kinds) for each in part]
+        if not isinstance(part, str):
+            return part
+        spans = spans_of(part, self.detectors) if name is None else self._in_field(part, name)
+        for kind, _, _ in spans:
+            given = self.contacts if kind in _CONTACTS else self.secrets
+            wanted = explicit and kind in _CONTACTS and given == "redact"
+            kinds[kind] = "keep" if wanted else given
+        return redacted(part, [span for span in spans if kinds[span[0]] == "redact"])
 
-    def _spans_in_field(self, text: str, name: str) -> list[Finding]:
+    def _in_field(self, text: str, name: str) -> list[Finding]:
         """The findings in a field. One word may be an id, and by the field's name a password."""
         if len(text.split(maxsplit=1)) > 1:
             return spans_of(text, self.detectors)
@@ -301,28 +283,3 @@ class Sensitive:
         label = f"{name.replace('_', ' ')}: "
         at, named = len(label), spans_of(label + text, [secrets])
         return [(kind, start - at, end - at) for kind, start, end in named if start >= at]
-
-
-def texts_in(value: Any) -> Iterator[tuple[str, str, int]]:
-    """The texts in a JSON value: the name of the field, the text, and how deep it is.
-
-    A container counts as an empty text.
-    """
-    left = [("", value, 0)]
-    while left:
-        name, part, depth = left.pop()
-        yield name, part if isinstance(part, str) else "", depth
-        if isinstance(part, Mapping):
-            left += [(str(key), each, depth + 1) for key, each in part.items()]
-        elif isinstance(part, list | tuple):
-            left += [(name, each, depth + 1) for each in part]
-
-
-def _named(kinds: Sequence[str]) -> str:
-    return " and ".join(
-        _KINDS[kind][1] if kind in _KINDS else f"what a detector calls {kind!r}" for kind in kinds
-    )
-
-
-def _check(kinds: Sequence[str]) -> str:
-    return _KINDS.get(kinds[0], _KINDS["secret"])[0]

@@ -1,15 +1,13 @@
 """Threads that are due for extraction: a query over threads and watermarks.
 
-A thread is due if its head is beyond the watermark of the extractor, and it was quiet for a while
-or has waited too long. Failures are counted on the watermark: the next attempt is made after a
-pause that doubles, and none after `retries` until there is a new message.
+A thread is due if its head is beyond the watermark, and it was quiet or has waited long enough.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -20,7 +18,7 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.checkpointers import ThreadHead
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.errors import ConfigurationError, InvalidNamespace
+from perdure.errors import ConfigurationError, InvalidNamespace, UnknownThread
 from perdure.memory.effects import run
 from perdure.memory.extraction import Extraction
 from perdure.memory.options import instance, seconds, whole
@@ -31,7 +29,6 @@ from perdure.stores.namespaces import check_key, check_namespace
 
 _LOG: Final = logging.getLogger("perdure.background")
 State = Literal["waiting", "due", "running", "retrying", "dead", "done"]
-STATES: Final = ("waiting", "due", "running", "retrying", "dead", "done")
 _PAGE: Final = 500  # threads
 _MARGIN: Final = timedelta(seconds=2)  # activity is noted to a tenth of a second, clocks differ
 _LONGEST_PAUSE_S: Final = 3600.0
@@ -93,22 +90,17 @@ class Job:
 
     def __str__(self) -> str:
         parts = [f"{self.thread_id} in {'/'.join(self.namespace)}: {self.state}"]
-        names = ("added", "updated", "superseded", "deleted", "quarantined")
-        counts = {name: (self.report or {}).get(name) for name in names}
-        parts += [f"{count} {name}" for name, count in counts.items() if count]
+        for name in ("added", "updated", "superseded", "deleted", "quarantined"):
+            if count := (self.report or {}).get(name):
+                parts.append(f"{count} {name}")
         parts += [f"attempt {self.attempts}"] if self.attempts else []
         return " ".join(", ".join([*parts, *filter(None, [self.error])]).split())
 
 
 class DueThreads:
-    """The threads with messages that an extraction has not read yet.
+    """The threads with messages that an extraction, of a perdure checkpointer, has not read yet.
 
-    It remembers the unread threads between calls, so each call asks only for later activity.
-
-    Args:
-        extraction: Of a perdure checkpointer.
-        pace: When threads are due.
-        defaults: Values for runs whose `configurable` lacks them: `{"user_id": "local"}`.
+    `defaults` are values for runs whose `configurable` lacks them: `{"user_id": "local"}`.
     """
 
     def __init__(
@@ -125,22 +117,31 @@ class DueThreads:
         self._since: datetime | None = None
         self._lock = threading.Lock()  # a worker's thread and a user's may call `jobs` at once
 
-    def jobs(self) -> list[Job]:
-        """The threads with unread messages, in any state but `"done"`."""
+    def jobs(self, *, listed: bool = True) -> list[Job]:
+        """The threads with unread messages, in any state but `"done"`.
+
+        Only threads written to since the last call are read anew. With `listed`, those that were
+        deleted since are left out: a query for each thread.
+        """
         with self._lock:
             self._refresh()
-            places = {id: self._place(head) for id, (head, _) in self._unread.items()}
-            for thread_id in [id for id, place in places.items() if place is None]:
-                del self._unread[thread_id], places[thread_id]  # another extraction's
-            found = [(id, *place) for id, place in places.items() if place is not None]
-            adapter, name = self._extraction.adapter(), self._extraction.extractor.name
-            marks = run(watermarks(adapter, [(space, id) for id, space, _ in found], name))
-            jobs, now = [], datetime.now(UTC)
-            for (thread_id, namespace, given), mark in zip(found, marks, strict=True):
-                head, seen = self._unread[thread_id]
-                if mark.checkpoint_id == head.checkpoint_id:
+            for thread_id in [*self._unread] if listed else ():
+                try:
+                    self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
+                except UnknownThread:
                     del self._unread[thread_id]
+            found = [(id, self._place(head)) for id, (head, _) in self._unread.items()]
+            places = {id: place for id, place in found if place is not None}
+            adapter, name = self._extraction.adapter(), self._extraction.extractor.name
+            asked = [(namespace, id) for id, (namespace, _) in places.items()]
+            marks = dict(zip(places, run(watermarks(adapter, asked, name)), strict=True))
+            jobs, now = [], datetime.now(UTC)
+            for thread_id, (head, seen) in [*self._unread.items()]:
+                mark = marks.get(thread_id)
+                if mark is None or mark.checkpoint_id == head.checkpoint_id:
+                    del self._unread[thread_id]  # another extraction's, or read
                     continue
+                namespace, given = places[thread_id]
                 state, at = standing(self._pace, head, mark, seen, now)
                 failed = mark.failed_head == head.checkpoint_id
                 failure = (mark.attempts, mark.error) if failed else (0, "")
@@ -148,12 +149,7 @@ class DueThreads:
             return jobs
 
     def job(self, thread_id: str, config: RunnableConfig | None) -> Job:
-        """The job of one thread; without a config, that of the thread's last run is taken.
-
-        Raises:
-            InvalidConfig: The config does not fill in the namespace.
-            UnknownThread: There is no such thread.
-        """
+        """The job of one thread; without a config, that of the thread's last run is taken."""
         given = dict((config or {}).get("configurable", {}))
         if config is None:
             [head] = self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
@@ -169,18 +165,14 @@ class DueThreads:
 
     def _refresh(self) -> None:
         """Add the threads that were written to since the last call."""
-        begun = datetime.now(UTC)
-        for head in self._heads():
-            _, seen = self._unread.get(head.thread_id, (head, min(begun, head.updated_at)))
-            if head.checkpoint_id is not None:
-                self._unread[head.thread_id] = head, seen
-        self._since = begun - _MARGIN
-
-    def _heads(self) -> Iterator[ThreadHead]:
-        after: str | None = None
+        begun, after = datetime.now(UTC), None
         while page := self._saver.heads(limit=_PAGE, after=after, active_since=self._since):
-            yield from page
             after = page[-1].thread_id
+            for head in page:
+                _, seen = self._unread.get(head.thread_id, (head, min(begun, head.updated_at)))
+                if head.checkpoint_id is not None:
+                    self._unread[head.thread_id] = head, seen
+        self._since = begun - _MARGIN
 
     def _place(self, head: ThreadHead) -> tuple[Namespace, dict[str, str]] | None:
         """The namespace of a thread's memories, and its values; None: the values do not fill it."""
@@ -206,7 +198,7 @@ def standing(
 ) -> tuple[State, datetime | None]:
     """The state of a thread with unread messages, first seen at `seen`, and when it is due."""
     if mark.failed_at is not None and mark.failed_head == head.checkpoint_id:
-        if mark.attempts > pace.retries:
+        if mark.final or mark.attempts > pace.retries:
             return "dead", None
         pause = min(pace.backoff_s * 2.0 ** min(mark.attempts - 1, 60), _LONGEST_PAUSE_S)
         at = mark.failed_at + timedelta(seconds=pause)

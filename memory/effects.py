@@ -7,12 +7,14 @@ public methods of one such generator function.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from perdure.storage import flow
+
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 
 
@@ -27,37 +29,13 @@ Effects = Generator[Effect, Any, T]
 
 
 def run(steps: Effects[T]) -> T:
-    """Take all steps in the calling thread; whatever ends that, their resources are released."""
-    try:
-        effect = next(steps)
-        while True:
-            try:
-                answer = effect.blocking()
-            except Exception as exc:
-                effect = steps.throw(exc)
-            else:
-                effect = steps.send(answer)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    finally:
-        steps.close()
+    """Take all steps in the calling thread; every error is raised within the steps."""
+    return flow.run(steps, lambda effect: effect.blocking())
 
 
 async def arun(steps: Effects[T]) -> T:
     """Take all steps from a coroutine; see `run`."""
-    try:
-        effect = next(steps)
-        while True:
-            try:
-                answer = await effect.awaiting()
-            except Exception as exc:
-                effect = steps.throw(exc)
-            else:
-                effect = steps.send(answer)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    finally:
-        steps.close()
+    return await flow.arun(steps, lambda effect: effect.awaiting())
 
 
 def in_thread(steps: Effects[T]) -> Effects[T]:
@@ -87,7 +65,12 @@ def _advance(advance: Callable[[], Any]) -> Effect:
         except StopIteration as stop:  # which no future takes
             return None, stop.value
 
-    return Effect(advanced, lambda: asyncio.to_thread(advanced))
+    return computed(advanced)
+
+
+def computed(call: Callable[[], Any]) -> Effect:
+    """The effect of a computation; when awaited, it is made in a thread."""
+    return Effect(call, lambda: asyncio.to_thread(call))
 
 
 def blocking(make: Callable[P, Effects[T]]) -> Callable[P, T]:
@@ -97,8 +80,7 @@ def blocking(make: Callable[P, Effects[T]]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         return run(make(*args, **kwargs))
 
-    _publish(call, make, "")
-    return call
+    return _published(call, make, make.__name__.lstrip("_"))
 
 
 def awaiting(make: Callable[P, Effects[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -108,18 +90,12 @@ def awaiting(make: Callable[P, Effects[T]]) -> Callable[P, Coroutine[Any, Any, T
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
         return await arun(make(*args, **kwargs))
 
-    _publish(call, make, "a")
-    return call
-
-
-def _publish(call: Any, make: Callable[..., Any], prefix: str) -> None:
-    """Give a function its public name, and as its return type what the caller gets."""
     name = make.__name__.lstrip("_")
-    call.__name__ = prefix + name
-    call.__qualname__ = make.__qualname__.replace(make.__name__, call.__name__)
-    if prefix:
-        call.__doc__ = f"See `{name}`."
-    signature = inspect.signature(make)
-    returned = str(signature.return_annotation).removeprefix("Effects[").removesuffix("]")
-    call.__signature__ = signature.replace(return_annotation=returned)
-    call.__annotations__ = {**make.__annotations__, "return": returned}
+    call.__doc__ = f"See `{name}`."
+    return _published(call, make, f"a{name}")
+
+
+def _published(call: F, make: Callable[..., Any], name: str) -> F:
+    call.__name__ = name
+    call.__qualname__ = make.__qualname__.replace(make.__name__, name)
+    return flow.signed(call, make)

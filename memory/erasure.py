@@ -1,6 +1,7 @@
 """Erasure: a memory with all its versions, those that match, or all of a namespace with its notes.
 
 Tombstones are written before anything is erased: an erasure that is cut off can be called again.
+A store that is not perdure's deletes, which leaves bytes: the receipt is then not `clean`.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from perdure.errors import LimitExceeded
-from perdure.memory.effects import Effect, Effects
+from perdure.memory.effects import Effects
 from perdure.memory.options import instance, text
 from perdure.memory.records import Memory
 from perdure.memory.run_config import Versioned
 from perdure.memory.store_adapter import (
     NOTES,
+    QUARANTINE,
     RESERVED,
     StoreAdapter,
     notes_of,
-    quarantine_of,
     removal_of,
 )
 from perdure.memory.tombstones import tombstones_of
@@ -46,9 +47,7 @@ def forgotten(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[
     receipt = yield from erased(adapter, namespace, key)
     texts = {version.text for version in versions}
     texts.update(previous.text for version in versions for previous in version.previous)
-    place = quarantine_of(namespace)
-    for entry in (yield from _entries(adapter, place, key, texts)):
-        receipt += yield from erased(adapter, place, entry)
+    receipt += yield from _unquarantined(adapter, notes_of(QUARANTINE, namespace), key, texts)
     if not written and not (yield from _written(adapter, tombstones)):
         _LOG.warning("%r in %r is forgotten; %s", key, namespace, NO_TOMBSTONE)
     return receipt
@@ -56,7 +55,7 @@ def forgotten(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[
 
 def forgotten_all(adapter: StoreAdapter, namespace: Namespace) -> Effects[Receipt]:
     """Erase the notes on a namespace, then its memories; namespaces below it stay."""
-    receipt = _nothing(clean=adapter.versioned)
+    receipt = _nothing(clean=True)
     for place in (*(notes_of(kind, namespace) for kind in NOTES), namespace):
         receipt += yield from _emptied(adapter, place)
     return receipt
@@ -79,10 +78,10 @@ def forgotten_matching(
     what: dict[str, Any] = {"query": query}
     if thread_id is not None:
         what["provenance"] = {"thread_id": thread_id}
-    places = [each for own in namespaces for each in (own, quarantine_of(own))]
+    places = [each for own in namespaces for each in (own, notes_of(QUARANTINE, own))]
     found = _nothing(clean=False)
     for place in places:
-        found += yield _forget(adapter, place, **what, dry_run=True)
+        found += yield adapter.call("forget", place, **what, dry_run=True)
     if dry_run:
         return found
     versions: list[Memory] = []
@@ -94,39 +93,46 @@ def forgotten_matching(
         yield from adapter.written(tombstones[start : start + _AT_ONCE])
     receipt = _nothing(clean=True)
     for place in places:
-        receipt += yield _forget(adapter, place, **what)
+        receipt += yield adapter.call("forget", place, **what)
     return receipt
 
 
-def erased(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Receipt]:
-    """Erase one item with its versions; a store without versions deletes it."""
-    if adapter.versioned:
-        receipt: Receipt = yield _forget(adapter, namespace, key=key)
-        return receipt
-    return (yield from _deleted(adapter, namespace, [key]))
+def erased(adapter: StoreAdapter, namespace: Namespace, *keys: str) -> Effects[Receipt]:
+    """Erase items with their versions; a store without versions deletes them."""
+    if not adapter.versioned:
+        yield from adapter.written([removal_of(namespace, key) for key in keys])
+        deleted = tuple((namespace, key) for key in keys)
+        return replace(_nothing(clean=False), items=len(keys), keys=deleted)
+    receipt = _nothing(clean=True)
+    for key in keys:
+        receipt += yield adapter.call("forget", namespace, key=key)
+    return receipt
 
 
 def _emptied(adapter: StoreAdapter, place: Namespace) -> Effects[Receipt]:
     if not adapter.versioned:
         found = yield from adapter.every(place)
-        keys = [each.key for each in found if each.namespace == place]
-        return (yield from _deleted(adapter, place, keys))
-    plan: Receipt = yield _forget(adapter, place, dry_run=True)
+        return (yield from erased(adapter, place, *(each.key for each in found)))
+    plan: Receipt = yield adapter.call("forget", place, dry_run=True)
     own = [key for where, key in plan.keys if where == place]
-    receipt = _nothing(clean=True)
     if own and len(own) == len(plan.keys):
-        own = []
-        receipt += yield _forget(adapter, place)
-    for key in own:  # one by one: namespaces below this one stay
-        receipt += yield from erased(adapter, place, key)
-    return receipt
+        receipt: Receipt = yield adapter.call("forget", place)
+        return receipt
+    return (yield from erased(adapter, place, *own))  # namespaces below this one stay
 
 
-def _deleted(adapter: StoreAdapter, place: Namespace, keys: Sequence[str]) -> Effects[Receipt]:
-    """Delete items of a store that erases nothing."""
-    yield from adapter.written([removal_of(place, key) for key in keys])
-    places = tuple((place, key) for key in keys)
-    return replace(_nothing(clean=False), items=len(keys), keys=places)
+def _unquarantined(
+    adapter: StoreAdapter, place: Namespace, key: str, texts: set[str]
+) -> Effects[Receipt]:
+    """Erase entries that are, or were, in quarantine for a memory or with its text."""
+    if adapter.versioned:
+        meant = {"$or": [{"key": key}, {"text": {"$in": sorted(texts)}}]}
+        plan: Receipt = yield adapter.call("forget", place, filter=meant, dry_run=True)
+        own = [entry for where, entry in plan.keys if where == place]
+    else:
+        entries = yield from adapter.every(place)
+        own = [e.key for e in entries if e.value.get("key") == key or e.text in texts]
+    return (yield from erased(adapter, place, *own))
 
 
 def _tombstones(versions: Iterable[Memory]) -> list[PutItem]:
@@ -141,24 +147,6 @@ def _written(adapter: StoreAdapter, tombstones: list[PutItem]) -> Effects[bool]:
     except LimitExceeded:
         return False
     return True
-
-
-def _entries(
-    adapter: StoreAdapter, place: Namespace, key: str, texts: set[str]
-) -> Effects[list[str]]:
-    """The keys of entries that are, or were, in quarantine for a memory or with its text."""
-    if adapter.versioned:
-        meant = {"$or": [{"key": key}, {"text": {"$in": sorted(texts)}}]}
-        plan: Receipt = yield _forget(adapter, place, filter=meant, dry_run=True)
-        return [entry for where, entry in plan.keys if where == place]
-    entries = yield from adapter.every(place)
-    own = [each for each in entries if each.namespace == place]
-    return [each.key for each in own if each.value.get("key") == key or each.text in texts]
-
-
-def _forget(adapter: StoreAdapter, place: Namespace, **what: Any) -> Effect:
-    store = adapter.store
-    return Effect(lambda: store.forget(place, **what), lambda: store.aforget(place, **what))
 
 
 def _nothing(*, clean: bool) -> Receipt:

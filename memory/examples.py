@@ -1,13 +1,11 @@
 """Few-shot examples: earlier cases, selected by how like the present one they are.
 
-The input and its context are searched: so cases like the present one are found, whatever their
-outcome was.
+The input and its context are searched, so that the outcome of a case does not matter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
 from typing import Annotated, Any, Final
@@ -35,7 +33,7 @@ _Text = Annotated[str, Field(pattern=r"\S")]
 
 
 class ExampleFields(BaseModel):
-    """The stored fields of an example; `text`, which is searched, is made of two of them."""
+    """The value of an example; `text`, which is searched, is made of two other fields."""
 
     text: str = ""
     input: _Text
@@ -50,36 +48,15 @@ class ExampleFields(BaseModel):
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """An example: what was asked, in which situation, what was done, why it went well, how well.
-
-    As text it is one line that quotes it.
-    """
-
-    key: str
-    input: str
-    outcome: str
-    context: str | None
-    why: str | None
-    score: float | None
-    memory: Memory
-
-    def __str__(self) -> str:
-        return memory_line(self.memory)
-
-
 class ExampleSelector(BaseExampleSelector):
     """Keeps examples and selects those most like a situation, within a budget of tokens.
 
     It is a selector for langchain's `FewShotPromptTemplate` and `FewShotChatMessagePromptTemplate`,
-    whose examples are dicts of `input`, `output`, `context` and `why`, and has `add` and `select`
-    for your own prompts. Methods that begin with `a` are async. What is added passes the gate.
+    whose examples are dicts of `input`, `output`, `context` and `why`; `add` and `select` are for
+    your own prompts. Methods that begin with `a` are async. What is added passes the gate.
 
     Args:
-        store: Any; None: within a graph, the store it was compiled with.
-        namespace: Labels; see `Template`.
-        gate: Decides what is kept.
+        store, namespace, gate: See `Collection`.
         limit: How many examples are selected at most.
         max_tokens: Tokens that they may take as a section; None: any number.
         config: Of the run, for calls without one; None: within a node, the config of its run.
@@ -120,9 +97,10 @@ class ExampleSelector(BaseExampleSelector):
         The context is searched as well; the score is on a scale of your own. See also `Collection`.
         """
         config = config or self.config
-        parts = {"context": context, "why": why, "score": score}
+        parts = {
+            "input": input, "outcome": outcome, "context": context, "why": why, "score": score
+        }  # fmt: skip
         given = {name: part for name, part in parts.items() if part is not None}
-        given |= {"input": input, "outcome": outcome}
         writer = self.memories.writer(config)
         value = writer.value(given)
         same = "\0".join(value[name] or "" for name in ("input", "context", "outcome"))
@@ -132,20 +110,21 @@ class ExampleSelector(BaseExampleSelector):
 
     def _select(
         self, query: str, *, as_of: datetime | None = None, config: RunnableConfig | None = None
-    ) -> Effects[list[Example]]:
-        """The examples most like a situation, best first; now, or at a moment of the past."""
+    ) -> Effects[list[Memory]]:
+        """The examples most like a situation, best first; now, or at a moment of the past.
+
+        The value of each has `input` and `outcome`, and `context`, `why` and `score` if known.
+        """
         if not instance("query", query, str, "text").strip():
             return []
         # not in context: two examples of one thread are no neighbours in a conversation
         asked = {"query": query, "as_of": as_of, "context": False}
-        found = yield from self.memories.found(
-            asked, self.limit * _OTHERS, config=config or self.config
-        )
-        examples = [each for each in map(_example, found) if each is not None][: self.limit]
-        lines = [str(example) for example in examples]
-        return [
-            examples[n] for n in fitting("examples", lines, self.max_tokens, self._counter).taken
-        ]
+        limit, config = self.limit * _OTHERS, config or self.config
+        found = yield from self.memories.found(asked, limit, config=config)
+        examples = [memory for memory in found if _is_example(memory)][: self.limit]
+        lines = [memory_line(memory) for memory in examples]
+        fit = fitting("examples", lines, self.max_tokens, self._counter)
+        return [examples[n] for n in fit.taken]
 
     def _add_example(self, example: dict[str, str]) -> Effects[Outcome]:
         """Keep the example of a prompt: `input` and `output`, at most `context` and `why` besides.
@@ -170,12 +149,12 @@ class ExampleSelector(BaseExampleSelector):
         named = [input_variables.get(key) for key in ("input", "context")]
         parts = named if named[0] else list(input_variables.values())
         found = yield from self._select("\n\n".join(str(part) for part in parts if part))
-        return [{key: getattr(e, name) or "" for key, name in _NAMES.items()} for e in found]
+        return [{key: m.value.get(name) or "" for key, name in _NAMES.items()} for m in found]
 
     @staticmethod
-    def section(examples: Sequence[Example]) -> str:
+    def section(examples: Sequence[Memory]) -> str:
         """Examples as a section of a prompt, quoted; "" for none."""
-        return section("examples", [str(example) for example in examples]) if examples else ""
+        return section("examples", [memory_line(each) for each in examples]) if examples else ""
 
     add, aadd = blocking(_add), awaiting(_add)
     select, aselect = blocking(_select), awaiting(_select)
@@ -186,10 +165,7 @@ class ExampleSelector(BaseExampleSelector):
     aselect_examples = awaiting(_select_examples)  # type: ignore[arg-type]
 
 
-def _example(memory: Memory) -> Example | None:
-    """The example in a memory; None: it is another memory, or an episode without these parts."""
-    names = [name for name in ExampleFields.model_fields if name != "text"]
-    parts: dict[str, Any] = {name: memory.value.get(name) for name in names}
-    if memory.kind != EPISODE or not all(isinstance(parts[n], str) for n in ("input", "outcome")):
-        return None
-    return Example(key=memory.key, memory=memory, **parts)
+def _is_example(memory: Memory) -> bool:
+    """Whether it is an example; the namespace may have other memories, also other episodes."""
+    parts = memory.value.get("input"), memory.value.get("outcome")
+    return memory.kind == EPISODE and all(isinstance(part, str) for part in parts)

@@ -1,7 +1,7 @@
 """Extraction: memories of the messages of a thread, exactly once in effect.
 
-Messages → extractor → gate → one transaction with the watermark, which is compared and swapped.
-Of two that extract one thread at the same time the slower is refused, and reads the thread again.
+Messages → extractor → gate → one transaction with the watermark, which is compared and swapped:
+of two that extract one thread at the same time the slower is refused, and reads it again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from langgraph.store.base import BaseStore
 
 from perdure.checkpointers.address import check_thread_id
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace, VersionConflict
+from perdure.memory.conflicts import one_by_one
 from perdure.memory.conversation import Messages, role
 from perdure.memory.effects import Effect, Effects, awaiting, blocking, in_thread
 from perdure.memory.gate import Gate
-from perdure.memory.learner import Learner
 from perdure.memory.model_call import times
+from perdure.memory.nodes import Learner
 from perdure.memory.options import instance, text, whole
 from perdure.memory.plan import planned
 from perdure.memory.proposals import Batch, Extractor, Planned, Proposal, Scope, Usage
@@ -44,7 +45,6 @@ from perdure.stores.base import Namespace, PutItem, VersionRetention
 _BEFORE: Final = 4  # messages before a batch that its extractor is shown
 _LOG = logging.getLogger("perdure")
 _RUN: Final = 200  # messages of a run in one transaction
-_CONFLICTS: Final = 50  # times that others may change the same memories while a batch is planned
 _KEPT: Final = 64  # past versions of a watermark's note are dropped when there are so many
 _CHANGES: Final = ("added", "updated", "superseded", "deleted", "unchanged", "quarantined")
 Reads = Callable[[Watermark], Effects[ThreadHistory]]
@@ -52,7 +52,7 @@ Reads = Callable[[Watermark], Effects[ThreadHistory]]
 
 @dataclass(frozen=True, slots=True)
 class ExtractionReport:
-    """The result of an extraction: how many messages were read, and memories changed."""
+    """How many messages an extraction read, and how many memories it changed."""
 
     thread_id: str
     messages: int = 0
@@ -67,8 +67,8 @@ class ExtractionReport:
     batches: int = 0  # transactions that were written
 
     def __str__(self) -> str:
-        parts = [f"{self.thread_id}: {self.messages} messages read"]
-        parts += [f"{count} {name}" for name, count in self.changes.items() if count]
+        changes = [f"{count} {name}" for name, count in self.changes.items() if count]
+        parts = [f"{self.thread_id}: {self.messages} messages read", *changes]
         if self.refused:
             reasons = ", ".join(f"{count} {reason}" for reason, count in self.refused.items())
             parts.append(f"{sum(self.refused.values())} refused ({reasons})")
@@ -82,19 +82,14 @@ class ExtractionReport:
         """How many memories were changed, by the kind of change."""
         return {name: getattr(self, name) for name in _CHANGES}
 
-    def counting(self, batch: Batch, plan: Planned, usage: Usage) -> ExtractionReport:
+    def counting(self, messages: int, plan: Planned, usage: Usage) -> ExtractionReport:
         """The report with another batch."""
         counts = Counter[str](each.change for each in plan.outcomes)
         refused = [each.check or each.reason for each in plan.outcomes if each.change == "refused"]
-        changes: dict[str, Any] = {name: n + counts[name] for name, n in self.changes.items()}
-        return replace(
-            self,
-            messages=self.messages + len(batch.messages),
-            refused=dict(Counter(self.refused) + Counter(refused)),
-            usage=self.usage + usage,
-            batches=self.batches + 1,
-            **changes,
-        )
+        added: dict[str, Any] = {name: n + counts[name] for name, n in self.changes.items()}
+        added |= {"messages": self.messages + messages, "batches": self.batches + 1}
+        total = dict(Counter(self.refused) + Counter(refused))
+        return replace(self, refused=total, usage=self.usage + usage, **added)
 
 
 class Extraction:
@@ -123,7 +118,6 @@ class Extraction:
     ) -> None:
         expected = "a BaseCheckpointSaver, like SQLiteCheckpointer.open(path)"
         self.saver = instance("saver", saver, BaseCheckpointSaver, expected)
-        self.store = store
         self._adapter = None if store is None else StoreAdapter(store)
         given = TurnExtractor() if extractor is None else extractor
         expected = "TurnExtractor(…) or ModelExtractor(model, …)"
@@ -154,7 +148,7 @@ class Extraction:
             VersionConflict: Others changed the same memories, again and again.
             StorageError: The store refuses.
         """
-        scope = Scope(self.adapter(), namespace_of(self.namespace, config), config)
+        scope = _scope(self.adapter(), self.namespace, config)
         pipeline = Pipeline(self.extractor, self.gate, self.batch, scope)
         thread_id = check_thread_id(thread_id)
 
@@ -171,6 +165,20 @@ class Extraction:
     def adapter(self) -> StoreAdapter:
         """The store; a `ConfigurationError` if there is none."""
         return self._adapter or adapter_of(None)
+
+
+def _scope(adapter: StoreAdapter, template: Template, config: RunnableConfig | None) -> Scope:
+    """Where a run's memories are written, if the store takes the labels."""
+    namespace = namespace_of(template, config)
+    label = next((label for label in namespace if "." in label), None)
+    if label is not None and not adapter.versioned:
+        names = " and ".join(map(repr, template.names)) or "nothing"
+        raise InvalidNamespace(
+            f"the label {label!r} of {namespace!r} has a dot, which {type(adapter.store).__name__} "
+            f"refuses; the labels are {template.labels!r}, filled in by {names} of the config: "
+            "pass a value without dots, or use perdure.stores.SQLiteStore"
+        )
+    return Scope(adapter, namespace, config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,18 +225,17 @@ class Pipeline:
 
     def setting_back(self, thread_id: str) -> Effects[None]:
         """Set the watermark back, so that the whole thread is read again."""
-        for tries in range(_CONFLICTS, -1, -1):
+
+        def attempt() -> Effects[None]:
             mark = yield from self._mark(thread_id)
-            try:
-                back = [self._put(mark.set_back(), thread_id)] if mark.count else []
-                return (yield from self.scope.adapter.written(back))
-            except VersionConflict:  # it was extracted meanwhile
-                if not tries:
-                    raise
+            back = [self._put(mark.set_back(), thread_id)] if mark.count else []
+            yield from self.scope.adapter.written(back)
+
+        return one_by_one(self.scope.adapter, self.scope.namespace, attempt)
 
     def _mark(self, thread_id: str) -> Effects[Watermark]:
-        scope = self.scope
-        return watermark(scope.adapter, scope.namespace, thread_id, self.extractor.name)
+        place = self.scope.adapter, self.scope.namespace
+        return watermark(*place, thread_id, self.extractor.name)
 
     def _put(self, mark: Watermark, thread_id: str) -> PutItem:
         return mark.put(self.scope.namespace, thread_id)
@@ -242,24 +249,24 @@ class Pipeline:
         report: ExtractionReport,
     ) -> Effects[tuple[ExtractionReport, Watermark] | None]:
         """Write a proposal with the watermark; None: another extraction was quicker."""
-        adapter = self.scope.adapter
-        for tries in range(_CONFLICTS, -1, -1):
+        adapter, after = self.scope.adapter, mark.advanced(batch.messages, checkpoint_id)
+        put = self._put(after, batch.thread_id)
+
+        def attempt() -> Effects[tuple[ExtractionReport, Watermark] | None]:
             plan = yield from planned(proposal, self.gate, self.scope)
-            after = mark.advanced(batch.messages, checkpoint_id)
-            put = self._put(after, batch.thread_id)
             try:
                 yield from adapter.written([*plan.puts, put])
             except VersionConflict:
                 now = yield from self._mark(batch.thread_id)
-                if now.version != mark.version or not now.same_as(mark):
-                    return None
-                if not tries:
-                    raise
-                continue
-            if mark.version and mark.version % _KEPT == 0:
-                yield from _drop_versions(adapter, put.namespace)
-            return report.counting(batch, plan, proposal.usage), after
-        return None
+                if now.version == mark.version and now.same_as(mark):
+                    raise  # others changed the same memories
+                return None
+            return report.counting(len(batch.messages), plan, proposal.usage), after
+
+        written = yield from one_by_one(adapter, self.scope.namespace, attempt)
+        if written is not None and mark.version and mark.version % _KEPT == 0:
+            yield from _drop_versions(adapter, put.namespace)
+        return written
 
 
 def _batch_of(messages: Sequence[ThreadMessage], mark: Watermark, history: ThreadHistory) -> Batch:
@@ -286,10 +293,9 @@ def _drop_versions(adapter: StoreAdapter, prefix: Namespace) -> Effects[None]:
 class RememberTurns(Learner):
     """A node that remembers the messages of a run, at the end of a graph or in MemoryMiddleware.
 
-    Each message becomes a memory, without a model, in about a millisecond. They are written in one
-    transaction with the thread's watermark, so nothing is remembered twice. If the store fails,
-    the error is logged, and the next run or a background extraction remembers the messages. Put
-    the node before nodes that remove messages from the state.
+    Each message becomes a memory, without a model, in about a millisecond, in one transaction with
+    the thread's watermark. If the store fails, the error is logged, and the next run or a
+    background extraction remembers the messages. Put the node before nodes that remove messages.
 
     Args:
         store: Where memories are kept; None: the store of the graph.
@@ -326,22 +332,22 @@ class RememberTurns(Learner):
                 "the run has no thread_id, so its turns cannot be remembered; pass "
                 'config={"configurable": {"thread_id": "…"}}'
             )
-        check_thread_id(thread_id)
-        adapter = self._adapter or adapter_of(None)
-        scope = Scope(adapter, namespace_of(self.namespace, config), config)
-        pipeline = Pipeline(TurnExtractor(), self.gate, _RUN, scope, guards=False)
+        adapter, thread_id = self._adapter or adapter_of(None), check_thread_id(thread_id)
 
         def reads(mark: Watermark) -> Effects[ThreadHistory]:
             yield from ()
             unread = _from_known(mark, messages)
             history = history_of_state(thread_id, checkpoint_id, unread)
             # since the user's newest message they are of now; the times of earlier ones are unknown
-            humans = [i for i, each in enumerate(history.messages) if role(each.message) == "human"]
-            return history.timed(datetime.now(UTC), humans[-1] if humans else 0)
+            newest = [*map(role, (each.message for each in reversed(history.messages)))]
+            now = newest.index("human") + 1 if "human" in newest else len(newest)
+            return history.timed([datetime.now(UTC)] * now)
 
         try:
+            scope = _scope(adapter, self.namespace, config)
+            pipeline = Pipeline(TurnExtractor(), self.gate, _RUN, scope, guards=False)
             return (yield from in_thread(pipeline.extracting(thread_id, reads)))
-        except (ConfigurationError, InvalidNamespace):
+        except ConfigurationError:
             raise
         except Exception as exc:
             _LOG.warning("the turns of %r are not remembered yet: %s", thread_id, exc)

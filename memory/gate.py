@@ -6,50 +6,56 @@ does. Candidates that nobody asked for are judged more strictly than those that 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from hashlib import blake2b
 from typing import Any, Final, get_args
 
-from perdure.memory.detectors import DETECTORS, Detector, Sensitive, Treatment, texts_in
-from perdure.memory.effects import Effect, Effects
-from perdure.memory.options import choice, instance, whole
-from perdure.memory.records import TURN, Action, Candidate, Verdict
-from perdure.memory.sameness import EVENTS, Known, digest, equivalent
-from perdure.memory.store_adapter import StoreAdapter
+from perdure.memory.detectors import DETECTORS, Detector, Sensitive, Treatment
+from perdure.memory.effects import Effect, Effects, computed
+from perdure.memory.options import choice, instance
+from perdure.memory.records import (
+    EVENTS,
+    TURN,
+    Candidate,
+    Change,
+    Memory,
+    Outcome,
+    Previous,
+    Verdict,
+)
+from perdure.memory.sameness import digest, equivalent, same
+from perdure.memory.store_adapter import QUARANTINE, StoreAdapter, having_said, notes_of, put_of
 from perdure.memory.tombstones import entombed, sources
-from perdure.stores.base import Namespace
+from perdure.stores.base import Namespace, Provenance, PutItem
 
 Check = Callable[[Candidate], Verdict | None]
 """A check of your own: a verdict, or None if it has nothing to say."""
 
-MAX_CHARS: Final = 2_000
-"""Characters of a memory's text. Turns and episodes may be longer."""
-MAX_VALUE_CHARS: Final = 100_000
-"""Characters of a memory's text and fields."""
+_MAX_CHARS: Final = 2_000  # of a memory's text; turns and episodes may be longer
+_MAX_VALUE_CHARS: Final = 100_000  # of a memory's text and fields
 _DEEPEST: Final = 32  # levels of fields
-_COUNTED: Final = 1_000  # memories that may be added before the store is asked again
-_NAMESPACES: Final = 10_000  # whose room is remembered
+_NEAREST: Final = 16  # memories that a candidate is compared with
 
 
 class Gate:
     """Judges candidates for memories.
 
     It refuses a text without words or that is too long, words of a system message, a fact that a
-    memory states, what was deleted before unless somebody asks for it, and more than `max_items`.
-    Secrets, and what rests on a tool's words alone, go into quarantine.
+    memory states, and what was deleted before unless somebody asks for it. Secrets go into
+    quarantine, and what rests on a tool's words alone unless your code asks for it. How many
+    memories there may be is limited by `store.scoped(prefix, max_items=…)`.
 
     Args:
         checks: Your own checks, asked in order about what would be kept. The first verdict other
             than to keep decides; one to keep may give another `text`. If a check raises, the
             candidate goes into quarantine.
-        secrets: The treatment of passwords, keys and the kinds of your detectors.
-        cards: The treatment of numbers of payment cards and bank accounts.
+        secrets: The treatment of passwords, keys, numbers of cards and bank accounts, and of the
+            kinds of your own detectors.
         contacts: The treatment of e-mail addresses and telephone numbers; `"redact"` keeps them
             where somebody asks for the memory.
-        tools: The treatment of what rests on a tool's words alone, unless your code asks for it.
         detectors: Functions that find secrets and contacts.
-        max_items: The memories that a namespace may hold, with those below it, about.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -60,20 +66,13 @@ class Gate:
         checks: Sequence[Check] = (),
         *,
         secrets: Treatment = "quarantine",
-        cards: Treatment = "quarantine",
         contacts: Treatment = "redact",
-        tools: Action = "quarantine",
         detectors: Sequence[Detector] = DETECTORS,
-        max_items: int = 100_000,
     ) -> None:
-        for name, given in (("secrets", secrets), ("cards", cards), ("contacts", contacts)):
+        for name, given in (("secrets", secrets), ("contacts", contacts)):
             choice(name, given, get_args(Treatment))
-        choice("tools", tools, get_args(Action))
         self.checks: Sequence[Check] = _functions("checks", checks)
-        self.sensitive = Sensitive(secrets, cards, contacts, _functions("detectors", detectors))
-        self._tools: Action = tools
-        self._max_items = whole("max_items", max_items, 0)
-        self._room: dict[Namespace, int] = {}  # that is left, as last counted
+        self.sensitive = Sensitive(secrets, contacts, _functions("detectors", detectors))
 
     def judge(
         self,
@@ -88,69 +87,42 @@ class Gate:
         `keys` are those that the candidates would be kept under: a memory may be put in other words
         under its own key, and `same_as` may name another candidate.
         """
+        verdicts = yield computed(lambda: [self._static(each) for each in candidates])
         keys = [None] * len(candidates) if keys is None else keys
-        verdicts = [self._static(candidate) for candidate in candidates]
         judgement = _Judgement(candidates, verdicts, keys)
         yield from _refuse_deleted(judgement, adapter, namespace)
         yield from _refuse_known(judgement, adapter, namespace)
         judgement.verdicts = yield from self.examine(candidates, judgement.verdicts)
         _refuse_repeated(judgement)
-        yield from self._refuse_excess(judgement, adapter, namespace)
         return judgement.verdicts
 
     def examine(
         self, candidates: Sequence[Candidate], verdicts: Sequence[Verdict]
     ) -> Effects[list[Verdict]]:
         """The verdicts after your checks, which are asked about the candidates that are kept."""
-        judgement = _Judgement(candidates, list(verdicts), [None] * len(candidates))
+        verdicts = list(verdicts)
         for check in self.checks:
-            asked = judgement.open()
-            shown = [replace(candidates[i], text=judgement.text(i)) for i in asked]
+            asked = [i for i, verdict in enumerate(verdicts) if verdict.action == "keep"]
+            shown = [replace(candidates[i], text=_kept(candidates[i], verdicts[i])) for i in asked]
             answers = yield _answers(check, shown)
             name = str(getattr(check, "__name__", type(check).__name__))
             for i, answer in zip(asked, answers, strict=True):
                 if isinstance(answer, Verdict):
-                    judgement.verdicts[i] = _combined(judgement.verdicts[i], answer, name)
+                    verdicts[i] = _combined(verdicts[i], answer, name)
                 elif answer is not None:
                     fault = f"the check {name} {self.sensitive.redacted(_failure(answer))}"
-                    judgement.verdicts[i] = Verdict("quarantine", fault, name)
-        return judgement.verdicts
-
-    def _refuse_excess(
-        self, judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
-    ) -> Effects[None]:
-        """Refuse new memories that the namespace has no room for."""
-        kept = judgement.open()
-        room = self._room.pop(namespace, 0)
-        if room < len(kept):
-            room = min(self._max_items, max(len(kept), _COUNTED))
-            offset = self._max_items - room
-            page = yield from adapter.found(namespace, limit=max(room, 1), offset=offset)
-            room = max(0, room - len(page))
-        new = kept
-        if room < len(kept):  # a memory that is there takes no more room
-            new = []
-            for i in kept:
-                key = judgement.keys[i]
-                if key is None or (yield from adapter.got(namespace, key)) is None:
-                    new.append(i)
-        for i in new[room:]:
-            reason = f"the namespace is full: max_items is {self._max_items:,}"
-            judgement.refuse(i, "flood", reason)
-        if len(self._room) < _NAMESPACES:
-            self._room[namespace] = max(0, room - len(new))
+                    verdicts[i] = Verdict("quarantine", fault, name)
+        return verdicts
 
     def _static(self, candidate: Candidate) -> Verdict:
         """A verdict that needs no store."""
-        refusal = _unfit(candidate) or _too_large(candidate)
-        if refusal is not None:
-            return refusal
+        if (fault := _unfit(candidate) or _too_large(candidate)) is not None:
+            return Verdict("refuse", fault[1], fault[0])
         verdict = self.sensitive.judged(candidate)
         asked_by_code = candidate.explicit and not candidate.by_model
-        trusted = candidate.role != "tool" or asked_by_code or self._tools == "keep"
-        if verdict.action != "keep" or trusted:
-            return verdict
-        return Verdict(self._tools, "it rests on a tool's words alone", "role")
+        if verdict.action == "keep" and candidate.role == "tool" and not asked_by_code:
+            return Verdict("quarantine", "it rests on a tool's words alone", "role")
+        return verdict
 
 
 @dataclass(slots=True)
@@ -163,17 +135,87 @@ class _Judgement:
 
     def open(self, *, events: bool = True) -> list[int]:
         """The places of the candidates that are kept so far."""
-        places = range(len(self.candidates))
-        kept = [i for i in places if self.verdicts[i].action == "keep"]
+        kept = [i for i, verdict in enumerate(self.verdicts) if verdict.action == "keep"]
         return [i for i in kept if events or self.candidates[i].kind not in EVENTS]
 
     def text(self, i: int) -> str:
-        """A candidate's text as it would be kept."""
-        text = self.verdicts[i].text
-        return self.candidates[i].text if text is None else text
+        return _kept(self.candidates[i], self.verdicts[i])
 
     def refuse(self, i: int, check: str, reason: str, same_as: str | None = None) -> None:
         self.verdicts[i] = Verdict("refuse", reason, check, None, same_as)
+
+
+# -- what is to be written
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What is to be written, together, and the outcome of each candidate once it is."""
+
+    puts: list[PutItem]
+    outcomes: list[Outcome]
+
+
+def admit(
+    gate: Gate,
+    adapter: StoreAdapter,
+    namespace: Namespace,
+    candidates: Sequence[Candidate],
+    keys: Sequence[str],
+    *,
+    made: bool = False,
+) -> Effects[Admitted]:
+    """Judge candidates, and plan what is to be written of them.
+
+    `keys` has the key of each; under that of a memory, a candidate becomes its new version. `made`
+    says that the keys were made up for this call: told again, a candidate would have another.
+    """
+    verdicts = yield from gate.judge(candidates, adapter, namespace, keys=keys)
+    admitted = Admitted([], [])
+    for candidate, key, verdict in zip(candidates, keys, verdicts, strict=True):
+        change: Change = "refused" if verdict.same_as is None else "unchanged"
+        kept = verdict.same_as
+        if verdict.action == "keep":
+            fields = candidate.fields if verdict.fields is None else verdict.fields
+            value = {**fields, "text": _kept(candidate, verdict), "kind": candidate.kind}
+            change, kept = "added", key
+            admitted.puts.append(put_of(namespace, key, value, provenance=_trusted(candidate)))
+        elif verdict.action == "quarantine":
+            put = _quarantined(namespace, candidate, key, verdict, made=made)
+            change, kept = "quarantined", put.key
+            admitted.puts.append(put)
+        admitted.outcomes.append(Outcome(change, kept, verdict.reason, verdict.check))
+    return admitted
+
+
+def _trusted(candidate: Candidate) -> Provenance:
+    source = candidate.provenance or Provenance()
+    return source if source.trust is not None else replace(source, trust=candidate.role)
+
+
+def _quarantined(
+    namespace: Namespace, candidate: Candidate, key: str, verdict: Verdict, *, made: bool
+) -> PutItem:
+    names = ("text", "kind", "role", "explicit")
+    value = {
+        **{name: getattr(candidate, name) for name in names},
+        "fields": dict(candidate.fields),
+        "key": key,
+        "reason": verdict.reason,
+        "check": verdict.check,
+        "at": datetime.now(UTC).isoformat(),
+    }
+    # the key is a hash of the text and its origin: the same again is no second entry
+    source = _trusted(candidate)
+    origin = ("thread", source.thread_id), ("key", None if made else key)
+    parts = [f"{name}:{part}" for name, part in origin if part is not None]
+    mark = "\0".join([candidate.kind, candidate.text, *parts]).encode("utf-8", "surrogatepass")
+    entry = blake2b(mark, digest_size=12).hexdigest()
+    place = notes_of(QUARANTINE, namespace)
+    return put_of(place, entry, value, provenance=source, searched=False)
+
+
+# -- what the store knows
 
 
 def _refuse_deleted(
@@ -197,19 +239,64 @@ def _refuse_known(
     judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
 ) -> Effects[None]:
     """Refuse facts that a memory states, and unasked those that it stated before."""
-    known = Known(adapter, namespace)
+    facts = _Facts(adapter, namespace)
     for i in judgement.open(events=False):
         candidate, text = judgement.candidates[i], judgement.text(i)
-        memory = yield from known.stating(text, judgement.keys[i])
+        found = yield from facts.near(text, past=not candidate.explicit)
+        memory = _stating(found, text, judgement.keys[i])
+        previous = None if candidate.explicit else _outdated(found, text, candidate.provenance)
         if memory is not None:
             judgement.refuse(i, "duplicate", "a memory says the same already", memory.key)
-        elif not candidate.explicit:
-            at = candidate.provenance.at if candidate.provenance else None
-            previous = yield from known.outdated(text, at)
-            if previous is not None:
-                day = previous.until.date().isoformat()
-                reason = f"it was {previous.change} on {day}, and said before"
-                judgement.refuse(i, "duplicate", reason)
+        elif previous is not None:
+            day = previous.until.date().isoformat()
+            reason = f"it was {previous.change} on {day}, and said before"
+            judgement.refuse(i, "duplicate", reason)
+
+
+def _stating(facts: Sequence[Memory], text: str, key: str | None) -> Memory | None:
+    """The memory that says the same as a text; that of its key may be put otherwise."""
+    for memory in facts:
+        if same(memory.text, text):
+            return memory
+    others = (memory for memory in facts if memory.key != key)
+    return next((memory for memory in others if equivalent(memory.text, text)), None)
+
+
+def _outdated(facts: Sequence[Memory], text: str, source: Provenance | None) -> Previous | None:
+    """The previous text of a memory that says the same, and held when this was said."""
+    at = source.at if source else None
+    for previous in (previous for memory in facts for previous in memory.previous):
+        if (at is None or at < previous.until) and equivalent(previous.text, text):
+            return previous
+    return None
+
+
+class _Facts:
+    """The memories of a namespace that candidates are compared with, events left out."""
+
+    def __init__(self, adapter: StoreAdapter, namespace: Namespace) -> None:
+        self._adapter, self._namespace = adapter, namespace
+        self._listed: list[Memory] | None = None
+
+    def near(self, text: str, *, past: bool) -> Effects[list[Memory]]:
+        """The nearest facts to a text, and with `past` those of which it is a previous text.
+
+        All of them, if the store does not rank; they are listed once for all candidates.
+        """
+        if self._listed is not None:
+            return self._listed
+        find, space = self._adapter.found, self._namespace
+        found = yield from find(space, query=text, limit=_NEAREST, context=False)
+        if found and found[0].score is None:
+            self._listed = self._facts((yield from self._adapter.every(space)))
+            return self._listed
+        if past and self._adapter.versioned:
+            found += yield from find(space, filter=having_said(text), limit=_NEAREST)
+        return self._facts(found)
+
+    def _facts(self, found: Sequence[Memory]) -> list[Memory]:
+        own = [memory for memory in found if memory.namespace == self._namespace]
+        return [memory for memory in own if memory.kind not in EVENTS]
 
 
 def _refuse_repeated(judgement: _Judgement) -> None:
@@ -225,41 +312,57 @@ def _refuse_repeated(judgement: _Judgement) -> None:
             judgement.refuse(i, "duplicate", reason, judgement.keys[first])
 
 
-def _unfit(candidate: Candidate) -> Verdict | None:
+# -- static checks
+
+
+def _unfit(candidate: Candidate) -> tuple[str, str] | None:
+    """The check that a candidate fails, and why."""
     text = candidate.text
-    if not isinstance(text, str) or not any(map(str.isalnum, _statement(candidate))):
-        return _refused("content", "it has no words")
+    if not isinstance(text, str):
+        return "content", "it is no text"
+    said = text.split(": ", 1)[-1] if candidate.kind in EVENTS else text  # without the speaker
+    if not any(map(str.isalnum, said)):
+        return "content", "it has no words"
     try:
         text.encode()
     except UnicodeEncodeError as exc:
-        return _refused("content", f"it is no Unicode text: {exc.reason}")
+        return "content", f"it is no Unicode text: {exc.reason}"
     if candidate.role == "system":
-        return _refused("role", "the words of a system message are settings, and no memory")
+        return "role", "the words of a system message are settings, and no memory"
     return None
 
 
-def _too_large(candidate: Candidate) -> Verdict | None:
+def _too_large(candidate: Candidate) -> tuple[str, str] | None:
     chars = len(candidate.text)
-    if chars > MAX_CHARS and candidate.kind not in EVENTS:
-        return _refused("size", f"it has {chars:,} characters; {MAX_CHARS:,} are allowed")
-    for _, text, depth in texts_in(candidate.fields):
+    if chars > _MAX_CHARS and candidate.kind not in EVENTS:
+        return "size", f"it has {chars:,} characters; {_MAX_CHARS:,} are allowed"
+    for part, depth in parts_of(candidate.fields):
         if depth > _DEEPEST:
-            return _refused("size", f"its fields are more than {_DEEPEST} levels deep")
-        chars += len(text)
-    if chars > MAX_VALUE_CHARS:
-        reason = f"it has {chars:,} characters with its fields; {MAX_VALUE_CHARS:,} are allowed"
-        return _refused("size", reason)
+            return "size", f"its fields are more than {_DEEPEST} levels deep"
+        chars += len(part) if isinstance(part, str) else 0
+    if chars > _MAX_VALUE_CHARS:
+        allowed = f"{_MAX_VALUE_CHARS:,} are allowed"
+        return "size", f"it has {chars:,} characters with its fields; {allowed}"
     return None
 
 
-def _statement(candidate: Candidate) -> str:
-    """The text of a candidate, without the speaker's name in front of it."""
-    speaker = candidate.provenance.actor if candidate.provenance else None
-    if candidate.kind in EVENTS:
-        for name in (speaker, candidate.role):
-            if name and candidate.text.startswith(f"{name}: "):
-                return candidate.text[len(name) + 2 :]
-    return candidate.text
+def parts_of(value: Any) -> Iterator[tuple[Any, int]]:
+    """The parts of a JSON value, and how deep each is."""
+    left = [(value, 0)]
+    while left:
+        part, depth = left.pop()
+        yield part, depth
+        if isinstance(part, Mapping):
+            left += [(each, depth + 1) for each in part.values()]
+        elif isinstance(part, list | tuple):
+            left += [(each, depth + 1) for each in part]
+
+
+def _kept(candidate: Candidate, verdict: Verdict) -> str:
+    return candidate.text if verdict.text is None else verdict.text
+
+
+# -- checks of the user's
 
 
 def _combined(before: Verdict, answer: Verdict, name: str) -> Verdict:
@@ -271,23 +374,20 @@ def _combined(before: Verdict, answer: Verdict, name: str) -> Verdict:
         return before
     reasons = (before.reason, answer.reason or "it is put otherwise")
     check = before.check or answer.check or name
-    return Verdict("keep", "; ".join(filter(None, reasons)), check, answer.text)
+    reason = "; ".join(filter(None, reasons))
+    return replace(before, reason=reason, check=check, text=answer.text)
 
 
 def _answers(check: Check, shown: Sequence[Candidate]) -> Effect:
-    """The answers of a check, or what it raised instead; an async caller has it run in a thread."""
+    """The answers of a check, or what it raised instead."""
 
-    def called() -> list[Any]:
-        return [_answer(check, each) for each in shown]
+    def answer(candidate: Candidate) -> Any:
+        try:
+            return check(candidate)
+        except Exception as exc:
+            return exc
 
-    return Effect(called, lambda: asyncio.to_thread(called))
-
-
-def _answer(check: Check, candidate: Candidate) -> Any:
-    try:
-        return check(candidate)
-    except Exception as exc:
-        return exc
+    return computed(lambda: [answer(each) for each in shown])
 
 
 def _failure(answer: Any) -> str:
@@ -300,7 +400,3 @@ def _functions(name: str, given: Any) -> tuple[Any, ...]:
     for each in instance(name, given, (list, tuple), "a list of functions"):
         instance(name, each, Callable, "a function")  # type: ignore[arg-type]
     return tuple(given)
-
-
-def _refused(check: str, reason: str) -> Verdict:
-    return Verdict("refuse", reason, check)

@@ -1,7 +1,6 @@
 """The queue of background extraction: jobs as workflows of DBOS, in SQLite or Postgres.
 
-DBOS gives each job to one worker, and recovers the jobs of a killed worker when it starts again
-under the same name. Importing this module takes a second: it imports DBOS.
+DBOS gives each job to one worker. Importing this module takes a second: it imports DBOS.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
@@ -44,19 +43,11 @@ _DONE: Final = 1_000  # jobs that are listed as done
 _KEPT: Final = timedelta(days=1)  # how long ended jobs are kept
 
 
-class StoppedEarly(Exception):
-    """The worker was stopped before the extraction ended; the thread is due again."""
-
-
 class Work(NamedTuple):
-    """The functions of a worker: one extracts a thread, the other puts all threads on the queue.
-
-    A job that was cut off is recovered `tries` times.
-    """
+    """The functions of a worker: one extracts a thread, the other puts all threads on the queue."""
 
     extract: Callable[[Job], dict[str, Any]]
-    extract_all: Callable[[], int]
-    tries: int
+    extract_all: Callable[[], object]
 
 
 _working: list[Work] = []  # at most one in a process
@@ -66,10 +57,9 @@ class JobQueue:
     """The queue in a file or at `"postgresql://…"`; None: in a temporary file."""
 
     def __init__(self, database: str | None) -> None:
-        self._stack = ExitStack()
-        self._stack.enter_context(_quiet())
-        try:
-            self._url, self._locks = _places(database, self._stack)
+        with ExitStack() as stack:
+            stack.enter_context(_quiet())
+            self._url, self._locks = _places(database, stack)
             with _mapped("opened"):
                 DBOS.migrate(self._url, schema=_SCHEMA)
                 self._client = DBOSClient(
@@ -80,31 +70,21 @@ class JobQueue:
                     application_name=_SCHEMA,
                     retry_connection_errors=False,
                 )
-            self._stack.callback(self._client.destroy)
-        except BaseException:
-            self._stack.close()
-            raise
-
-    def close(self) -> None:
-        """Close the database."""
-        self._stack.close()
+            stack.callback(self._client.destroy)
+            self.close = stack.pop_all().close
 
     def put(self, job: Job) -> None:
         """Put a job on the queue, unless it is there."""
-        options: Any = {
-            "workflow_name": _EXTRACT,
-            "queue_name": _QUEUE,
-            "deduplication_id": job.key,
-            "duplication_policy": "return-existing",
-            "app_version": _VERSION,
-        }
-        given = job.thread_id, list(job.namespace), dict(job.configurable)
+        options: Any = {"workflow_name": _EXTRACT, "queue_name": _QUEUE, "app_version": _VERSION}
+        options |= {"deduplication_id": job.key, "duplication_policy": "return-existing"}
         with _mapped("written"):
-            self._client.enqueue(options, *given)
+            self._client.enqueue(
+                options, job.thread_id, list(job.namespace), dict(job.configurable)
+            )
 
     def live(self) -> dict[str, bool]:
         """The keys of the jobs on the queue, each with whether a worker has it."""
-        found = self._listed(["ENQUEUED", "DELAYED", "PENDING"], load_input=False)
+        found = self._listed(["ENQUEUED", "PENDING"], load_input=False)
         return {str(each.deduplication_id): each.status == "PENDING" for each in found}
 
     def done(self) -> list[Job]:
@@ -118,32 +98,18 @@ class JobQueue:
         return jobs[::-1]
 
     def take_lost(self, limit_s: float) -> list[Job]:
-        """Take jobs of ended workers from the queue; on other machines, jobs over the limit."""
-        before = time.time() - limit_s
-        lost = [
-            each
-            for each in self._listed("PENDING")
-            if (each.dequeued_at or time.time() * 1e3) / 1e3 < before
-            or not self._is_alive(each.executor_id or "")
-        ]
-        with _mapped("written"):
-            self._client.cancel_workflows([each.workflow_id for each in lost])
-        return _jobs(lost)
-
-    def take_fatal(self) -> list[Job]:
-        """Take the jobs from the queue that were recovered too often."""
-        found = self._listed("MAX_RECOVERY_ATTEMPTS_EXCEEDED")
-        if found:
-            self._delete(found)
-        return _jobs(found)
+        """Take the jobs from the queue that a worker has had for longer than the limit."""
+        before = (time.time() - limit_s) * 1e3
+        taken = self._listed("PENDING")
+        return self._taken([each for each in taken if (each.dequeued_at or before) < before])
 
     def forget(self) -> None:
         """Delete jobs that ended long ago."""
         before = (datetime.now(UTC) - _KEPT).isoformat()
         ended = ["SUCCESS", "ERROR", "CANCELLED"]
         old = self._listed(ended, completed_before=before, load_input=False, load_output=False)
-        if old:
-            self._delete(old)
+        with _mapped("written"):
+            self._client.delete_workflows([each.workflow_id for each in old])
 
     def every(self, cron: str | None, timezone: str | None) -> None:
         """Call `extract_all` on a schedule; None: end the schedule."""
@@ -167,13 +133,28 @@ class JobQueue:
                 ) from exc
 
     @contextmanager
-    def working(self, workers: int, work: Work) -> Iterator[None]:
-        """Work in this process until the context ends."""
+    def working(self, workers: int, work: Work) -> Iterator[list[Job]]:
+        """Work in this process until the context ends.
+
+        Yields the jobs that an ended worker left; they are taken from the queue.
+        """
         with ExitStack() as stack:
             name = self._slot(stack)
+            config: Any = {
+                "name": _SCHEMA,
+                "system_database_url": self._url,
+                "dbos_system_schema": _SCHEMA,
+                "sys_db_pool_size": workers + _CONNECTIONS,
+                "serializer": DBOSPortableJSONSerializer(),
+                "application_version": _VERSION,
+                "executor_id": name,
+                "log_level": "ERROR",
+                "notification_listener_polling_interval_sec": _POLL_S,
+                "enable_otlp": False,
+            }
             with _mapped("opened"):
                 if not _working:
-                    DBOS(config=self._config(name, workers))
+                    DBOS(config=config)
                 if _working or DBOS.executor_id != name:  # DBOS(…) returns one that exists
                     raise ConfigurationError(
                         "this process runs DBOS already, and it can be run once only; stop the "
@@ -185,48 +166,22 @@ class JobQueue:
                 self._client.register_queue(
                     _QUEUE, worker_concurrency=workers, polling_interval_sec=_POLL_S
                 )
-                DBOS.workflow(name=_EXTRACT, max_recovery_attempts=work.tries)(_extract)
-                DBOS.workflow(name=_EXTRACT_ALL, max_recovery_attempts=work.tries)(_extract_all)
+                for workflow, function in ((_EXTRACT, _extract), (_EXTRACT_ALL, _extract_all)):
+                    DBOS.workflow(name=workflow)(function)
                 DBOS.listen_queues([_QUEUE])
+                lost = self._taken(self._listed("PENDING", executor_id=name))
                 DBOS.launch()
-            yield
-
-    def _config(self, name: str, workers: int) -> Any:
-        return {
-            "name": _SCHEMA,
-            "system_database_url": self._url,
-            "dbos_system_schema": _SCHEMA,
-            "sys_db_pool_size": workers + _CONNECTIONS,
-            "serializer": DBOSPortableJSONSerializer(),
-            "application_version": _VERSION,
-            "executor_id": name,
-            "log_level": "ERROR",
-            "notification_listener_polling_interval_sec": _POLL_S,
-            "enable_otlp": False,
-        }
+            yield lost
 
     def _slot(self, stack: ExitStack) -> str:
         """The first worker's name of this machine that no process has locked."""
         number = 0
         while True:
-            lock = FileLock(f"{self._locks}.worker-{number}", thread_local=False)
-            try:
+            with suppress(Timeout):
+                lock = FileLock(f"{self._locks}.worker-{number}", thread_local=False)
                 stack.enter_context(lock.acquire(timeout=0))
-            except Timeout:
-                number += 1
-            else:
                 return f"{socket.gethostname()}/{number}"
-
-    def _is_alive(self, worker: str) -> bool:
-        """Whether a process has a worker's name; on another machine it is taken to have it."""
-        host, _, number = worker.rpartition("/")
-        if host != socket.gethostname():
-            return True
-        try:
-            with FileLock(f"{self._locks}.worker-{number}", thread_local=False).acquire(timeout=0):
-                return False
-        except Timeout:
-            return True
+            number += 1
 
     def _listed(self, status: str | list[str], **options: Any) -> list[WorkflowStatus]:
         with _mapped("read"):
@@ -234,25 +189,22 @@ class JobQueue:
                 status=status, name=_EXTRACT, application_name=_SCHEMA, **options
             )
 
-    def _delete(self, found: list[WorkflowStatus]) -> None:
+    def _taken(self, found: list[WorkflowStatus]) -> list[Job]:
         with _mapped("written"):
-            self._client.delete_workflows([each.workflow_id for each in found])
+            self._client.cancel_workflows([each.workflow_id for each in found])
+        return [_job(*(each.input or {"args": ()})["args"]) for each in found]
 
 
 def _extract(thread_id: str, namespace: list[str], configurable: dict[str, str]) -> dict[str, Any]:
     return _working[0].extract(_job(thread_id, namespace, configurable))
 
 
-def _extract_all(scheduled_at: datetime, context: Any) -> int:
-    return _working[0].extract_all()
+def _extract_all(scheduled_at: datetime, context: Any) -> None:
+    _working[0].extract_all()
 
 
 def _job(thread_id: str, namespace: list[str], configurable: dict[str, str]) -> Job:
     return Job(thread_id, tuple(namespace), "running", configurable=configurable)
-
-
-def _jobs(found: list[WorkflowStatus]) -> list[Job]:
-    return [_job(*(each.input or {"args": ()})["args"]) for each in found]
 
 
 def place_of(given: Any, store: Any) -> str | None:
@@ -292,19 +244,12 @@ def _mapped(done: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep DBOS from adding a log handler, and from logging what is no fault."""
+    """Keep DBOS from adding a log handler, and from leaving a level."""
     dbos, silent = logging.getLogger("dbos"), logging.NullHandler()
     level = dbos.level
-
-    def is_fault(record: logging.LogRecord) -> bool:
-        stopped = record.exc_info and isinstance(record.exc_info[1], StoppedEarly)
-        return record.levelno >= logging.WARNING and not stopped
-
     dbos.addHandler(silent)
-    dbos.addFilter(is_fault)
     try:
         yield
     finally:
-        dbos.removeFilter(is_fault)
         dbos.removeHandler(silent)
         dbos.setLevel(level)

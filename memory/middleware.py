@@ -1,7 +1,4 @@
-"""Memory for langchain's agents: the parts of a view as one middleware of `create_agent`.
-
-It needs the package langchain: `pip install "perdure[agents]"`.
-"""
+"""Memory for langchain's agents: the parts of a view as one middleware of `create_agent`."""
 
 from __future__ import annotations
 
@@ -9,21 +6,16 @@ import operator
 from collections.abc import Callable
 from typing import Annotated, Any, NotRequired
 
-from langchain_core.messages import RemoveMessage, SystemMessage
+from langchain_core.messages import SystemMessage
 from langgraph.channels import UntrackedValue
 from langgraph.config import get_config
-from langgraph.graph import add_messages
-from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from perdure.errors import MissingDependency
-from perdure.memory.conversation import Messages
 from perdure.memory.effects import Effect, Effects, awaiting, blocking
 from perdure.memory.extraction import RememberTurns
-from perdure.memory.learner import Learner
-from perdure.memory.nodes import SHOWN, MessagesNode
+from perdure.memory.nodes import Learner, MessagesNode, View, view
 from perdure.memory.options import instance
-from perdure.memory.summary import Summary
-from perdure.memory.view import View, changes_state, parts_of, view
+from perdure.memory.summary import Summarize, Summary
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest
@@ -51,9 +43,9 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     its tools count.
 
     Args:
-        parts: What the model is shown, in order, the part that cuts last; one in the mode `"state"`
-            changes the thread too. Learners, like `remember_turns()` and `update_instructions(…)`,
-            run when the agent is done.
+        parts: What the model is shown, in order, the part that cuts last. `summarize(…)` also
+            changes the thread, before the model is called. Learners, like `remember_turns()` and
+            `update_instructions(…)`, run when the agent is done.
     """
 
     state_schema = MemoryState
@@ -64,26 +56,24 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
             expected = "parts like trim(max_tokens=4_000) or remember_turns()"
             instance("a part of the memory", part, (MessagesNode, Learner), expected)
         self._learners = [part for part in parts if isinstance(part, Learner)]
-        shown = parts_of([part for part in parts if isinstance(part, MessagesNode)])
-        self._changing = [part for part in shown if changes_state(part)]
+        shown = [part for part in parts if isinstance(part, MessagesNode)]
         self._view = view(*shown) if shown else None
         self._with_tools: tuple[list[Any], View | None] = ([], self._view)
 
     def _before_model(self, state: Any, runtime: Any) -> Effects[dict[str, Any] | None]:
-        """What the parts change in the state, one after the other, as one update."""
-        changes: dict[str, Any] = {}
-        now, config = dict(state), get_config()
-        for part in self._changing:
-            update = yield _invoked(part, now, config)
-            update.pop(SHOWN, None)  # it is asked for at the call
-            _apply(update, now, changes, part.messages_key)
-        if self._changing and self._changing[0].messages_key in changes:  # messages are removed
-            for learner in self._learners:
-                if isinstance(learner, RememberTurns):
-                    messages = state[learner.messages_key]
-                    if (yield from learner.learning(messages, state, config)) is None:
-                        return None  # nothing is removed before it is remembered
-        return changes or None
+        """Summarise, if that is due and what is removed is remembered."""
+        parts = self._view.parts if self._view else ()
+        summaries = (part for part in parts if isinstance(part, Summarize))
+        due = next((summary for summary in summaries if summary.is_due(state)), None)
+        if due is None:
+            return None
+        config = get_config()
+        for learner in self._learners:
+            if isinstance(learner, RememberTurns):
+                messages = state[learner.messages_key]
+                if (yield from learner.learning(messages, state, config)) is None:
+                    return None
+        return (yield _invoked(due, state, config)) or None
 
     def _wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]
@@ -91,9 +81,12 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         """Show the model what the parts leave."""
         shows = self._view_with(request.tools)
         if shows is not None:
-            given = _all_of(request), request.state, get_config()
+            system = [request.system_message] if request.system_message is not None else []
+            given = [*system, *request.messages], request.state, get_config()
             shown = yield Effect(lambda: shows.shown(*given), lambda: shows.ashown(*given))
-            request = _with(request, shown)
+            first = shown[0] if shown and isinstance(shown[0], SystemMessage) else None
+            rest = shown[1:] if first is not None else shown
+            request = request.override(system_message=first, messages=rest)
         return (yield Effect(lambda: handler(request), lambda: handler(request)))
 
     def _after_agent(self, state: Any, runtime: Any) -> Effects[None]:
@@ -119,31 +112,3 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
 
 def _invoked(part: MessagesNode | Learner, state: Any, config: Any) -> Effect:
     return Effect(lambda: part.invoke(state, config), lambda: part.ainvoke(state, config))
-
-
-def _apply(
-    update: dict[str, Any], state: dict[str, Any], changes: dict[str, Any], messages_key: str
-) -> None:
-    """Apply a part's update to the state, and add it to the changes of all parts."""
-    for name, value in update.items():
-        if name == messages_key:
-            state[name] = add_messages(state[name], value)
-            changes[name] = [*changes.get(name, ()), *value]
-            if any(message.id == REMOVE_ALL_MESSAGES for message in changes[name]):
-                changes[name] = [RemoveMessage(id=REMOVE_ALL_MESSAGES), *state[name]]
-        elif isinstance(value, list):  # the ids of summarised messages, which are added
-            state[name] = [*(state.get(name) or ()), *value]
-            changes[name] = [*changes.get(name, ()), *value]
-        else:
-            state[name] = changes[name] = value
-
-
-def _all_of(request: ModelRequest[Any]) -> Messages:
-    system = request.system_message
-    return [system, *request.messages] if system is not None else request.messages
-
-
-def _with(request: ModelRequest[Any], messages: Messages) -> ModelRequest[Any]:
-    system = messages[0] if messages and isinstance(messages[0], SystemMessage) else None
-    talk: list[Any] = list(messages[1:] if system is not None else messages)
-    return request.override(system_message=system, messages=talk)

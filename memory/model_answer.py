@@ -8,18 +8,18 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from perdure.errors import InvalidPatch, VersionConflict
 from perdure.memory.effects import Effects
 from perdure.memory.gate import Gate
-from perdure.memory.instructions import TEXT, Instructions, noted
-from perdure.memory.profile import Origin, Profile, ProfileState
+from perdure.memory.instructions import Instructions, replacing
+from perdure.memory.profile import Profile, ProfileState
 from perdure.memory.profile_patch import Document
 from perdure.memory.proposals import Addition, Batch, Plan, Planned, Proposal, Revision, Scope
 from perdure.memory.records import EPISODE, FACT, Candidate, Memory, Outcome
+from perdure.memory.store_adapter import INSTRUCTIONS
 from perdure.memory.thread_messages import ThreadMessage, storable
-from perdure.stores.base import PutItem
 
 CHANGED: Final = "changed"  # the check of an outcome: another run changed the same fields
 _MOST: Final = 200  # entries of a list: more is a model that repeats itself
@@ -71,21 +71,15 @@ class ProfileChange(_Part):
     )
     messages: list[int] = Field([], description="the numbers of the user's messages that say so")
 
-    @field_validator("value", mode="before")
-    @classmethod
-    def _as_text(cls, value: Any) -> Any:
-        return value if value is None or isinstance(value, str) else json.dumps(value)
-
     def operation(self) -> Document:
-        """The operation by the RFC; a missing first slash and missing quotes are added."""
-        out: Document = {"op": self.op}
-        for name, path in (("path", self.path), ("from", self.origin)):
-            if path is not None:
-                out[name] = path if path[:1] in ("", "/") else f"/{path}"
+        """The operation by the RFC; a value that is no JSON is text."""
+        out: Document = {"op": self.op, "path": self.path}
+        if self.origin is not None:
+            out["from"] = self.origin
         if self.value is not None:
             try:
                 out["value"] = json.loads(self.value)
-            except (ValueError, RecursionError):
+            except (ValueError, RecursionError):  # models leave out the quotes
                 out["value"] = self.value
         return out
 
@@ -139,47 +133,47 @@ def memories_of(answer: Answer, batch: Batch, shown: Mapping[str, Memory]) -> Pr
     additions: dict[str, Addition] = {}
     revisions: dict[str, Revision] = {}
     outcomes: list[Outcome] = []
-    found = [_fact(each, batch, shown) for each in answer.facts]
-    for each in [*found, *(_episode(one, batch) for one in answer.episodes)]:
-        if isinstance(each, Outcome):
-            outcomes.append(each)
-        elif isinstance(each, Addition):
-            additions[each.key] = each
-        elif each.key in revisions:
-            outcomes.append(_refused("changes a memory that was changed already", each.key))
+    changes: list[FactChange | EpisodeFound] = [*answer.facts, *answer.episodes]
+    for each in changes:
+        try:
+            found = _proposed(each, batch, shown)
+        except InvalidPatch as exc:
+            outcomes.append(_refused(str(exc)))
+            continue
+        if isinstance(found, Addition):
+            additions[found.key] = found
+        elif found.key in revisions:
+            outcomes.append(_refused("changes a memory that was changed already", found.key))
         else:
-            revisions[each.key] = each
+            revisions[found.key] = found
     return Proposal(list(additions.values()), list(revisions.values()), outcomes=outcomes)
 
 
-def _fact(
-    fact: FactChange, batch: Batch, shown: Mapping[str, Memory]
-) -> Addition | Revision | Outcome:
-    messages, text = _numbered(fact.messages, batch), storable(fact.text or "")
+def _proposed(
+    change: FactChange | EpisodeFound, batch: Batch, shown: Mapping[str, Memory]
+) -> Addition | Revision:
+    """The change, checked; an `InvalidPatch` if it makes no sense."""
+    messages = _numbered(change.messages, batch)
     if not messages:
-        return _refused("names no message that it rests on")
-    if not text and fact.action != "delete":
-        return _refused(f"is to {fact.action} a memory and has no text")
-    named = {"about": storable(fact.about or ""), "when": storable(fact.when or "")}
+        raise InvalidPatch("names no message that it rests on")
+    if isinstance(change, EpisodeFound):
+        texts = {name: storable(getattr(change, name)) for name in ("input", "outcome", "why")}
+        if not texts["input"] or not texts["outcome"]:
+            raise InvalidPatch("is an episode without its beginning or its end")
+        return _addition(batch.candidate(messages, texts["input"], EPISODE, **texts))
+    text = storable(change.text or "")
+    if not text and change.action != "delete":
+        raise InvalidPatch(f"is to {change.action} a memory and has no text")
+    named = {"about": storable(change.about or ""), "when": storable(change.when or "")}
     fields = {name: part for name, part in named.items() if part}
     candidate = batch.candidate(messages, text, FACT, **fields)
-    if fact.action == "insert":
+    if change.action == "insert":
         return _addition(candidate)
-    memory = shown.get(fact.memory or "")
+    memory = shown.get(change.memory or "")
     if memory is None:
-        return _refused(f"names the memory {fact.memory!r:.40}, which it was not shown")
-    change: Any = f"{fact.action}d"
-    return Revision(memory.key, change, candidate)
-
-
-def _episode(episode: EpisodeFound, batch: Batch) -> Addition | Outcome:
-    messages = _numbered(episode.messages, batch)
-    texts = {name: storable(getattr(episode, name)) for name in ("input", "outcome", "why")}
-    if not messages:
-        return _refused("names no message that it rests on")
-    if not texts["input"] or not texts["outcome"]:
-        return _refused("is an episode without its beginning or its end")
-    return _addition(batch.candidate(messages, texts["input"], EPISODE, **texts))
+        raise InvalidPatch(f"names the memory {change.memory!r:.40}, which it was not shown")
+    kind: Any = f"{change.action}d"
+    return Revision(memory.key, kind, candidate)
 
 
 def _addition(candidate: Candidate) -> Addition:
@@ -220,10 +214,10 @@ def patched_profile(
 
     An operation that names no message of a user is an `InvalidPatch`, too.
     """
-    messages: list[ThreadMessage] = []
+    messages: dict[str, ThreadMessage] = {}
     for number, each in enumerate(changes, 1):
-        users = _numbered(each.messages, batch, "user")
-        messages += [one for one in users if one not in messages]
+        users = {one.id: one for one in _numbered(each.messages, batch, "user")}
+        messages |= users
         what = f"operation {number}, {each.op} {each.path!r:.200},"
         if each.profile not in ("", known.name):
             raise InvalidPatch(f"{what} names the profile {each.profile!r:.80}, which is not there")
@@ -232,10 +226,9 @@ def patched_profile(
                 f"{what} names no message of a user that says so; leave out what only the "
                 "assistant or a tool says"
             )
-    source = batch.source(messages)
-    source = replace(source, thread_id=source.thread_id or None)  # a node may run without a thread
-    origin = Origin(source, tuple(each.text for each in messages))
-    place = known.profile.place(scope.config, origin)
+    told = list(messages.values())
+    place = known.profile.place(scope.config)
+    place = place._replace(provenance=batch.source(told), told=[each.text for each in told])
     operations = [each.operation() for each in changes]
     puts = yield from known.profile.planning(place, operations, known.state.document)
     return Planned(puts, [Outcome("updated" if puts else "unchanged", place.key)])
@@ -281,9 +274,7 @@ def instructions_plan(
             else:
                 text, source = text + line, wish.provenance
                 outcomes.append(Outcome("updated", place.key))
-        value = noted(previous.text, text, "update")
-        options: Any = {"ttl": None, "if_version": previous.version, "provenance": source}
-        put = PutItem(place.namespace, place.key, value, [TEXT], **options)
+        put = replacing(place._replace(provenance=source), previous, text, "update")
         return Planned([put] if source else [], outcomes)
 
     return plan
@@ -302,7 +293,7 @@ def _wished(wishes: Sequence[Wish], batch: Batch) -> tuple[list[Candidate], list
             outcomes.append(_refused(f"adds an instruction of {len(text)} characters"))
         else:
             # the model judged that it is a lasting wish; the gate looks for secrets in it
-            candidate = replace(batch.candidate(users, text, TEXT), explicit=True)
+            candidate = replace(batch.candidate(users, text, INSTRUCTIONS), explicit=True)
             found.setdefault(_plain(text), candidate)
     return list(found.values()), outcomes
 

@@ -1,31 +1,34 @@
-"""Calls of a chat model, by name or object, from within a node: with a time limit and retries."""
+"""Calls of a chat model, by name or object: a time limit, retries, answers by a schema."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.messages.ai import UsageMetadata, add_usage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langgraph.constants import TAG_NOSTREAM
 from langgraph.errors import GraphBubbleUp
+from pydantic import BaseModel
 
 from perdure.errors import ConfigurationError, InvalidPatch, MissingDependency, ModelFailed
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.options import instance, seconds, text, whole
+from perdure.memory.quotation import middle_out
 
 T = TypeVar("T")
 Request = Sequence[BaseMessage]
 _LEAST: Final = 1_000  # characters of a conversation that is halved because it was too long
-_OPENAI: Final = ("gpt-", "chatgpt-", "o1", "o3", "o4")  # how the names of OpenAI's models begin
+_QUOTED: Final = 4_000  # characters of an answer that the model is shown again
 _REASONS: Final = ("finish_reason", "stop_reason", "stopReason", "done_reason")
 _CUT_OFF: Final = {"length", "max_tokens", "model_length", "max_output_tokens"}
 _WITHHELD: Final = {
@@ -41,8 +44,8 @@ _REFUSED: Final = {400, 401, 403, 404, 405, 422}  # HTTP: asking again gets the 
 def chat_model(model: Any) -> Runnable[Any, Any]:
     """A chat model: an object as it is, or that of a name such as `"openai:gpt-5-mini"`.
 
-    Names go to langchain's `init_chat_model`; without langchain, OpenAI's go to `ChatOpenAI`. If
-    something is missing that may be there later, such as the key, the model is made when called.
+    OpenAI's go to `ChatOpenAI`, others to langchain's `init_chat_model`. If something is missing
+    that may be there later, such as the key, the model is made when called.
 
     Raises:
         ConfigurationError: It is neither, or no model can have that name.
@@ -93,23 +96,20 @@ class NamedModel(RunnableLambda[Any, Any]):
 
 def _made(name: str) -> Any:
     """The model of a name; ConfigurationError if no model can have it."""
+    provider, _, model = name.partition(":")
     try:
-        from langchain.chat_models import init_chat_model
-    except ImportError as exc:
-        provider, _, model = name.rpartition(":")
-        if provider != "openai" and (provider or not name.startswith(_OPENAI)):
-            raise MissingDependency(
-                f"model is {name!r:.80}, and langchain, which knows all providers, is not "
-                'installed: pip install "perdure[agents]", or pass a chat model, or a name '
-                '"openai:…"'
-            ) from exc
-        from langchain_openai import ChatOpenAI  # takes a second: only if a model is named
+        if provider == "openai":
+            from langchain_openai import ChatOpenAI  # takes a second: only if a model is named
 
-        return ChatOpenAI(model=model)
-    try:
+            return ChatOpenAI(model=model)
+        from langchain.chat_models import init_chat_model
+
         return init_chat_model(name)
     except ImportError as exc:
-        raise MissingDependency(f"model is {name!r}, whose package is missing: {exc}") from exc
+        raise MissingDependency(
+            f'model is {name!r:.80}, for which a package is missing ({exc}); pip install "perdure'
+            '[agents]" and the package of the provider, or pass a chat model, or a name "openai:…"'
+        ) from exc
     except ValueError as exc:
         if type(exc) is not ValueError:  # pydantic's: a key is missing
             raise
@@ -119,30 +119,47 @@ def _made(name: str) -> Any:
         ) from exc
 
 
+def with_tools(model: Any, tools: Sequence[Any]) -> Runnable[Any, Any]:
+    """A model with tools to call; ConfigurationError if its class cannot call any."""
+    try:
+        return model.bind_tools(tools)  # type: ignore[no-any-return]
+    except (AttributeError, NotImplementedError) as exc:
+        raise _unable(model, "cannot call tools: it has no bind_tools", exc) from exc
+
+
+def structured(
+    model: Any, schema: type[BaseModel], *, method: str, strict: bool
+) -> Runnable[Any, Any]:
+    """A model, or that of a name, whose answers are of a schema; strictly if it can decode so."""
+    model = chat_model(model)
+    if isinstance(model, NamedModel):
+        return model.prepared(lambda made: structured(made, schema, method=method, strict=strict))
+    cause: Exception | None = None
+    tried: list[dict[str, Any]] = [{"method": method, "strict": strict}, {"method": method}, {}]
+    for options in tried:
+        try:
+            return model.with_structured_output(schema, include_raw=True, **options)  # type: ignore[no-any-return]
+        except (AttributeError, TypeError, ValueError, NotImplementedError) as exc:
+            cause = exc  # an integration refuses what it does not know in one of these ways
+    fault = "gives no structured answers: it has no with_structured_output"
+    raise _unable(model, fault, cause) from cause
+
+
+def _unable(model: Any, fault: str, cause: Exception | None) -> ConfigurationError:
+    return ConfigurationError(
+        f"the model is a {type(model).__name__}, which {fault} that works ({cause!r:.200}); "
+        "expected a langchain chat model that calls tools, like ChatOpenAI"
+    )
+
+
 # -- calls
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """An answer that cannot be used, and what is wrong with it."""
 
     answer: Any
     fault: str
-
-
-@dataclass(slots=True)
-class Tally:
-    """How often a model was called, and the tokens that its answers report, if they do."""
-
-    asks: int = 0
-    tokens: UsageMetadata | None = None
-
-    def add(self, answer: Any) -> None:
-        """Count an answer."""
-        self.asks += 1
-        raw = answer.get("raw") if isinstance(answer, dict) else None
-        if isinstance(raw, AIMessage) and raw.usage_metadata:
-            self.tokens = add_usage(self.tokens, raw.usage_metadata)
 
 
 Requesting = Callable[[int, Refused | None], Request]
@@ -180,20 +197,11 @@ class ModelCall:
         return Effect(lambda: self._answer(request), lambda: self._aanswer(request))
 
     def usable(
-        self,
-        request: Requesting,
-        taken: Callable[[Any], T | Effects[T]],
-        *,
-        room: int = 0,
-        tally: Tally | None = None,
+        self, request: Requesting, taken: Callable[[Any], T | Effects[T]], *, room: int = 0
     ) -> Effects[T]:
-        """The result of the first answer that can be used; calls that fail are made again.
+        """The result that `taken` makes of the first answer for which it raises no `InvalidPatch`.
 
-        Args:
-            request: Makes the request.
-            taken: Makes the result of an answer, or effects that give it; raises `InvalidPatch`.
-            room: Characters of the conversation to be shown; halved if the model takes less.
-            tally: Counts the calls.
+        `room` characters of the conversation are shown; half of them if the model takes less.
 
         Raises:
             ModelFailed: No answer can be used; the cause is the last error.
@@ -201,8 +209,6 @@ class ModelCall:
         failures, refused = 0, None
         while True:
             answer = yield self.asking(request(room, refused))
-            if tally is not None:
-                tally.add(answer)
             if is_too_long(answer) and room // 2 >= _LEAST:
                 room //= 2
                 continue
@@ -224,25 +230,23 @@ class ModelCall:
 
     def _answer(self, request: Request) -> Any:
         """The answer, or the error, of a call in a thread of its own, so that it can time out."""
-        box: list[Any] = []
+        answered: Future[Any] = Future()
 
         def call() -> None:
             try:
-                box.append(self._quiet().invoke(list(request), self.config))
+                answered.set_result(self._quiet().invoke(list(request), self.config))
             except BaseException as exc:
-                box.append(exc)
+                answered.set_exception(exc)
 
-        context = contextvars.copy_context()
         # a daemon: a call that never ends must not keep the process from ending
-        thread = threading.Thread(target=context.run, args=(call,), daemon=True)
-        thread.start()
-        thread.join(self.timeout_s)
-        answer = box[0] if box else self._too_late()
-        if isinstance(answer, BaseException) and (
-            not isinstance(answer, Exception) or isinstance(answer, GraphBubbleUp)
-        ):
-            raise answer  # a signal, such as an interrupt, and no failure of the model
-        return answer
+        run = contextvars.copy_context().run
+        threading.Thread(target=run, args=(call,), daemon=True).start()
+        try:
+            return answered.result(self.timeout_s)
+        except GraphBubbleUp:
+            raise  # a signal, such as an interrupt, and no failure of the model
+        except Exception as exc:
+            return exc if answered.done() else self._too_late()
 
     async def _aanswer(self, request: Request) -> Any:
         limit = asyncio.timeout(self.timeout_s)
@@ -283,12 +287,8 @@ def fault_of(answer: Any) -> str | None:
         return f"the call raised {type(answer).__name__}: {answer!s:.300}"
     if not isinstance(answer, str | BaseMessage):
         return f"the model returned a {type(answer).__name__}, which is no message"
-    if is_cut_off(answer):
-        return "the answer was cut off at the model's limit for output tokens"
-    if is_withheld(answer):
-        return f"the answer was withheld ({_ending(answer)})"
-    if text_of(answer):
-        return None
+    if (fault := _early_end(answer)) or text_of(answer):
+        return fault
     calls = isinstance(answer, AIMessage) and (answer.tool_calls or answer.invalid_tool_calls)
     return "the model called tools and said nothing" if calls else "the answer was empty"
 
@@ -298,9 +298,11 @@ def is_cut_off(answer: Any) -> bool:
     return _ending(answer) in _CUT_OFF
 
 
-def is_withheld(answer: Any) -> bool:
-    """Whether a provider's filter ended a message, or the model refused."""
-    return _ending(answer) in _WITHHELD
+def _early_end(answer: Any) -> str | None:
+    if is_cut_off(answer):
+        return "the answer was cut off at the model's limit for output tokens"
+    withheld = _ending(answer) in _WITHHELD
+    return f"the answer was withheld ({_ending(answer)})" if withheld else None
 
 
 def is_too_long(answer: Any) -> bool:
@@ -327,13 +329,38 @@ def times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
+def parsed(answer: Any) -> Any:
+    """The answer of a `structured` model; InvalidPatch, which may quote it, if it is none."""
+    if not isinstance(answer, dict):
+        raise InvalidPatch(fault_of(answer) or "the answer was text, which no schema has")
+    raw, error = answer.get("raw"), answer.get("parsing_error")
+    if fault := _early_end(raw):
+        raise InvalidPatch(fault)
+    if error is not None:
+        raise InvalidPatch(f"the answer is not as the schema asks for: {error!s:.1000}")
+    if answer.get("parsed") is None:
+        for call in getattr(raw, "invalid_tool_calls", ()):
+            raise InvalidPatch(f"the arguments {call['args']!r:.200} are no JSON")
+        raise InvalidPatch("the answer has no arguments of the tool that was to be called")
+    return answer["parsed"]
+
+
+def quoted_answer(answer: Any) -> str:
+    """The text of an answer, to be shown to the model again."""
+    raw = answer.get("raw") if isinstance(answer, dict) else answer
+    parts = [str(raw.text)] if isinstance(raw, BaseMessage) else []
+    if isinstance(raw, AIMessage):
+        parts += [json.dumps(call["args"], ensure_ascii=False) for call in raw.tool_calls]
+        parts += [call["args"] or "" for call in raw.invalid_tool_calls]
+    return middle_out("\n".join(filter(None, parts)), _QUOTED)
+
+
 def _outline(answer: Any, fault: InvalidPatch) -> str:
     """What is wrong with an answer, in none of its words: they may be a secret, and are logged."""
     if not isinstance(answer, dict):
         return fault_of(answer) or str(fault)
-    raw = answer.get("raw")
-    if is_cut_off(raw) or is_withheld(raw):
-        return fault_of(raw) or ""
+    if early := _early_end(answer.get("raw")):
+        return early
     if answer.get("parsing_error") is not None or answer.get("parsed") is None:
         return "the answer is not as the schema asks for (this error's cause says where)"
     return "the answer asks for what cannot be done (this error's cause says what)"

@@ -24,16 +24,13 @@ from perdure.memory.model_answer import (
     patched_profile,
     profile_plan,
 )
-from perdure.memory.model_call import Refused, Tally, model_call
+from perdure.memory.model_call import Refused, model_call, parsed, quoted_answer, structured
 from perdure.memory.options import instance, text
 from perdure.memory.profile import Profile
 from perdure.memory.proposals import Batch, Proposal, Scope, Usage
-from perdure.memory.quotation import fenced, quoted
+from perdure.memory.quotation import fenced, middle_out, quoted, rendered
 from perdure.memory.records import EPISODE, FACT, Memory
-from perdure.memory.shortening import middle_out
-from perdure.memory.structured import parsed, quoted_answer, structured
 from perdure.memory.thread_messages import ThreadMessage
-from perdure.memory.transcript import rendered
 from perdure.memory.turns import TurnExtractor
 
 PROMPT: Final = """\
@@ -150,20 +147,18 @@ class ModelExtractor:
         if not any(each.text and each.role != "system" for each in batch.messages):
             return turns
         known = yield from self._known(batch, scope)
-        tally = Tally()
-        answer = yield from self._asked(batch, known, scope, tally)
+        answer, usage = yield from self._asked(batch, known, scope)
         found = memories_of(answer, batch, known.memories)
         patches = _by_profile(answer, known.profiles)
         plans = [profile_plan(each, changes, batch, scope) for each, changes in patches]
         if self.learn is not None and answer.instructions:
             plans.append(instructions_plan(self.learn, answer.instructions, batch, scope))
-        counts = tally.tokens or {"input_tokens": 0, "output_tokens": 0}
         return Proposal(
             (*turns.additions, *found.additions),
             (*turns.revisions, *found.revisions),
             plans,
             (*turns.outcomes, *found.outcomes),
-            Usage(tally.asks, counts["input_tokens"], counts["output_tokens"]),
+            usage,
         )
 
     def _known(self, batch: Batch, scope: Scope) -> Effects[_Known]:
@@ -176,7 +171,7 @@ class ModelExtractor:
             profiles.append(KnownProfile(place.key, profile, state))
         if self.learn is not None:
             at = self.learn.place(scope.config)
-            _check_same_store(at.store, scope, "the instructions")
+            _check_same_store(at.adapter.store, scope, "the instructions")
             instructions = (yield from self.learn.reading(at)).text
         return _Known({f"m{i}": each for i, each in enumerate(near, 1)}, profiles, instructions)
 
@@ -195,14 +190,17 @@ class ModelExtractor:
         near = {each.key: each for row in rows for each in row if each is not None}
         return list(near.values())[:_NEAR]
 
-    def _asked(self, batch: Batch, known: _Known, scope: Scope, tally: Tally) -> Effects[Answer]:
-        left = self._call.retries
+    def _asked(self, batch: Batch, known: _Known, scope: Scope) -> Effects[tuple[Answer, Usage]]:
+        left, usage = self._call.retries, Usage()
 
         def request(room: int, refused: Refused | None) -> list[BaseMessage]:
+            nonlocal usage
+            usage += Usage(calls=1)
             return self._request(batch, known, room, refused)
 
         def taken(given: Any) -> Effects[Answer]:
-            nonlocal left
+            nonlocal left, usage
+            usage += _tokens_of(given)
             answer = answer_of(parsed(given))
             try:
                 for each, changes in _by_profile(answer, known.profiles):
@@ -216,8 +214,8 @@ class ModelExtractor:
             return answer
 
         call = replace(self._call, config=scope.config)
-        asked: Effects[Answer] = call.usable(request, taken, room=self.max_chars, tally=tally)
-        return (yield from asked)
+        asked: Effects[Answer] = call.usable(request, taken, room=self.max_chars)
+        return (yield from asked), usage
 
     def _request(
         self, batch: Batch, known: _Known, room: int, refused: Refused | None
@@ -236,6 +234,12 @@ class ModelExtractor:
             data.append(f"Your last answer was refused: {refused.fault}\nAnswer again, all of it.")
         asked = [self.prompt, *(_ASKED[part] for part in self._parts), _DATA]
         return [SystemMessage("\n\n".join(asked)), HumanMessage("\n\n".join(filter(None, data)))]
+
+
+def _tokens_of(answer: Any) -> Usage:
+    raw = answer.get("raw") if isinstance(answer, dict) else None
+    tokens = getattr(raw, "usage_metadata", None) or {}
+    return Usage(0, tokens.get("input_tokens", 0), tokens.get("output_tokens", 0))
 
 
 def _by_profile(

@@ -1,8 +1,7 @@
 """Nodes of short-term memory: one object for a graph, for a chain and for plain lists.
 
 Called with messages a node returns messages; in a graph it is given the state and returns an
-update. The update has langgraph's two keys: `messages`, which the reducer merges into the state,
-and `llm_input_messages`, which only the model is shown.
+update.
 """
 
 from __future__ import annotations
@@ -11,19 +10,17 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
 from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from perdure.errors import InvalidMessages
+from perdure.errors import ConfigurationError, InvalidMessages
 from perdure.memory.conversation import Messages, Turn, backwards, system_index
 from perdure.memory.effects import Effect, Effects, awaiting, blocking
-from perdure.memory.options import text
+from perdure.memory.options import instance, text
 
-Mode = Literal["view", "state"]
-MODES: Final = ("view", "state")
 SHOWN: Final = "llm_input_messages"
 """The key of what the model is shown, when that is not what the state keeps."""
 
@@ -33,7 +30,6 @@ class Shown:
     """What a model is to be shown, read from the newest turn backwards, once.
 
     A part that shows the last ten turns of a thread costs what ten turns cost.
-
     """
 
     system: BaseMessage | None
@@ -54,15 +50,17 @@ class Shown:
 
     def messages(self) -> list[BaseMessage]:
         """All of it, in the order in which a model takes it."""
-        units = (unit.messages for turn in reversed([*self.turns]) for unit in turn.units)
+        units = (unit for turn in reversed([*self.turns]) for unit in turn.units)
         return [*filter(None, [self.system]), *chain.from_iterable(units)]
 
 
 class MessagesNode(Runnable[Any, Any]):
     """A node over the messages of a state.
 
-    `add_node("name", node)` takes it as it is: `node.invoke(state)` gives an update. `node(state)`
-    and `node(messages)` give the messages to show the model, also in a chain, `node | model`.
+    `add_node("name", node)` takes it as it is: `node.invoke(state)` gives an update, which changes
+    the state if the node is `trim`, `clear_tool_outputs` or `summarize`, and else is what the model
+    is shown, under `llm_input_messages`. `node(state)` and `node(messages)` give the messages to
+    show the model, also in a chain, `node | model`.
     """
 
     def __init__(self, messages_key: str = "messages") -> None:
@@ -78,6 +76,10 @@ class MessagesNode(Runnable[Any, Any]):
 
     def with_tools(self, tools: Sequence[Any]) -> Self:
         """The same for a request with these tools, which take part of a budget if it has one."""
+        return self
+
+    def followed_by(self, parts: Sequence[MessagesNode]) -> Self:
+        """The same before these parts of a view, if it has to know what they leave."""
         return self
 
     def _call(self, given: Any, config: RunnableConfig | None = None) -> Effects[list[BaseMessage]]:
@@ -125,11 +127,7 @@ class MessagesNode(Runnable[Any, Any]):
     ashown = awaiting(_shown)
 
     def messages_in(self, state: Any) -> Messages:
-        """The messages of a state.
-
-        Raises:
-            InvalidMessages: Its channel is missing, or holds something else.
-        """
+        """The messages of a state; InvalidMessages if its channel is missing or has others."""
         found = channel(state, self.messages_key)
         if found is None:
             raise InvalidMessages(
@@ -139,12 +137,89 @@ class MessagesNode(Runnable[Any, Any]):
         return checked(found, f"the channel {self.messages_key!r}")
 
 
-def ids_of(messages: Messages, key: str) -> list[str]:
-    """The ids of the messages of a channel, by which they are removed or replaced.
+class Learner(Runnable[Any, Any]):
+    """A node that learns, like `update_instructions(…)`: it changes nothing in the state.
+
+    Of a state it returns an empty update, of messages the messages as they are.
+    """
+
+    def __init__(self, messages_key: str) -> None:
+        self.messages_key = text("messages_key", messages_key, "a channel's name")
+
+    @abstractmethod
+    def learning(
+        self, messages: Messages, state: Any, config: RunnableConfig | None
+    ) -> Effects[object]:
+        """Learn from messages; `state` is the one that has them, None if they came alone."""
+
+    def _call(self, given: Any, config: RunnableConfig | None = None) -> Effects[list[BaseMessage]]:
+        """The messages of a state, or of a list, as they are, after learning from them."""
+        state = None if is_messages(given) else given
+        found = given if state is None else channel(state, self.messages_key)
+        what = "the messages" if state is None else f"the channel {self.messages_key!r}"
+        messages = checked(found, what)
+        yield from self.learning(messages, state, config)
+        return list(messages)
+
+    def _invoke(
+        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> Effects[Any]:
+        """The update for a state, which changes nothing in it; or for messages, the messages."""
+        messages = yield from self._call(input, config)
+        return messages if is_messages(input) else {}
+
+    __call__ = blocking(_call)
+    acall = awaiting(_call)
+    invoke = blocking(_invoke)  # type: ignore[arg-type]
+    ainvoke = awaiting(_invoke)  # type: ignore[arg-type]
+
+
+def view(*parts: MessagesNode) -> View:
+    """A node that shows the model what each part in turn leaves; the state stays as it is.
+
+    `view(summary, use_memories(), trim(max_tokens=4_000))` shows the summary, the messages that it
+    does not cover and the memories that answer the newest, cut to 4,000 tokens. The part that cuts
+    comes last. No part asks a model.
 
     Raises:
-        InvalidMessages: Messages have no ids, or share one.
+        ConfigurationError: There is no part, one is not a part of a view, or they read different
+            channels.
     """
+    for part in parts or (None,):
+        instance("a part of the view", part, MessagesNode, "parts like trim(max_tokens=4_000)")
+    keys = sorted({part.messages_key for part in parts})
+    if len(keys) > 1:
+        raise ConfigurationError(f"the parts of the view read the channels {keys}; expected one")
+    each = (part.parts if isinstance(part, View) else [part] for part in parts)
+    return View(list(chain.from_iterable(each)), keys[0])
+
+
+class View(MessagesNode):
+    """See `view`, which makes it."""
+
+    def __init__(self, parts: Sequence[MessagesNode], messages_key: str) -> None:
+        super().__init__(messages_key)
+        self.parts = [part.followed_by(parts[number:]) for number, part in enumerate(parts, 1)]
+
+    def with_tools(self, tools: Sequence[Any]) -> Self:
+        """See `MessagesNode.with_tools`."""
+        return type(self)([part.with_tools(tools) for part in self.parts], self.messages_key)
+
+    def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
+        """What the parts leave, one after the other."""
+        for part in self.parts:
+            shown = part.through(shown, state, config)
+        return shown
+
+    async def athrough(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
+        """See `through`."""
+        for part in self.parts:
+            shown = await part.athrough(shown, state, config)
+        return shown
+
+
+def ids_of(messages: Messages, key: str) -> list[str]:
+    """The ids of messages of a channel; InvalidMessages if some have none, or share one."""
     ids = [message.id for message in messages]
     if None in ids or len(set(ids)) < len(ids):
         raise InvalidMessages(

@@ -11,11 +11,7 @@ from perdure.errors import ConfigurationError
 
 
 def whole(name: str, value: Any, least: int) -> int:
-    """A whole number from `least` on.
-
-    >>> whole("max_size", 20, 1)
-    20
-    """
+    """A whole number from `least` on."""
     valid = isinstance(value, int) and not isinstance(value, bool) and value >= least
     return _checked(valid, name, value, f"a whole number from {least} on")  # type: ignore[no-any-return]
 
@@ -34,7 +30,7 @@ def seconds(name: str, value: Any, *, above_zero: bool = False) -> float:
     return _checked(valid, name, value, expected)  # type: ignore[no-any-return]
 
 
-def choice(name: str, value: Any, choices: Sequence[str]) -> str:
+def choice(name: str, value: Any, choices: Sequence[str | None]) -> str:
     """A value that is one of the choices."""
     expected = f"one of {', '.join(map(repr, choices))}"
     return _checked(value in choices, name, value, expected)  # type: ignore[no-any-return]

@@ -9,87 +9,68 @@ from typing import Final
 
 from langgraph.store.base import GetOp
 
-from perdure.errors import LimitExceeded
-from perdure.memory.admission import REDACTED, admit
 from perdure.memory.conflicts import change_note
+from perdure.memory.detectors import REDACTED
 from perdure.memory.effects import Effect, Effects
-from perdure.memory.gate import Gate
+from perdure.memory.gate import Gate, admit
 from perdure.memory.proposals import Addition, Alteration, Planned, Proposal, Revision, Scope
 from perdure.memory.records import EPISODE, TURN, Memory, Outcome
 from perdure.memory.store_adapter import memory_of, removal_of, succeeding
 from perdure.memory.tombstones import sources, tombstones_of
-from perdure.memory.turns import UNTIL, superseded_turns
+from perdure.memory.turns import UNTIL, ends_of, left_behind, superseded_turns
 from perdure.stores.base import Namespace, PutItem
 
-_FULL: Final = "flood"  # the gate's check that refuses what there is no room for
 _RANKS: Final[Mapping[str, int]] = {"user": 3, "system": 2, "assistant": 1, "tool": 0}
+Change = Addition | Revision
+Present = Mapping[str, Memory]  # the stored memories, by key
 
 
 def planned(proposal: Proposal, gate: Gate, scope: Scope) -> Effects[Planned]:
-    """The puts and outcomes of a proposal; a `LimitExceeded` if there is no room for all of it."""
-    proposal = yield from _without_known_episodes(proposal, scope)
-    judged: list[Addition | Revision] = [*proposal.additions, *proposal.revisions]
-    note = (yield from _note(proposal, scope)) if judged else []
-    present = (yield from _present(scope, [each.key for each in judged])) if judged else {}
+    """The puts and outcomes of a proposal."""
+    additions, known = yield from _without_known_episodes(proposal.additions, scope)
+    changes: list[Change] = [*additions, *proposal.revisions]
+    note = (yield from change_note(scope.adapter, scope.namespace)) if changes else []
+    present = (yield from _present(scope, changes)) if changes else {}
     deleted = _deleted(proposal.revisions, present)
-    kept = yield from _judged(
-        [each for each in judged if not isinstance(each, Revision) or _rewrites(each, present)],
-        present,
-        gate,
-        scope,
-    )
-    parts = [Planned(outcomes=proposal.outcomes), deleted, kept]
+    written = [each for each in changes if not isinstance(each, Revision) or _is_due(each, present)]
+    has_facts = not note or bool(note[0].if_version)  # a store without versions has no note
+    ends = (yield from _ends(written, present, scope)) if has_facts else {}
+    kept = yield from _judged(written, present, ends, gate, scope)
+    parts = [Planned(outcomes=proposal.outcomes), known, deleted, kept]
     for plan in proposal.plans:
         parts.append((yield from plan(gate)))
-    outcomes = [outcome for part in parts for outcome in part.outcomes]
-    full = next((each for each in outcomes if each.check == _FULL), None)
-    if full is not None:
-        raise LimitExceeded(
-            f"there is no room in {scope.namespace!r} for all that would be kept: {full.reason}; "
-            "nothing was written of these messages. Forget memories, or let the gate allow more "
-            "(max_items), and extract the thread again"
-        )
-    if deleted.puts or kept.puts:
-        parts.append(Planned(note))
+    events = {TURN, EPISODE}.issuperset(each.candidate.kind for each in additions)
+    if (deleted.puts or kept.puts) and not (events and not proposal.revisions):
+        parts.append(Planned(note))  # new turns and episodes conflict with no fact
     puts: dict[tuple[Namespace, str], PutItem] = {}
     for put in (put for part in parts for put in part.puts):
         puts.setdefault((put.namespace, put.key), put)  # two facts may mark one turn as past
-    return Planned(list(puts.values()), outcomes)
+    return Planned(list(puts.values()), [each for part in parts for each in part.outcomes])
 
 
-def _without_known_episodes(proposal: Proposal, scope: Scope) -> Effects[Proposal]:
-    """A proposal without episodes of messages that have an episode already."""
-    episodes = [each for each in proposal.additions if each.candidate.kind == EPISODE]
-    if not episodes:
-        return proposal
+def _without_known_episodes(
+    additions: Sequence[Addition], scope: Scope
+) -> Effects[tuple[Sequence[Addition], Planned]]:
+    """Additions without episodes of messages that have an episode already, and their outcomes."""
+    if not any(each.candidate.kind == EPISODE for each in additions):
+        return additions, Planned()
     known: dict[str, str] = {}
     for memory in (yield from scope.adapter.every(scope.namespace, filter={"kind": EPISODE})):
         if memory.namespace == scope.namespace:
             known |= dict.fromkeys(sources(memory.provenance), memory.key)
-    again = {
-        each.key: known[source]
-        for each in episodes
-        for source in sources(each.candidate.provenance)
-        if source in known
-    }
-    return replace(
-        proposal,
-        additions=[each for each in proposal.additions if each.key not in again],
-        outcomes=[*proposal.outcomes, *(Outcome("unchanged", key) for key in again.values())],
-    )
+    new: list[Addition] = []
+    outcomes: list[Outcome] = []
+    for each in additions:
+        found = [known[mark] for mark in sources(each.candidate.provenance) if mark in known]
+        if found and each.candidate.kind == EPISODE:
+            outcomes.append(Outcome("unchanged", found[-1]))
+        else:
+            new.append(each)
+    return new, Planned(outcomes=outcomes)
 
 
-def _note(proposal: Proposal, scope: Scope) -> Effects[list[PutItem]]:
-    """The note that detects concurrent changes of facts; new turns and episodes need none."""
-    kinds = {addition.candidate.kind for addition in proposal.additions}
-    if not proposal.revisions and kinds <= {TURN, EPISODE}:
-        return []
-    return (yield from change_note(scope.adapter, scope.namespace))
-
-
-def _present(scope: Scope, keys: Sequence[str]) -> Effects[dict[str, Memory]]:
-    """The stored memories under these keys."""
-    ops = [GetOp(scope.namespace, key) for key in dict.fromkeys(keys)]
+def _present(scope: Scope, changes: Sequence[Change]) -> Effects[dict[str, Memory]]:
+    ops = [GetOp(scope.namespace, key) for key in dict.fromkeys(each.key for each in changes)]
     store = scope.adapter.store
     items = yield Effect(lambda: store.batch(ops), lambda: store.abatch(ops))
     return {item.key: memory_of(item) for item in items if item is not None}
@@ -106,11 +87,11 @@ def _refusal(revision: Revision, memory: Memory | None) -> str:
     return f"it rests on the words of the {whose}, the change only on those of the {given}"
 
 
-def _rewrites(revision: Revision, present: Mapping[str, Memory]) -> bool:
+def _is_due(revision: Revision, present: Present) -> bool:
     return revision.change != "deleted" and not _refusal(revision, present.get(revision.key))
 
 
-def _deleted(revisions: Sequence[Revision], present: Mapping[str, Memory]) -> Planned:
+def _deleted(revisions: Sequence[Revision], present: Present) -> Planned:
     """The deletions, and the changes that are refused."""
     puts: list[PutItem] = []
     outcomes: list[Outcome] = []
@@ -121,71 +102,80 @@ def _deleted(revisions: Sequence[Revision], present: Mapping[str, Memory]) -> Pl
             check = "model" if memory is None else "role"
             outcomes.append(Outcome("refused", revision.key, why, check))
         elif revision.change == "deleted":
-            puts.append(_removal(memory))
+            puts.append(removal_of(memory.namespace, memory.key, memory.version))
             if memory.kind != TURN:  # an edited message may get its previous text again
                 puts += tombstones_of(memory, "deleted")
             outcomes.append(Outcome("deleted", memory.key))
     return Planned(puts, outcomes)
 
 
+def _ends(changes: Sequence[Change], present: Present, scope: Scope) -> Effects[dict[str, str]]:
+    """The dates at which facts were superseded that rest on messages whose turns are new."""
+    new = [each.candidate for each in changes if each.key not in present]
+    turns = [each.provenance for each in new if each.kind == TURN and each.provenance]
+    ids = [id for source in turns for id in source.message_ids]
+    return (yield from ends_of(scope, turns[0].thread_id, ids)) if turns else {}
+
+
 def _judged(
-    judged: Sequence[Addition | Revision],
-    present: Mapping[str, Memory],
-    gate: Gate,
-    scope: Scope,
+    changes: Sequence[Change], present: Present, ends: dict[str, str], gate: Gate, scope: Scope
 ) -> Effects[Planned]:
     """What the gate admits; each replaces the memory under its key, if there is one."""
     candidates = [
         replace(each.candidate, kind=present[each.key].kind)
         if isinstance(each, Revision)
         else each.candidate
-        for each in judged
+        for each in changes
     ]
-    keys = [each.key for each in judged]
+    keys = [each.key for each in changes]
     admitted = yield from admit(gate, scope.adapter, scope.namespace, candidates, keys)
     own = {put.key: put for put in admitted.puts if put.namespace == scope.namespace}
     puts = [put for put in admitted.puts if put.namespace != scope.namespace]  # quarantine
     past: list[PutItem] = []
     outcomes: list[Outcome] = []
-    for each, outcome in zip(judged, admitted.outcomes, strict=True):
+    for each, outcome in zip(changes, admitted.outcomes, strict=True):
         memory = present.get(each.key)
-        if outcome.change == "added":
-            written, outcome = _replaced(each, own[each.key], memory, outcome, scope)
-            puts += written
-            if outcome.change == "superseded" and memory is not None:
-                past += yield from _past_turns(each, memory, scope)
+        if outcome.change == "added" and memory is None:
+            new = 0 if scope.adapter.versioned else None
+            puts.append(replace(own[each.key], if_version=new))
+        elif outcome.change == "added" and memory is not None:
+            put, change = _replaced(each, own[each.key], memory)
+            puts += [put] if put is not None else []
+            outcome = replace(outcome, change=change) if put else Outcome("unchanged", each.key)
+            if change == "superseded":
+                source, until = each.candidate.provenance, _until(each, memory)
+                past += yield from superseded_turns(scope.adapter, memory, until, source)
+                if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
+                    ended = left_behind(memory.provenance, source)  # their turns may be new too
+                    ends |= dict.fromkeys(ended, until.isoformat())
         elif isinstance(each, Revision) and memory and _is_elsewhere(each, outcome):
-            puts.append(_removal(memory))
+            puts.append(removal_of(memory.namespace, memory.key, memory.version))
             outcome = Outcome("deleted", each.key, "another memory says the same")
         outcomes.append(outcome)
-    return Planned([*puts, *past], outcomes)
+    return Planned([*(_ended(put, present, ends) for put in puts), *past], outcomes)
 
 
-def _replaced(
-    each: Addition | Revision, put: PutItem, memory: Memory | None, outcome: Outcome, scope: Scope
-) -> tuple[list[PutItem], Outcome]:
+def _replaced(each: Change, put: PutItem, memory: Memory) -> tuple[PutItem | None, Alteration]:
     """The put of an admitted memory, if the stored one is still the version that was read."""
-    if memory is None:
-        return [replace(put, if_version=0 if scope.adapter.versioned else None)], outcome
     value = put.value or {}
     if isinstance(each, Addition) and (memory.kind != TURN or memory.text == value["text"]):
-        # the memory was made before, and may have been changed since
-        return [], Outcome("unchanged", each.key)
+        return None, "updated"  # it was made before, and may have been changed since
     change: Alteration = each.change if isinstance(each, Revision) else "updated"
     kept = {name: part for name, part in memory.value.items() if name not in (REDACTED, UNTIL)}
     until = _until(each, memory) if change == "superseded" else None
     value = succeeding(memory, {**kept, **value}, change, until)
-    return [replace(put, value=value, if_version=memory.version)], replace(outcome, change=change)
+    return replace(put, value=value, if_version=memory.version), change
 
 
-def _past_turns(each: Addition | Revision, memory: Memory, scope: Scope) -> Effects[list[PutItem]]:
-    """Marks on the turns of a superseded memory, except turns that the new text rests on."""
-    rests = set(sources(each.candidate.provenance))
-    past = yield from superseded_turns(scope.adapter, memory, _until(each, memory))
-    return [put for put in past if not rests.intersection(sources(put.provenance))]
+def _ended(put: PutItem, present: Present, ends: Mapping[str, str]) -> PutItem:
+    """The put of a new turn with the date at which its facts were superseded, if they were."""
+    value, ids = put.value or {}, put.provenance.message_ids if put.provenance else ()
+    if value.get("kind") != TURN or put.key in present or ends.keys().isdisjoint(ids):
+        return put
+    return replace(put, value={**value, UNTIL: ends[ids[0]]})
 
 
-def _until(each: Addition | Revision, memory: Memory) -> datetime:
+def _until(each: Change, memory: Memory) -> datetime:
     """When a memory stopped being true: at the time of the new text, if that is known and later."""
     at = each.candidate.provenance.at if each.candidate.provenance else None
     since = memory.provenance.at if memory.provenance else None
@@ -194,7 +184,3 @@ def _until(each: Addition | Revision, memory: Memory) -> datetime:
 
 def _is_elsewhere(revision: Revision, outcome: Outcome) -> bool:
     return outcome.change == "unchanged" and outcome.key not in (None, revision.key)
-
-
-def _removal(memory: Memory) -> PutItem:
-    return removal_of(memory.namespace, memory.key, memory.version)

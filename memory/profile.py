@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, Generic, NamedTuple
+from functools import partial
+from typing import Any, Final, Generic
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
@@ -33,37 +35,16 @@ from perdure.memory.profile_patch import (
     text_of,
     validated,
 )
-from perdure.memory.records import Candidate, Memory
+from perdure.memory.records import Candidate, Memory, Verdict
 from perdure.memory.run_config import source
-from perdure.memory.store_adapter import (
-    StoreAdapter,
-    adapter_of,
-    namespace_of,
-    put_of,
-    removal_of,
-)
+from perdure.memory.store_adapter import Place, StoreAdapter, adapter_of, namespace_of, removal_of
 from perdure.memory.templates import Template
 from perdure.stores.base import Namespace, Provenance, PutItem, Receipt
 
+Change = Callable[[Document], Document]
 _KIND: Final = "profile"
 _DOCUMENT: Final = "document"
 _SECTIONS: Final = "sections"  # the first version could keep each field as an item of its own
-
-
-class Origin(NamedTuple):
-    """Where a change comes from."""
-
-    provenance: Provenance | None = None
-    messages: tuple[str, ...] | None = None  # the users' texts it rests on; None: it is by hand
-
-
-class ProfilePlace(NamedTuple):
-    """The place of a profile, and the origin of a change to it."""
-
-    adapter: StoreAdapter
-    namespace: Namespace
-    key: str
-    origin: Origin = Origin()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +72,10 @@ class ProfileVersion:
 class Profile(Generic[M]):
     """A profile in a store, of each user if the namespace says so.
 
-    The schema and the gate check each change before it is written. Fields that it does not name
-    stay as they are, and of two changes at the same time both hold, except in a store without
-    versions. Split a large profile: several profiles under one namespace, each with its schema and
-    key. Each method has an async form, and takes the config of the run; None: within a node, its
-    run's. A change that cannot be applied, or that the schema or the gate refuses, is an
-    `InvalidPatch`, and nothing is written.
+    The schema and the gate check each change; one that they refuse, or that cannot be applied, is
+    an `InvalidPatch`, and nothing is written. Fields that it does not name stay as they are, and of
+    two changes at the same time both hold, except in a store without versions. Each method has an
+    async form, and takes the config of the run; None: within a node, its run's.
 
     Args:
         schema: A pydantic model.
@@ -202,27 +181,21 @@ class Profile(Generic[M]):
 
     # -- for callers that write a profile together with other items
 
-    def place(
-        self, config: RunnableConfig | None = None, origin: Origin | None = None
-    ) -> ProfilePlace:
-        """The place of the profile of a run; without an origin, a change is a user's, by hand."""
+    def place(self, config: RunnableConfig | None = None) -> Place:
+        """The place of the profile of a run; a change there is a user's, by hand."""
         namespace, [key] = namespace_of(self.namespace, config), self.key.filled(config)
-        if origin is None:
-            origin = Origin(Provenance(*source(config), actor="user", trust="user"))
-        return ProfilePlace(self.adapter or adapter_of(None), namespace, key, origin)
+        user = Provenance(*source(config), actor="user", trust="user")
+        return Place(self.adapter or adapter_of(None), namespace, key, user)
 
-    def reading(
-        self, place: ProfilePlace, as_of: datetime | None = None
-    ) -> Effects[ProfileState[M]]:
+    def reading(self, place: Place, as_of: datetime | None = None) -> Effects[ProfileState[M]]:
         """Read the profile; what is stored may not fit the schema."""
         head = yield from place.adapter.got(place.namespace, place.key, as_of)
         if head is None:
             try:
-                profile = self.schema()
+                return ProfileState((), dumped(profile := self.schema()), profile)
             except ValidationError:
                 fault = f"{self.schema.__name__} has fields that must be given"
                 return ProfileState((), dumped(self.schema.model_construct()), None, fault)
-            return ProfileState((), dumped(profile), profile)
         items = yield from _items(place, head, as_of)
         document = _document(items)
         try:
@@ -232,12 +205,9 @@ class Profile(Generic[M]):
         return ProfileState(items, dumped(profile), profile)
 
     def planning(
-        self, place: ProfilePlace, operations: Sequence[Document], seen: Document
+        self, place: Place, operations: Sequence[Document], seen: Document
     ) -> Effects[list[PutItem]]:
-        """The puts of a model's patch, made for the document `seen`.
-
-        A `VersionConflict` if a field that it concerns was changed since.
-        """
+        """The puts of a model's patch; VersionConflict if a field of it changed since `seen`."""
         wanted = operations_of(operations)
         state = yield from self.reading(place)
         if not is_as_seen(wanted, seen, state.document):
@@ -249,28 +219,17 @@ class Profile(Generic[M]):
         )
         return puts
 
-    def _change(
-        self,
-        name: str,
-        change: Callable[[Document], Document],
-        config: RunnableConfig | None,
-    ) -> Effects[M]:
+    def _change(self, name: str, change: Change, config: RunnableConfig | None) -> Effects[M]:
         place = self.place(config)
         while True:  # a try fails only if another change succeeded
             state = yield from self.reading(place)
             puts, profile = yield from self._planned(place, state, name, change)
-            try:
+            with suppress(VersionConflict):
                 yield from place.adapter.written(puts)
-            except VersionConflict:
-                continue
-            return profile
+                return profile
 
     def _planned(
-        self,
-        place: ProfilePlace,
-        state: ProfileState[M],
-        name: str,
-        change: Callable[[Document], Document],
+        self, place: Place, state: ProfileState[M], name: str, change: Change
     ) -> Effects[tuple[list[PutItem], M]]:
         """The puts of a change, and the profile after it."""
         try:
@@ -280,42 +239,43 @@ class Profile(Generic[M]):
         # values that are there already are not judged again, also if they moved within a list
         known = {(leaf.label, repr(leaf.value)) for leaf in leaves_of(state.document)}
         leaves = [each for each in leaves_of(new) if (each.label, repr(each.value)) not in known]
-        values = yield from _screened(self.gate, leaves, place.origin)
+        values = yield from _screened(self.gate, leaves, place)
         profile = validated(self.schema, replaced(new, leaves, values))
         document: Document = plain(dumped(profile), "the profile")
         if same(document, state.document) and (state.items or name != "set"):
             return [], profile
         head = state.items[0] if state.items else None
-        put = put_of(
+        put = PutItem(
             place.namespace,
             place.key,
             {"text": text_of(document), "kind": _KIND, _DOCUMENT: document, "change": name},
-            provenance=place.origin.provenance,
-            if_version=(head.version if head else 0) if place.adapter.versioned else None,
+            ["text"],
+            ttl=None,  # it does not expire, whatever the store's default
+            if_version=((head and head.version) or 0) if place.adapter.versioned else None,
+            provenance=place.provenance,
         )
         sections = [removal_of(each.namespace, each.key, each.version) for each in state.items[1:]]
-        # it does not expire, whatever the store's default
-        return [replace(put, ttl=None), *sections], profile
+        return [put, *sections], profile
 
 
-def forgetting(place: ProfilePlace) -> Effects[Receipt | None]:
+def forgetting(place: Place) -> Effects[Receipt | None]:
     """Erase a profile with its past; in a store without versions, delete it."""
-    adapter, store, key = place.adapter, place.adapter.store, place.key
-    heads = yield from adapter.versions(place.namespace, key)
+    adapter, store = place.adapter, place.adapter.store
+    heads = yield from adapter.versions(place.namespace, place.key)
     split = [head for head in heads if _is_split(head)]
     if not adapter.versioned:
         for head in heads:
             items = yield from _items(place, head, None)
             yield from adapter.written([removal_of(each.namespace, each.key) for each in items])
         return None
-    inner = (*place.namespace, key)
-    sections: Receipt | None = None
-    if split:  # before the head, which names them
-        sections = yield Effect(lambda: store.forget(inner), lambda: store.aforget(inner))
-    receipt: Receipt = yield Effect(
-        lambda: store.forget(place.namespace, key=key),
-        lambda: store.aforget(place.namespace, key=key),
-    )
+
+    def forget(namespace: Namespace, **what: Any) -> Effect:
+        calls = (partial(each, namespace, **what) for each in (store.forget, store.aforget))
+        return Effect(*calls)
+
+    inner = (*place.namespace, place.key)
+    sections = (yield forget(inner)) if split else None  # before the head, which names them
+    receipt: Receipt = yield forget(place.namespace, key=place.key)
     return receipt if sections is None else sections + receipt
 
 
@@ -333,9 +293,7 @@ def _is_split(head: Memory) -> bool:
     return split
 
 
-def _items(
-    place: ProfilePlace, head: Memory, as_of: datetime | None
-) -> Effects[tuple[Memory, ...]]:
+def _items(place: Place, head: Memory, as_of: datetime | None) -> Effects[tuple[Memory, ...]]:
     """The item of a profile, and its sections if it has some."""
     if not _is_split(head):
         return (head,)
@@ -354,41 +312,44 @@ def _document(items: Sequence[Memory]) -> Document:
 # -- the gate
 
 
-def _screened(gate: Gate, leaves: Sequence[Leaf], origin: Origin) -> Effects[list[Any]]:
+def _screened(gate: Gate, leaves: Sequence[Leaf], place: Place) -> Effects[list[Any]]:
     """The values of leaves, redacted where the gate says so; an `InvalidPatch` if it refuses one.
 
     The gate's detectors and checks see each value after its names. Its rules for duplicates and
     tombstones do not apply.
     """
-    candidates = [_candidate(each, origin) for each in leaves]
-    static = [gate.sensitive.judged(each) for each in candidates]
+    candidates = [_candidate(each, place) for each in leaves]
+    verdicts = [gate.sensitive.judged(each) for each in candidates]
     asked = [i for i, leaf in enumerate(leaves) if leaf.text]
-    answers = yield from gate.examine([candidates[i] for i in asked], [static[i] for i in asked])
-    verdicts = {**dict(enumerate(static)), **dict(zip(asked, answers, strict=True))}
-    kept = []
-    for leaf, verdict in zip(leaves, verdicts.values(), strict=True):
-        text = leaf.label + leaf.text if verdict.text is None else verdict.text
-        changes = verdict.text is not None
-        redacts = isinstance(leaf.value, str) and text.startswith(leaf.label)
-        if verdict.action != "keep" or (changes and not redacts):
-            names = leaf.path if verdict.check != "detectors" else ()  # a name may be the secret
-            path = "".join(f"/{gate.sensitive.redacted(str(part))}" for part in names)
-            raise InvalidPatch(
-                f"{path or 'the change'!r:.200} cannot be kept: {verdict.reason}; leave it out "
-                f"(the gate's {verdict.check})"
-            )
-        kept.append(text.removeprefix(leaf.label) if changes else leaf.value)
-    return kept
+    answers = yield from gate.examine([candidates[i] for i in asked], [verdicts[i] for i in asked])
+    for i, answer in zip(asked, answers, strict=True):
+        verdicts[i] = answer
+    return [_kept(*each, gate) for each in zip(leaves, verdicts, strict=True)]
 
 
-def _candidate(leaf: Leaf, origin: Origin) -> Candidate:
+def _kept(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
+    """The value of a leaf after a verdict."""
+    if verdict.action == "keep":
+        if verdict.text is None:
+            return leaf.value
+        if isinstance(leaf.value, str) and verdict.text.startswith(leaf.label):
+            return verdict.text.removeprefix(leaf.label)
+    names = leaf.path if verdict.check != "detectors" else ()  # a name may be the secret
+    path = "".join(f"/{gate.sensitive.redacted(str(part))}" for part in names)
+    raise InvalidPatch(
+        f"{path or 'the change'!r:.200} cannot be kept: {verdict.reason}; leave it out "
+        f"(the gate's {verdict.check})"
+    )
+
+
+def _candidate(leaf: Leaf, place: Place) -> Candidate:
     # an address or number is kept if it is written by hand, or in a user's message
-    text, explicit = leaf.label + leaf.text, origin.messages is None
-    if origin.messages is not None:
-        messages = [_letters(each) for each in origin.messages]
+    text, explicit = leaf.label + leaf.text, place.told is None
+    if place.told is not None:
+        messages = [_letters(each) for each in place.told]
         contacts = (_letters(text[a:b]) for _, a, b in spans_of(text, (emails, phones)))
         explicit = all(any(each in one for one in messages) for each in contacts)
-    return Candidate(text, _KIND, {}, origin.provenance, "user", explicit)
+    return Candidate(text, _KIND, {}, place.provenance, "user", explicit)
 
 
 def _letters(text: str) -> str:

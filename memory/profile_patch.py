@@ -5,7 +5,6 @@ What is wrong, or does not fit the document or its schema, raises `InvalidPatch`
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
@@ -39,9 +38,9 @@ def operations_of(patch: Any) -> list[Document]:
     for number, each in enumerate(operations, 1):
         try:
             [op] = jsonpatch.JsonPatch([each])
-            for needed in ("path", _NEEDED.get(op["op"], "path")):
-                if needed not in each:
-                    raise InvalidPatch(f"it has no {needed!r}")
+            needed = _NEEDED.get(op["op"], "path")
+            if needed not in each:
+                raise InvalidPatch(f"it has no {needed!r}")
             paths = [JsonPointer(each[name]) for name in ("path", "from") if name in each]
             if max(len(path.parts) for path in paths) > _DEEPEST:
                 raise InvalidPatch(f"its path has more than {_DEEPEST} parts")
@@ -57,15 +56,15 @@ def patched(
 ) -> Document:
     """The document after a patch; the given one stays as it is.
 
-    With `by_model`, missing parents are created, a replacement of a missing field adds it, and an
-    object that lacks fields of the one that it replaces is refused: a model seldom means to remove
-    them.
+    With `by_model`, an object that lacks fields of the one that it replaces is refused: a model
+    seldom means to remove them.
     """
     out: Document = plain(document, "the profile")
     for number, operation in enumerate(operations, 1):
         try:
-            for step in _completed(out, operation) if by_model else [operation]:
-                jsonpatch.JsonPatch([step]).apply(out, in_place=True)
+            if by_model:
+                _check_kept(out, operation)
+            jsonpatch.JsonPatch([operation]).apply(out, in_place=True)
             plain(out, "the profile")  # after each: several copies may double the size each time
         except (InvalidPatch, JsonPatchException, JsonPointerException) as exc:
             paths = [operation[name] for name in ("from", "path") if name in operation]
@@ -83,7 +82,7 @@ def _parent(document: Any, path: str) -> str:
     at, within = "", document
     for token in JsonPointer(path).parts:
         found = JsonPointer(f"/{escaped(token)}").resolve(within, _NOTHING)
-        if found is _NOTHING or not isinstance(found, dict | list):
+        if not isinstance(found, dict | list):
             break
         at, within = f"{at}/{escaped(token)}", found
     names = ", ".join(map(repr, list(within)[:20])) if isinstance(within, dict) else ""
@@ -91,30 +90,20 @@ def _parent(document: Any, path: str) -> str:
     return f"{where:.200} has {names or f'{len(within)} elements'}"
 
 
-def _completed(document: Document, operation: Document) -> Iterator[Document]:
-    """A model's operation, after operations that create its parents; apply each at once."""
-    op, path = operation["op"], operation["path"]
-    if op in ("remove", "test"):
-        yield operation
-        return
-    at, within, tokens = "", document, JsonPointer(path).parts
-    for token, following in itertools.pairwise(tokens):
-        at = f"{at}/{escaped(token)}"
-        if isinstance(within, dict) and within.get(token) is None:
-            yield {"op": "add", "path": at, "value": [] if following in ("-", "0") else {}}
-        within = JsonPointer(at).resolve(document)
-    origin = operation.get("from")
-    value = operation.get("value") if origin is None else JsonPointer(origin).resolve(document)
-    if isinstance(within, dict) or op == "replace":
-        lacking = missing(JsonPointer(path).resolve(document, None), value, path)
-        lost = [at for at, part in lacking if part not in (None, "", [], {})]
-        if lost and isinstance(value, dict):
+def _check_kept(document: Document, operation: Document) -> None:
+    """Refuse an object in the place of one that has more fields."""
+    op, path, value = operation["op"], JsonPointer(operation["path"]), operation.get("value")
+    if op in ("copy", "move"):
+        value = JsonPointer(operation["from"]).resolve(document, None)
+    within, _ = path.to_last(document)
+    if isinstance(value, dict) and (op == "replace" or isinstance(within, dict)):
+        lacking = missing(path.resolve(document, None), value, path.path)
+        lost = [repr(at) for at, part in lacking if part not in (None, "", [], {})]
+        if lost:
             raise InvalidPatch(
-                f"the new object lacks {', '.join(map(repr, lost[:5]))}, which would be lost; "
-                "change only the fields that change, or remove each by its own path"
+                f"the new object lacks {', '.join(lost[:5])}, which would be lost; change only the "
+                "fields that change, or remove each by its own path"
             )
-    is_new = op == "replace" and isinstance(within, dict) and tokens[-1] not in within
-    yield {**operation, "op": "add"} if is_new else operation
 
 
 def missing(previous: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -217,11 +206,7 @@ def replaced(document: Document, leaves: Sequence[Leaf], values: Sequence[Any]) 
 
 
 def text_of(document: Document) -> str:
-    r"""A document as text for search, a line a field.
-
-    >>> text_of({"home": {"city": "Ghent", "zip": None}, "likes": ["tea", "figs"]})
-    'home city: Ghent\nlikes: tea, figs'
-    """
+    """A document as text for search, a line a field: `likes: tea, figs`."""
     lines: dict[str, list[str]] = {}
     for leaf in leaves_of(document):
         if leaf.text:

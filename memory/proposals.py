@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import astuple, dataclass, field
+from operator import add
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from langchain_core.runnables import RunnableConfig
 
 from perdure.memory.effects import Effects
 from perdure.memory.gate import Gate
-from perdure.memory.records import Candidate, Outcome
+from perdure.memory.records import Candidate, Outcome, Role
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.memory.thread_messages import ThreadMessage
 from perdure.stores.base import Namespace, Provenance, PutItem
@@ -27,28 +28,30 @@ class Usage:
     output_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.calls + other.calls,
-            self.input_tokens + other.input_tokens,
-            self.output_tokens + other.output_tokens,
-        )
+        return Usage(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Messages that an extractor reads together."""
 
-    thread_id: str
+    thread_id: str  # "": there is none
     checkpoint_id: str | None  # at which the thread was read
     messages: Sequence[ThreadMessage]  # in order, each with its position
     before: Sequence[ThreadMessage] = ()  # those just before, as context
     edited: frozenset[str] = frozenset()  # ids of messages that were read before, and edited since
 
+    def candidate(
+        self, messages: Sequence[ThreadMessage], text: str, kind: str, **fields: str
+    ) -> Candidate:
+        """A candidate that rests on these messages, at least one."""
+        return Candidate(text, kind, fields, self.source(messages), _role(messages))
+
     def source(self, messages: Sequence[ThreadMessage]) -> Provenance:
-        """The provenance of a memory that rests on these messages, at least one."""
+        """The provenance of what rests on these messages."""
         last = messages[-1]
         return Provenance(
-            thread_id=self.thread_id,
+            thread_id=self.thread_id or None,  # a node may run without a thread
             checkpoint_id=self.checkpoint_id,
             message_ids=tuple(each.id for each in messages),
             actor=next((each.actor for each in messages if each.role == "user"), last.actor),
@@ -57,23 +60,15 @@ class Batch:
             at=last.at,
         )
 
-    def candidate(
-        self, messages: Sequence[ThreadMessage], text: str, kind: str, **fields: str
-    ) -> Candidate:
-        """A candidate that rests on these messages."""
-        return Candidate(text, kind, fields, self.source(messages), _role(messages))
 
-
-@dataclass(frozen=True, slots=True)
-class Addition:
+class Addition(NamedTuple):
     """A memory to be added, under a key that is the same each time for the same messages."""
 
     key: str
     candidate: Candidate
 
 
-@dataclass(frozen=True, slots=True)
-class Revision:
+class Revision(NamedTuple):
     """A change to a memory; the candidate of a deletion has no text."""
 
     key: str
@@ -81,8 +76,7 @@ class Revision:
     candidate: Candidate
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(NamedTuple):
     """The puts of a proposal, and the outcome of each part of it."""
 
     puts: Sequence[PutItem] = ()
@@ -104,8 +98,7 @@ class Proposal:
     usage: Usage = field(default_factory=Usage)
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(NamedTuple):
     """The place where memories are written, and the config of the run."""
 
     adapter: StoreAdapter
@@ -127,10 +120,8 @@ class Extractor(Protocol):
         """The memories of a batch; the same messages may be read again, as with `anew`."""
 
 
-def _role(messages: Sequence[ThreadMessage]) -> Literal["user", "assistant", "tool", "system"]:
+def _role(messages: Sequence[ThreadMessage]) -> Role:
     """The user's role if any message is a user's, else the least trustworthy one."""
+    ranked: Sequence[Role] = ("user", "tool", "assistant", "system")
     roles = {each.role for each in messages}
-    for role in ("user", "tool", "assistant"):
-        if role in roles:
-            return role
-    return "system"
+    return next(role for role in ranked if role in roles)

@@ -15,11 +15,12 @@ from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.erasure import erased
 from perdure.memory.records import Memory, Outcome, Role
 from perdure.memory.store_adapter import (
+    QUARANTINE,
     StoreAdapter,
     adapter_of,
     namespace_of,
+    notes_of,
     put_of,
-    quarantine_of,
     removal_of,
     succeeding,
 )
@@ -58,10 +59,9 @@ Entries = list[Entry]  # within the class `list` is a method
 class Quarantine:
     """The entries that the gate held back from a namespace.
 
-    Methods that begin with `a` are async. `config` is the run's; None: within a node, the run it
-    belongs to. Texts are kept as they came, secrets too, and encrypted in an encrypted store.
-    `store.forget(namespace)` leaves them here; `Collection.forget_all` does not. `store` and
-    `namespace` are those of the memories; see `Collection`.
+    Methods that begin with `a` are async. Texts are kept as they came, secrets too, and encrypted
+    in an encrypted store. `store.forget(namespace)` leaves them here; `Collection.forget_all` does
+    not. `store`, `namespace` and `config` are those of the memories; see `Collection`.
     """
 
     def __init__(
@@ -74,11 +74,9 @@ class Quarantine:
 
     def _list(self, config: RunnableConfig | None = None) -> Effects[Entries]:
         """The entries, oldest first."""
-        adapter, namespace = self._place(config)
-        place = quarantine_of(namespace)
+        adapter, _, place = self._places(config)
         found = yield from adapter.every(place)
-        entries = [_entry(each) for each in found if each.namespace == place]
-        return sorted(entries, key=lambda entry: entry.at)
+        return sorted(map(_entry, found), key=lambda entry: entry.at)
 
     def _release(self, key: str, config: RunnableConfig | None = None) -> Effects[Outcome]:
         """Make an entry the memory that it would have been, as it came, without judging it again.
@@ -89,8 +87,8 @@ class Quarantine:
             UnknownMemory: There is no such entry.
             VersionConflict: That memory, or the entry, was changed meanwhile; nothing is written.
         """
-        adapter, namespace = self._place(config)
-        found = yield from _found(adapter, namespace, key)
+        adapter, namespace, place = self._places(config)
+        found = yield from _found(adapter, place, key)
         entry = _entry(found)
         value: dict[str, Any] = {**entry.fields, "text": entry.text, "kind": entry.kind}
         before = yield from adapter.got(namespace, entry.memory_key)
@@ -100,9 +98,9 @@ class Quarantine:
         put = put_of(
             namespace, entry.memory_key, value, provenance=entry.provenance, if_version=version
         )
-        yield from adapter.written([put, removal_of(quarantine_of(namespace), key, found.version)])
+        yield from adapter.written([put, removal_of(place, key, found.version)])
         # else its versions would keep the text here as well
-        yield from erased(adapter, quarantine_of(namespace), key)
+        yield from erased(adapter, place, key)
         return Outcome("added" if before is None else "updated", entry.memory_key)
 
     def _discard(self, key: str, config: RunnableConfig | None = None) -> Effects[Outcome]:
@@ -113,26 +111,26 @@ class Quarantine:
         Raises:
             UnknownMemory: There is no such entry.
         """
-        adapter, namespace = self._place(config)
-        found = yield from _found(adapter, namespace, key)
+        adapter, namespace, place = self._places(config)
+        found = yield from _found(adapter, place, key)
         yield from adapter.written([tombstone(namespace, found.text, "forgotten")])
-        yield from erased(adapter, quarantine_of(namespace), key)
+        yield from erased(adapter, place, key)
         return Outcome("deleted", key)
 
     list, alist = blocking(_list), awaiting(_list)
     release, arelease = blocking(_release), awaiting(_release)
     discard, adiscard = blocking(_discard), awaiting(_discard)
 
-    def _place(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace]:
-        return adapter_of(self.store), namespace_of(self.namespace, config)
+    def _places(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace, Namespace]:
+        """The store, and the namespaces of the memories and of the entries."""
+        namespace = namespace_of(self.namespace, config)
+        return adapter_of(self.store), namespace, notes_of(QUARANTINE, namespace)
 
 
-def _found(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Memory]:
-    found = yield from adapter.got(quarantine_of(namespace), key)
+def _found(adapter: StoreAdapter, place: Namespace, key: str) -> Effects[Memory]:
+    found = yield from adapter.got(place, key)
     if found is None:
-        raise UnknownMemory(
-            f"there is no entry {key!r:.80} in the quarantine of {namespace!r}; list() shows all"
-        )
+        raise UnknownMemory(f"there is no entry {key!r:.80} in {place!r}; list() shows all")
     return found
 
 

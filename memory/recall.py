@@ -12,10 +12,10 @@ from langgraph.store.base import BaseStore
 
 from perdure.memory.context import fitting
 from perdure.memory.effects import Effects, awaiting, blocking
-from perdure.memory.normal_form import normal
 from perdure.memory.options import instance, whole
 from perdure.memory.quotation import memory_line, past_since, section
 from perdure.memory.records import TURN, Memory
+from perdure.memory.sameness import normal
 from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of
 from perdure.memory.templates import Template
 from perdure.memory.tokens import token_counter
@@ -35,19 +35,12 @@ _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class RecallResult:
-    """The memories that were recalled. As text it is a section of quoted data for a model.
+    """The memories that were recalled. As text it is a section of quoted data for a model."""
 
-    Attributes:
-        memories: Best first; `memory.parts` are the parts of a score.
-        tokens: The tokens of the text.
-        left_out: How many more were found that did not fit into the budget.
-        lines: Each memory as a quoted line, with its speaker, date and thread.
-    """
-
-    memories: list[Memory]
-    tokens: int = 0
-    left_out: int = 0
-    lines: tuple[str, ...] = field(default=(), repr=False)
+    memories: list[Memory]  # best first; `memory.parts` are the parts of a score
+    tokens: int = 0  # of the text
+    left_out: int = 0  # how many more were found that did not fit into the budget
+    lines: tuple[str, ...] = field(default=(), repr=False)  # with speaker, date and thread
 
     def __str__(self) -> str:
         return section("memories", self.lines) if self.lines else ""
@@ -97,17 +90,10 @@ class MemorySearch:
         rejected: int = 0,
         explain: bool = False,
     ) -> Effects[RecallResult]:
-        """The memories that answer a query and are accepted.
+        """The memories that answer a query and are accepted, in `max_tokens` or its own budget.
 
-        Args:
-            query: In the user's words.
-            store: As of `recall`; so are config, as_of and explain.
-            config: Of the run.
-            as_of: A moment of the past.
-            accepts: Whether a memory may be recalled.
-            max_tokens: Less than its own.
-            rejected: About how many memories will not be accepted, so that one search is enough.
-            explain: Whether to give the parts of the scores.
+        About `rejected` memories will not be accepted, so more are read for one search to be
+        enough. With `explain` memories have the parts of their scores.
         """
         instance("query", query, str, "text")
         adapter, prefixes = adapter_of(store), self.namespaces(config)
@@ -115,19 +101,14 @@ class MemorySearch:
             return RecallResult([])
         rankings = []
         options: dict[str, Any] = {"query": query, "as_of": as_of, "explain": explain}
-        if self._min_score is not None:
-            options["min_score"] = self._min_score
+        options |= {} if self._min_score is None else {"min_score": self._min_score}
         for prefix in prefixes:
             rankings.append((yield from self._ranking(adapter, prefix, options, accepts, rejected)))
         memories = merged(rankings, self._limit)
         lines = [memory_line(memory) for memory in memories]
         taken, tokens = fitting("memories", lines, max_tokens or self.max_tokens, self._counter)
-        return RecallResult(
-            [memories[number] for number in taken],
-            tokens,
-            len(memories) - len(taken),
-            tuple(lines[number] for number in taken),
-        )
+        shown, left_out = [memories[number] for number in taken], len(memories) - len(taken)
+        return RecallResult(shown, tokens, left_out, tuple(lines[number] for number in taken))
 
     def _ranking(
         self,

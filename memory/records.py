@@ -12,6 +12,8 @@ from perdure.stores.base import Namespace, Provenance
 FACT: Final = "fact"
 TURN: Final = "turn"
 EPISODE: Final = "episode"
+EVENTS: Final = (TURN, EPISODE)
+"""Kinds that record what happened: the same text again is another event."""
 Role = Literal["user", "assistant", "tool", "system"]
 Action = Literal["keep", "quarantine", "refuse"]
 Change = Literal["added", "updated", "superseded", "deleted", "unchanged", "quarantined", "refused"]
@@ -19,10 +21,10 @@ Change = Literal["added", "updated", "superseded", "deleted", "unchanged", "quar
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """An earlier text of a memory.
+    """An earlier text of a memory, which it had until `until` (UTC).
 
-    `until` (UTC) it was the memory's text. `change` is `"superseded"`, it was true until then, or
-    `"updated"`, it was wrong or badly put. `message_ids`: the messages that it rested on, if known.
+    `change` is `"superseded"`, it was true, or `"updated"`, it was wrong or badly put;
+    `message_ids` are the messages that it rested on, if known.
     """
 
     text: str
@@ -36,15 +38,11 @@ class Memory:
     """A memory as it is kept in a store.
 
     Attributes:
-        namespace: Its namespace.
-        key: Its id within the namespace.
-        text: Its text.
         kind: `"fact"`, `"turn"`, `"episode"`, or a kind of your own.
         value: The whole document: `text`, `kind` and all other fields.
         provenance: Where it comes from; `provenance.trust` says whose words it rests on.
         version: Counts its changes, from 1; None: the store keeps no versions.
-        valid_from: Since when it has this text (UTC).
-        valid_to: Until when; None: it is present.
+        valid_from, valid_to: When it has this text (UTC); `valid_to` is None while it is present.
         previous: Its earlier texts, newest first.
         score: How well it answers a query; scores of two queries cannot be compared.
         parts: The parts of the score, if they were asked for.
@@ -86,14 +84,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The gate's decision on a candidate.
+    """The gate's decision on a candidate: to keep it, to put it into quarantine, or to refuse it.
 
     Attributes:
-        action: `"keep"` it, put it into `"quarantine"` for review, or `"refuse"` it.
         reason: Why; "" for a candidate that is kept as it is.
         check: The check that decided.
         text: The text to keep instead of the candidate's, for example a redacted one.
         same_as: The key of the memory that says the same, if it is refused for that.
+        fields: The fields to keep instead of the candidate's.
     """
 
     action: Action
@@ -101,6 +99,7 @@ class Verdict:
     check: str = ""
     text: str | None = None
     same_as: str | None = None
+    fields: Mapping[str, Any] | None = None
 
 
 KEEP: Final = Verdict("keep")
@@ -108,13 +107,10 @@ KEEP: Final = Verdict("keep")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a change to memories.
+    """The result of a change to memories; `"unchanged"`: the memory was there already.
 
-    Attributes:
-        change: What was done; `"unchanged"`: the memory was there already.
-        key: The key of the memory, or of the entry in quarantine; None: there is none.
-        reason: Why, if it was not done as asked.
-        check: The check of the gate that decided, if one did.
+    `key` is that of the memory, or of the entry in quarantine. `reason` says why it was not done as
+    asked, and `check` which check of the gate decided.
     """
 
     change: Change

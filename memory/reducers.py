@@ -1,15 +1,13 @@
-"""Reducers for thread-scoped state: langgraph's messages, and any list, that can be cut to a slice.
+"""Reducers of a state's lists, which take one more kind of update: a *keep* names what stays.
 
-`messages` is langgraph's `add_messages` to the letter, with one more kind of update: a *keep*,
-which names the slice that stays. Updates of one super-step apply in order, and so do the parts of
-one list.
+Updates of one super-step apply in order, and so do the parts of one list.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, NotRequired
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NotRequired
 
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ToolMessage
 from langgraph.channels import UntrackedValue
@@ -19,38 +17,24 @@ from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no J
 from perdure.errors import InvalidUpdate
 from perdure.memory.conversation import call_ids
 
-OnSplit = Literal["error", "widen"]
 Reducer = Callable[[Any, Any], Any]
-
-_KEYS: Final = {"type", "from", "to", "on_split"}
 
 
 class Keep(dict[str, Any]):
-    """An update that keeps a slice of a list and drops the rest.
+    """An update that keeps the slice `start:end` of a list and drops the rest.
 
     It is a plain JSON object, `{"type": "keep", "from": -5, "to": null}`, and is read back as one.
-
-    Args:
-        start: First index to keep, as in a Python slice.
-        end: Index after the last to keep.
-        on_split: If the slice of a list of messages parts a tool call from its result, `"error"`
-            raises, and `"widen"` keeps both.
 
     >>> Keep(start=-5)
     Keep(start=-5, end=None)
     """
 
-    def __init__(
-        self, start: int | None = None, end: int | None = None, *, on_split: OnSplit = "error"
-    ) -> None:
+    def __init__(self, start: int | None = None, end: int | None = None) -> None:
         super().__init__({"type": "keep", "from": start, "to": end})
-        if on_split != "error":
-            self["on_split"] = on_split
         _check(self)
 
     def __repr__(self) -> str:
-        more = f", on_split={self['on_split']!r}" if "on_split" in self else ""
-        return f"Keep(start={self['from']!r}, end={self['to']!r}{more})"
+        return f"Keep(start={self['from']!r}, end={self['to']!r})"
 
 
 def messages(left: Any, right: Any) -> Any:
@@ -128,11 +112,10 @@ def _parts(update: Any) -> list[Any]:
 
 def _check(keep: Mapping[str, Any]) -> Mapping[str, Any]:
     whole = all(keep.get(key) is None or type(keep[key]) is int for key in ("from", "to"))
-    if set(keep) - _KEYS or not whole or keep.get("on_split") not in (None, "error", "widen"):
+    if set(keep) - {"type", "from", "to"} or not whole:
         raise InvalidUpdate(
             f"{dict(keep)!r} is no keep; expected "
-            '{"type": "keep", "from": int or null, "to": int or null}, '
-            'and at most "on_split": "error" or "widen"'
+            '{"type": "keep", "from": int or null, "to": int or null}'
         )
     return keep
 
@@ -143,37 +126,16 @@ def _slice(keep: Mapping[str, Any]) -> slice:
 
 def _cut_messages(value: list[BaseMessage], keep: Mapping[str, Any]) -> list[BaseMessage]:
     start, stop, _ = _slice(keep).indices(len(value))
-    if start >= stop:
-        return []
-    pairs = _pairs(value)
-    while split := _first_split(pairs, start, stop):
-        call, result, call_id = split
-        if keep.get("on_split") != "widen":
-            raise InvalidUpdate(
-                f"keeping messages {start} to {stop} would part tool call {call_id!r} (message "
-                f"{call}) from its result (message {result}); keep both, or let the slice grow "
-                "with on_split='widen'"
-            )
-        start, stop = min(start, call), max(stop, result + 1)
-    return value[start:stop]
-
-
-def _pairs(value: Sequence[BaseMessage]) -> list[tuple[int, int, str]]:
-    """`(index of the call, index of the result, tool_call_id)` of each answered tool call."""
     called: dict[str | None, int] = {}
-    pairs = []
     for index, message in enumerate(value):
         if isinstance(message, AIMessage):
             called |= dict.fromkeys(filter(None, call_ids(message)), index)
         elif isinstance(message, ToolMessage) and message.tool_call_id in called:
-            pairs.append((called[message.tool_call_id], index, message.tool_call_id))
-    return pairs
-
-
-def _first_split(
-    pairs: list[tuple[int, int, str]], start: int, stop: int
-) -> tuple[int, int, str] | None:
-    for call, result, call_id in pairs:
-        if (start <= call < stop) != (start <= result < stop):
-            return call, result, call_id
-    return None
+            call = called[message.tool_call_id]
+            if (start <= call < stop) != (start <= index < stop):
+                raise InvalidUpdate(
+                    f"keeping messages {start} to {stop} would part tool call "
+                    f"{message.tool_call_id!r} (message {call}) from its result (message {index}); "
+                    "keep both or neither"
+                )
+    return value[start:stop]

@@ -1,47 +1,28 @@
-"""What a run knows: its store, its thread and checkpoint, the place of its instructions."""
+"""What the config of a run says: its store, its thread and checkpoint, moments in it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Protocol, runtime_checkable
 
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langgraph.config import get_store
 from langgraph.runtime import get_runtime
 
-from perdure.errors import ConfigurationError
+from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory.options import instance
 
-if TYPE_CHECKING:
-    from perdure.stores.base import Provenance, StoredItem
+Clock = Callable[[RunnableConfig | None], datetime | None]
+"""A function of a run's config that gives a moment, or None."""
 
 
 @runtime_checkable
 class Versioned(Protocol):
     """A store that keeps versions and swaps by comparing them, as perdure's do."""
 
-    def history(self, namespace: tuple[str, ...], key: str) -> list[StoredItem]:
-        """Every version of a key."""
-
-    async def ahistory(self, namespace: tuple[str, ...], key: str) -> list[StoredItem]:
-        """See `history`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The place of the instructions of a run, in a store with versions, and the run's thread."""
-
-    store: Any
-    namespace: tuple[str, ...]
-    key: str
-    thread_id: str | None
-    checkpoint_id: str | None
-
-
-def versioned(store: Any) -> Any:
-    """A store, if it keeps versions."""
-    expected = "a store that keeps versions, like perdure.stores.SQLiteStore.open(path)"
-    return instance("the store of instructions", store, Versioned, expected)
+    history: Callable[..., Any]
+    ahistory: Callable[..., Any]
 
 
 def store_of_graph(what: str) -> Any:
@@ -73,11 +54,22 @@ def source(config: RunnableConfig | None) -> tuple[str | None, str | None]:
     return str(thread), given.get("checkpoint_id")
 
 
-def provenance(place: Place) -> Provenance | None:
-    """What a store is to note of who writes; None: there is no thread."""
-    # here: it loads all of the store, which `trim` does not need
-    from perdure.stores.base import Provenance
+def clock_of(name: str, given: Clock | str | None) -> Clock:
+    """The clock for the option `name`: a function, or the name of a moment in `configurable`."""
+    if given is None:
+        return lambda config: None
+    if not isinstance(given, str):
+        expected = "a function of a run's config, or the name of a moment in it"
+        return instance(name, given, Callable, expected)  # type: ignore[arg-type, no-any-return]
 
-    if place.thread_id is None:
-        return None
-    return Provenance(thread_id=place.thread_id, checkpoint_id=place.checkpoint_id)
+    def clock(config: RunnableConfig | None) -> datetime | None:
+        value = ensure_config(config)["configurable"].get(given)
+        try:
+            return datetime.fromisoformat(value) if isinstance(value, str) else value
+        except ValueError as exc:
+            raise InvalidConfig(
+                f"configurable[{given!r}] is {value!r:.80}; expected a moment in ISO 8601, like "
+                "'2026-05-01T12:00:00+00:00'"
+            ) from exc
+
+    return clock

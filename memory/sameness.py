@@ -1,34 +1,52 @@
-"""Sameness: whether two texts say the same, and whether a memory says what a candidate says.
+"""Sameness: whether two texts say the same.
 
-Texts say the same if their normal forms are equal, or if they have the same words in the same
-order except for words whose vectors are near. The vectors of opposites are near as well, so the
-threshold is high. It is measured on pairs of texts: `benchmarks/paraphrases.py`,
-docs/decisions/0017-what-is-the-same.md.
+They do if their normal forms are equal, or if they have the same words in the same order except for
+words whose vectors are near. The vectors of opposites are near as well, so the threshold is high:
+`benchmarks/paraphrases.py`, docs/decisions/0017-what-is-the-same.md.
 """
 
 from __future__ import annotations
 
 import re
-from datetime import datetime
+import unicodedata
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
-from perdure.memory.effects import Effects
-from perdure.memory.normal_form import normal, unified
-from perdure.memory.records import EPISODE, TURN, Memory, Previous
-from perdure.memory.store_adapter import StoreAdapter
-from perdure.stores.base import Namespace
-from perdure.stores.text import tokens
+from perdure.stores.text import asks, tokens
 
-EVENTS: Final = (TURN, EPISODE)
-"""Kinds that record what happened: the same text again is another event."""
-NEAR: Final = 0.8
-"""The least cosine of two words that may stand for each other."""
-
+_NEAR: Final = 0.8  # the least cosine of two words that may stand for each other
 _PARTS: Final = re.compile(r"\w+|[^\w\s.,;:!\"()]")
 _FEWEST_MOVED: Final = 4  # words of a text of which some may be moved
-_NEAREST: Final = 16  # memories that a candidate is compared with
+_BLANKS: Final = re.compile(
+    r"[!\"'()*,./:;?@\[\\\]`{}\u00a1\u00a7\u00ab\u00b6\u00b7\u00bb\u00bf\u30fb\u0964\u060c\u061b"
+    r"\u061f\u06d4\u2010-\u205e\u3001-\u3003\u3008-\u3011\u3014-\u301f-]"
+)
+# what of it means something: in 10.5, in 2024-03-01, in "it's", before -5
+_WITHIN: Final = re.compile(
+    r"[.,:/'\u2212-](?=\w)(?:(?<=\d[.,:/-])(?=\d)|(?<=[^\W\d]')(?=[^\W\d])"
+    r"|(?<=[-\u2212])(?<![\w.,].)(?=\d))"
+)
+_MAY_HOLD: Final = re.compile(r"[\d']")
+# what means something at an end of a word: A-, 5*, .NET; and how it is kept
+_AT_ENDS: Final = re.compile(
+    r"(?<=\d)[*\u2212-]++(?=[\s.,;:!?)\]}\"']|$)"
+    r"|(?<=[^\W\d_])(?<![^\W_]{4})[*\u2212-]++(?=[\s.,;:!?)\]}\"']|$)"
+    r"|(?<![\w.])\.(?=\w)"
+)
+_SIGNS: Final = str.maketrans({"-": "\u2212", "*": "\u2217", ".": "\u2219"})
+_EMPHASIS: Final = re.compile(r"(?<![\w*])\*{1,3}(?=[^\s*])([^*\n]++)(?<!\s)\*{1,3}")
+_RAISED: Final = re.compile(
+    "((?<![^\\W_])[cdkm]?m)?([\u00b2\u00b3\u00b9\u2070\u2074-\u207b]+)"  # but m² is m2
+)
+# marks on one letter; to put more of them in order takes long (the stream-safe format of tr15)
+_MARKS: Final = re.compile(r"([^\w\s\x00-\x7f]{30})(?=[^\w\s\x00-\x7f])")
+_KEPT: Final = {mark: chr(1 + i) for i, mark in enumerate(".,:/'-")}
+_LETTERS: Final = str.maketrans(
+    dict.fromkeys("\u2018\u2019\u02bc\uff07\u00b4", "'")
+    # marks that are not seen: soft hyphen, joiners, direction, the form of an emoji
+    | dict.fromkeys("\u00ad\u034f\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\ufe0e\ufe0f")
+)
 
 
 def same(a: str, b: str) -> bool:
@@ -48,11 +66,43 @@ def digest(text: str) -> str:
     return blake2b(plain, digest_size=16).hexdigest()
 
 
+def normal(text: str) -> str:
+    """The form that a text has in common with all texts that are the `same`; not to be shown."""
+    plain = _unified(text).casefold()
+    marked = _WITHIN.sub(_kept, plain) if _MAY_HOLD.search(plain) else plain
+    words = " ".join(_BLANKS.sub(" ", marked).split())
+    return f"{words} ?" if words and asks(text) else words or plain.strip()
+
+
+_normal: Final = lru_cache(1 << 8)(normal)
+
+
+def _kept(match: re.Match[str]) -> str:
+    return _KEPT.get(match[0], _KEPT["-"])
+
+
+def _unified(text: str) -> str:
+    """The text with one form of each letter and sign, and with signs that mean something marked."""
+    if not text.isascii():
+        plain = _MARKS.sub("\\1\u034f", _RAISED.sub(_lowered, text.translate(_LETTERS)))
+        text = unicodedata.normalize("NFKC", plain).translate(_LETTERS)
+    if "*" in text:
+        text = _EMPHASIS.sub(r"\1", text)
+    return _AT_ENDS.sub(_as_sign, text)
+
+
+def _lowered(match: re.Match[str]) -> str:
+    return match[0] if match[1] else f"^{match[2]}"
+
+
+def _as_sign(match: re.Match[str]) -> str:
+    return match[0].translate(_SIGNS)
+
+
 def equivalent(a: str, b: str) -> bool:
     """Whether two texts are the same, or have the same words but for near ones, or moved ones.
 
-    Numbers, names and signs have to be equal. Words at the start of one may stand at the end of
-    the other.
+    Numbers, names and signs have to be equal.
 
     >>> equivalent("Tom bought a house", "Tom purchased a house"), equivalent("at 9", "at 10")
     (True, False)
@@ -68,7 +118,9 @@ def _are_near(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
     if not all(word.isalpha() and word.islower() for pair in differ for word in pair):
         return False
     # words of one stem differ in tense or number
-    return bool(differ) and all(tokens(x) != tokens(y) and _cosine(x, y) >= NEAR for x, y in differ)
+    return bool(differ) and all(
+        tokens(x) != tokens(y) and _cosine(x, y) >= _NEAR for x, y in differ
+    )
 
 
 def _is_moved(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
@@ -80,12 +132,9 @@ def _is_moved(a: tuple[str, ...], b: tuple[str, ...]) -> bool:
 
 @lru_cache(1 << 8)
 def _words(text: str) -> tuple[str, ...]:
-    """The words and signs of a text; the first word is no name because of its capital."""
-    found = _PARTS.findall(unified(text))
+    found = _PARTS.findall(_unified(text))
+    # the first word is no name because of its capital
     return (found[0].lower(), *found[1:]) if found else ()
-
-
-_normal: Final = lru_cache(1 << 8)(normal)
 
 
 @lru_cache(1 << 12)
@@ -95,53 +144,3 @@ def _cosine(a: str, b: str) -> float:
 
     first, second = StaticEmbedder().embed([a, b])
     return float(first @ second)
-
-
-class Known:
-    """The memories of a namespace that candidates are compared with, events left out.
-
-    A store that ranks is asked for the nearest ones. Another is listed, once for all candidates.
-    """
-
-    def __init__(self, adapter: StoreAdapter, namespace: Namespace) -> None:
-        self._adapter, self._namespace = adapter, namespace
-        self._listed: list[Memory] | None = None
-        self._asked: tuple[str, list[Memory]] = "", []
-
-    def stating(self, text: str, key: str | None) -> Effects[Memory | None]:
-        """The memory that says the same as a candidate; that of its key may be put otherwise."""
-        found = yield from self._nearest(text)
-        for memory in found:
-            if same(memory.text, text):
-                return memory
-        for memory in found:
-            if memory.key != key and equivalent(memory.text, text):
-                return memory
-        return None
-
-    def outdated(self, text: str, at: datetime | None) -> Effects[Previous | None]:
-        """The previous text of a memory that says the same, and held when this was said."""
-        for memory in (yield from self._nearest(text)):
-            for previous in memory.previous:
-                if (at is None or at < previous.until) and equivalent(previous.text, text):
-                    return previous
-        return None
-
-    def _nearest(self, text: str) -> Effects[list[Memory]]:
-        if self._listed is not None:
-            return self._listed
-        if self._asked[0] == text:
-            return self._asked[1]
-        found = yield from self._adapter.found(
-            self._namespace, query=text, limit=_NEAREST, context=False
-        )
-        if found and found[0].score is None:
-            found = yield from self._adapter.every(self._namespace)
-            self._listed = self._facts(found)
-            return self._listed
-        self._asked = text, self._facts(found)
-        return self._asked[1]
-
-    def _facts(self, found: list[Memory]) -> list[Memory]:
-        own = [memory for memory in found if memory.namespace == self._namespace]
-        return [memory for memory in own if memory.kind not in EVENTS]

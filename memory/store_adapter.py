@@ -1,4 +1,4 @@
-"""A store adapter: any store, read as memories and written with versions where the store has them.
+"""A store adapter: any langgraph store, read as memories and written as them.
 
 A store other than perdure's keeps provenance in a field of the value, has no past versions, and
 writes without conditions.
@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore, Item, PutOp
 from pydantic_core import to_jsonable_python
 
-from perdure.errors import ConfigurationError, InvalidNamespace
+from perdure.errors import InvalidNamespace
 from perdure.memory.effects import Effect, Effects
-from perdure.memory.instructions import TEXT as INSTRUCTIONS
 from perdure.memory.options import instance
 from perdure.memory.quotation import quoted
 from perdure.memory.records import Memory, Previous
 from perdure.memory.run_config import Versioned, store_of_graph
+from perdure.memory.sameness import digest
 from perdure.memory.templates import Template
 from perdure.stores.base import Namespace, Provenance, PutItem
 
@@ -31,16 +31,16 @@ QUARANTINE: Final = "quarantine"
 BURIED: Final = "buried"
 CHANGED: Final = "changed"
 FORMED: Final = "formed"
-WAITING: Final = "waiting"
-NOTES: Final = (QUARANTINE, BURIED, CHANGED, FORMED, WAITING)
+NOTES: Final = (QUARANTINE, BURIED, CHANGED, FORMED, "waiting")
 """The second labels: quarantine, tombstones, the counter of changes, watermarks, and the first
 version's notes on threads that wait to be extracted."""
+INSTRUCTIONS: Final = "instructions"
+"""The field of a value with the text of instructions, as in LangGraph's own examples."""
 PREVIOUS: Final = "formerly"
 """The field of a value with the memory's earlier texts."""
 SOURCE: Final = "provenance"
 """The field of a value with the provenance, in a store that is not perdure's."""
 _PREVIOUS: Final = 10  # earlier texts that a memory keeps
-_SEARCHED: Final = ["text"]  # the field that searches look at
 _PAGE: Final = 1_000  # memories read at once
 _KNOWN: Final = ("query", "filter", "limit", "offset")  # options of any store's search
 
@@ -53,17 +53,18 @@ class StoreAdapter:
         self.store: Any = instance("store", store, BaseStore, expected)
         self.versioned = isinstance(store, Versioned)
 
-    # -- reading
+    def call(self, method: str, *args: Any, **options: Any) -> Effect:
+        """The effect of a method of the store, or of its async form."""
+        return Effect(
+            lambda: getattr(self.store, method)(*args, **options),
+            lambda: getattr(self.store, f"a{method}")(*args, **options),
+        )
 
     def got(
         self, namespace: Namespace, key: str, as_of: datetime | None = None
     ) -> Effects[Memory | None]:
         """A memory; None if there is none."""
-        options = self._past(as_of)
-        item = yield Effect(
-            lambda: self.store.get(namespace, key, **options),
-            lambda: self.store.aget(namespace, key, **options),
-        )
+        item = yield self.call("get", namespace, key, **self._past(as_of))
         return None if item is None else memory_of(item)
 
     def found(
@@ -74,34 +75,25 @@ class StoreAdapter:
         `asked` are options of `Store.search`; another store gets those that it knows.
         """
         given = {n: v for n, v in asked.items() if self.versioned or n in _KNOWN}
-        given |= self._past(as_of)
-        items = yield Effect(
-            lambda: self.store.search(prefix, **given),
-            lambda: self.store.asearch(prefix, **given),
-        )
+        items = yield self.call("search", prefix, **given, **self._past(as_of))
         return [memory_of(item) for item in items]
 
-    def every(self, prefix: Namespace, **asked: Any) -> Effects[list[Memory]]:
-        """All memories under a prefix, read page by page; see `found`."""
+    def every(self, namespace: Namespace, **asked: Any) -> Effects[list[Memory]]:
+        """All memories of a namespace, without those below it; see `found`."""
         memories: list[Memory] = []
         while True:
-            page = yield from self.found(prefix, limit=_PAGE, offset=len(memories), **asked)
+            page = yield from self.found(namespace, limit=_PAGE, offset=len(memories), **asked)
             memories += page
             if len(page) < _PAGE:
-                return memories
+                return [memory for memory in memories if memory.namespace == namespace]
 
     def versions(self, namespace: Namespace, key: str) -> Effects[list[Memory]]:
         """All versions of a memory, oldest first; of a store without any, the present one."""
         if not self.versioned:
             present = yield from self.got(namespace, key)
             return [] if present is None else [present]
-        items = yield Effect(
-            lambda: self.store.history(namespace, key),
-            lambda: self.store.ahistory(namespace, key),
-        )
+        items = yield self.call("history", namespace, key)
         return [memory_of(item) for item in items]
-
-    # -- writing
 
     def written(self, puts: Sequence[PutItem]) -> Effects[None]:
         """Write all of it or, in a store with versions, nothing.
@@ -109,20 +101,25 @@ class StoreAdapter:
         Raises:
             VersionConflict: An item is not at the version that was expected.
         """
-        if not puts:
-            return
-        ops: list[Any] = list(puts) if self.versioned else [_plain(put) for put in puts]
-        yield Effect(lambda: self.store.batch(ops), lambda: self.store.abatch(ops))
+        if puts:
+            yield self.call("batch", list(puts) if self.versioned else [_plain(p) for p in puts])
 
     def _past(self, as_of: datetime | None) -> dict[str, Any]:
         if as_of is None:
             return {}
-        if not self.versioned:
-            raise ConfigurationError(
-                f"as_of={as_of.isoformat()} is asked of a {type(self.store).__name__}, which keeps "
-                "no past; use perdure.stores.SQLiteStore"
-            )
+        expected = "perdure's, like SQLiteStore, for as_of=: another keeps no past"
+        instance("store", self.store, Versioned, expected)
         return {"as_of": as_of}
+
+
+class Place(NamedTuple):
+    """The place of an item, and where a change to it comes from."""
+
+    adapter: StoreAdapter
+    namespace: Namespace
+    key: str
+    provenance: Provenance | None = None
+    told: Sequence[str] | None = None  # the users' texts a change rests on; None: it is by hand
 
 
 def adapter_of(store: BaseStore | None) -> StoreAdapter:
@@ -141,6 +138,11 @@ def namespace_of(template: Template, config: RunnableConfig | None) -> Namespace
     return namespace
 
 
+def notes_of(kind: str, namespace: Namespace) -> Namespace:
+    """The namespace of the notes of one kind, see `NOTES`, on the memories of a namespace."""
+    return (RESERVED, kind, *namespace)
+
+
 # -- operations
 
 
@@ -154,7 +156,7 @@ def put_of(
     searched: bool = True,
 ) -> PutItem:
     """The operation that writes a memory, or with `searched=False` one that no query finds."""
-    index: Any = _SEARCHED if searched else False
+    index: Any = ["text"] if searched else False
     return PutItem(namespace, key, value, index, if_version=if_version, provenance=provenance)
 
 
@@ -171,16 +173,6 @@ def removal_of(namespace: Namespace, key: str, if_version: int | None = None) ->
     return PutItem(namespace, key, None, if_version=if_version)
 
 
-def notes_of(kind: str, namespace: Namespace) -> Namespace:
-    """The namespace of the notes of one kind, see `NOTES`, on the memories of a namespace."""
-    return (RESERVED, kind, *namespace)
-
-
-def quarantine_of(namespace: Namespace) -> Namespace:
-    """The namespace of the quarantine of a namespace."""
-    return notes_of(QUARANTINE, namespace)
-
-
 def succeeding(
     previous: Memory, value: Mapping[str, Any], change: str, until: datetime | None = None
 ) -> dict[str, Any]:
@@ -190,12 +182,22 @@ def succeeding(
     """
     past = list(previous.value.get(PREVIOUS, ()))
     if value["text"] != previous.text:
-        when = until or datetime.now(UTC)
-        entry: dict[str, Any] = {"text": previous.text, "until": when.isoformat(), "change": change}
+        entry: dict[str, Any] = {
+            "text": previous.text,
+            "digest": digest(previous.text),
+            "until": (until or datetime.now(UTC)).isoformat(),
+            "change": change,
+        }
         if previous.provenance is not None and previous.provenance.message_ids:
             entry["message_ids"] = list(previous.provenance.message_ids)
         past = [entry, *past][:_PREVIOUS]
     return {**value, PREVIOUS: past} if past else dict(value)
+
+
+def having_said(text: str) -> dict[str, Any]:
+    """The filter for memories of which a previous text is the same as this one."""
+    # whether the field exists is asked first: that takes a tenth of the time
+    return {PREVIOUS: {"$exists": True}, f"{PREVIOUS}[*].digest": digest(text)}
 
 
 # -- items

@@ -1,7 +1,4 @@
-"""Summarising: the messages before the newest become a text that grows with the conversation.
-
-Nothing is removed before there is a summary of it; `expand` gives the originals back.
-"""
+"""Summarising: the messages before the newest turns become a text; `expand` gives them back."""
 
 from __future__ import annotations
 
@@ -23,13 +20,13 @@ from perdure.errors import ConfigurationError, SummaryFailed, UnknownModel
 from perdure.memory.conversation import Messages, Turn, role, turns
 from perdure.memory.effects import Effects
 from perdure.memory.model_call import NamedModel, model_call
-from perdure.memory.nodes import MODES, SHOWN, MessagesNode, Mode, Shown, channel, ids_of
+from perdure.memory.nodes import MessagesNode, Shown, channel, ids_of
 from perdure.memory.options import choice, instance, number, text, whole
-from perdure.memory.quotation import as_record
+from perdure.memory.quotation import as_record, units_of
 from perdure.memory.reducers import ChatState
 from perdure.memory.summary_request import PROMPT, SummaryRequest
-from perdure.memory.tokens import Countable, TokenCounter, context_window, token_counter
-from perdure.memory.transcript import units_of
+from perdure.memory.tokens import Countable, TokenCounter, context_window
+from perdure.memory.tokens import token_counter as counter_of
 
 OnFailure = Literal["keep", "raise"]
 ON_FAILURE: Final = ("keep", "raise")
@@ -70,14 +67,14 @@ def summarize(
     keep: Size | None = None,
     token_counter: Countable | None = None,
     summary_prompt: str = PROMPT,
-    mode: Mode = "state",
     on_failure: OnFailure = "keep",
     messages_key: str = "messages",
 ) -> Summarize:
     """A node that keeps a running summary: `summarize("openai:gpt-5-mini")`.
 
-    Over a state with the channels of `SummaryState` it writes the summary; `shown` gives what the
-    model is to be shown. Over a plain list it gives that at once, with the summary in it.
+    In a graph, whose state has the channels of `SummaryState`, it writes the summary and removes
+    what that stands for; in a `view` it shows the summary and the rest, and asks no model. Over a
+    plain list it gives the summary and the rest at once.
 
     Args:
         model: Writes the summaries: a chat model, its name, or `ModelCall(model, timeout_s=…)`.
@@ -86,8 +83,6 @@ def summarize(
             `trigger`, of several the smallest of each kind.
         token_counter: Counts tokens; None: the counter that fits the model.
         summary_prompt: Instructions to the model; `{max_words}` in it stands for 400.
-        mode: `"state"`: summarised messages are removed from the state, and stay in history.
-            `"view"`: the state keeps all, `llm_input_messages` is shown.
         on_failure: If the model gives no summary: `"keep"` everything and log a warning; or
             `"raise"` `SummaryFailed`.
         messages_key: The channel of the messages.
@@ -97,7 +92,10 @@ def summarize(
     """
     call = model_call(model)
     known = call.model.model_name if isinstance(call.model, NamedModel) else call.model
-    counter, max_input = _counter(token_counter, known), _INPUT_TOKENS
+    counter, max_input = counter_of(token_counter), _INPUT_TOKENS
+    if token_counter is None and isinstance(known, BaseChatModel | str):
+        with suppress(UnknownModel):  # the estimate counts then
+            counter = counter_of(known)
     with suppress(ConfigurationError):
         max_input = int(_SHARE * context_window(known))
     several = isinstance(trigger, list | tuple) and trigger and not isinstance(trigger[0], str)
@@ -109,17 +107,9 @@ def summarize(
         counter,
         _least(limits),
         halves if keep is None else _least([_limit("keep", keep, known)]),
-        choice("mode", mode, MODES),
         choice("on_failure", on_failure, ON_FAILURE),
         messages_key,
     )
-
-
-def _counter(given: Countable | None, model: Any) -> TokenCounter:
-    if given is None and isinstance(model, BaseChatModel | str):
-        with suppress(UnknownModel):  # the estimate counts then
-            return token_counter(model)
-    return token_counter(given)
 
 
 def _limit(name: str, size: Any, model: Any) -> tuple[str, int]:
@@ -154,7 +144,6 @@ class Summarize(MessagesNode):
     counter: TokenCounter
     trigger: tuple[float, float]  # messages and tokens
     keep: tuple[float, float]
-    mode: str
     on_failure: str
     messages_key: str
 
@@ -166,47 +155,45 @@ class Summarize(MessagesNode):
     ) -> Effects[list[BaseMessage]]:
         """The messages to show of a list: summarised, if they are many."""
         previous, rest = without_summary(messages)
-        old = self._old(rest, range(len(rest)))
-        extended = yield from self._extended(previous, [rest[i] for i in old], config)
+        old = set(self._old(rest, range(len(rest))))
+        extended = yield from self._extended(previous, [rest[i] for i in sorted(old)], config)
         if extended is not None:
-            removed = set(old)
-            rest = [message for i, message in enumerate(rest) if i not in removed]
+            rest = [message for i, message in enumerate(rest) if i not in old]
         return with_summary(Shown.of(rest), extended or previous).messages()
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """A state's summary, and the turns that it does not stand for; no model is called."""
+        """A state's summary, and the turns that it does not stand for."""
         turns = self._fresh_turns(shown.turns, state)
         return with_summary(replace(shown, turns=turns), _summary_in(state))
 
     def is_due(self, state: Any) -> bool:
         """Whether the node would summarise something of a state now."""
-        messages = self.messages_in(state)
-        return bool(self._old(messages, self._fresh(messages, state)))
+        return bool(self._due_in(state))
 
     def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
-        """The new summary, and what is removed or shown, as the mode has it."""
+        """The new summary, and the removals of what it stands for."""
+        if "langgraph_node" in ((config or {}).get("metadata") or {}):
+            # a graph without the channel would drop the summary and remove the messages
+            expected = "a list: derive the state from SummaryState"
+            instance(
+                "the state's channel 'summarized'", channel(state, _SUMMARIZED), list, expected
+            )
+        messages, due = self.messages_in(state), self._due_in(state)
+        if not due:
+            return {}
+        old = [messages[i] for i in due]
+        # those too that a view of the first version left in the state
+        before = [m for m in messages[: due[-1] + 1] if role(m) != "system"]
+        removals = [RemoveMessage(id=uid) for uid in ids_of(before, self.messages_key)]
+        extended = yield from self._extended(_summary_in(state), old, config)
+        if extended is None:
+            return {}
+        ids = ids_of(old, self.messages_key)
+        return {_SUMMARY: extended, _SUMMARIZED: ids, self.messages_key: removals}
+
+    def _due_in(self, state: Any) -> list[int]:
         messages = self.messages_in(state)
-        _check_channels(state, config)
-        old = self._old(messages, self._fresh(messages, state))
-        ids = ids_of([messages[i] for i in old], self.messages_key)
-        # those too that a view left in the state
-        before = messages[: old[-1] + 1] if old else []
-        removed = ids_of([m for m in before if role(m) != "system"], self.messages_key)
-        previous = _summary_in(state)
-        extended = yield from self._extended(previous, [messages[i] for i in old], config)
-        changes: dict[str, Any] = {}
-        if extended is not None:
-            changes = {_SUMMARY: extended, _SUMMARIZED: ids}
-        if self.mode == "view":
-            after = {
-                _SUMMARY: extended or previous,
-                _SUMMARIZED: [*_summarized_in(state), *changes.get(_SUMMARIZED, ())],
-                self.messages_key: messages,
-            }
-            changes[SHOWN] = yield from self._shown(messages, after, config)
-        elif extended is not None:
-            changes[self.messages_key] = [RemoveMessage(id=uid) for uid in removed]
-        return changes
+        return self._old(messages, self._fresh(messages, state))
 
     def _extended(
         self, previous: Summary | None, old: list[BaseMessage], config: RunnableConfig | None
@@ -232,9 +219,8 @@ class Summarize(MessagesNode):
     def _old(self, messages: Messages, fresh: Sequence[int]) -> list[int]:
         """Where the messages stand that are to be summarised now: those before the kept turns."""
         candidates = [i for i in fresh if role(messages[i]) != "system"]
-        if not self._is_reached([messages[i] for i in candidates]):
-            return []
-        cut = self._cut(messages)
+        reached = self._is_reached([messages[i] for i in candidates])
+        cut = self._cut(messages) if reached else 0
         return [i for i in candidates if i < cut]
 
     def _is_reached(self, messages: Messages) -> bool:
@@ -260,25 +246,20 @@ class Summarize(MessagesNode):
         return 0
 
     def _fresh(self, messages: Messages, state: Any) -> range:
-        """Where the messages stand that the summary does not stand for.
+        """Where the messages stand that the summary does not stand for: all, as that removed its.
 
-        It stands for those before the first that it does not know. What follows that one is fresh
-        even under an id that was summarised: it is a new message. In the mode `"state"` summarised
-        messages are removed; if all of them are there, the thread was a view before.
+        But a view of the first version left in the state, at its beginning, what it summarised.
         """
         previous = _summary_in(state)
-        done = list(_summarized_in(state)) if previous and previous["last"] is not None else []
-        if done and [message.id for message in messages[: len(done)]] == done:
-            return range(len(done), len(messages))  # as in nearly every view
-        known, found, start = set(done), 0, 0
+        stands = previous is not None and previous["last"] is not None
+        known = set(channel(state, _SUMMARIZED) or ()) if stands else set()
+        found = start = 0
         for index, message in enumerate(messages):
             if message.id in known:
                 found, start = found + 1, index + 1
             elif role(message) != "system":
                 break
-        if self.mode == "state" and found < len(known):
-            start = 0
-        return range(start, len(messages))
+        return range(start if found >= len(known) else 0, len(messages))
 
     def _fresh_turns(self, turns: Iterator[Turn], state: Any) -> Iterator[Turn]:
         """The turns, newest first, up to those that the summary stands for."""
@@ -288,8 +269,6 @@ class Summarize(MessagesNode):
             messages = [message for turn in reversed(every) for message in turn.messages]
             turns = iter(every)
         fresh = self._fresh(messages, state)
-        if not fresh.start:
-            return turns
         covered = {message.id for message in messages[: fresh.start]}
         newest = islice(turns, 1)  # is shown whatever a summary claims to stand for
         rest = takewhile(lambda turn: not all(m.id in covered for m in turn.messages), turns)
@@ -305,16 +284,14 @@ def with_summary(shown: Shown, summary: Summary | None) -> Shown:
         return shown
     # users and tools had a part in its text: it stands there as a record, not as instructions
     section = f"{HEADING}:\n\n{as_record(summary['text'])}"
-    system = next(iter(without_summary([shown.system])[1]), None) if shown.system else None
-    if system is None:
-        made = _changed(SystemMessage(""), section, {**summary, _INSTRUCTIONS: None})
-        return replace(shown, system=made)
-    content: Any = system.content
-    if isinstance(content, str):
-        joined: Any = f"{content}\n\n{section}" if content else section
-    else:  # its blocks stay, so that a provider's cache of them holds
-        joined = [*content, {"type": "text", "text": section}]
-    return replace(shown, system=_changed(system, joined, {**summary, _INSTRUCTIONS: content}))
+    before = without_summary([shown.system])[1] if shown.system else []
+    content: Any = before[0].content if before else None
+    if isinstance(content, list):  # its blocks stay, so that a provider's cache of them holds
+        joined: Any = [*content, {"type": "text", "text": section}]
+    else:
+        joined = f"{content}\n\n{section}" if content else section
+    system, mark = [*before, SystemMessage("")][0], {**summary, _INSTRUCTIONS: content}
+    return replace(shown, system=_changed(system, joined, mark))
 
 
 def without_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage]]:
@@ -351,14 +328,3 @@ def summary_of(value: Any) -> Summary | None:
 
 def _summary_in(state: Any) -> Summary | None:
     return summary_of(channel(state, _SUMMARY))
-
-
-def _summarized_in(state: Any) -> Sequence[str]:
-    return channel(state, _SUMMARIZED) or ()
-
-
-def _check_channels(state: Any, config: RunnableConfig | None) -> None:
-    """Refuse a graph that would drop the summary and remove the messages all the same."""
-    if "langgraph_node" in ((config or {}).get("metadata") or {}):
-        expected = "a list: derive the state from SummaryState"
-        instance("the state's channel 'summarized'", channel(state, _SUMMARIZED), list, expected)

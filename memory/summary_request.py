@@ -1,7 +1,4 @@
-"""Requests for a summary: made again if they fail, and several if the conversation is long.
-
-What is longer than the model's window is read part by part, each with the summary of those before.
-"""
+"""Requests for a summary: several, each with the summary so far, if the conversation is long."""
 
 from __future__ import annotations
 

@@ -13,30 +13,22 @@ from typing import Any, Final
 from langchain_core.runnables import RunnableConfig, ensure_config
 
 from perdure.errors import ConfigurationError, InvalidConfig
+from perdure.memory.options import instance
 
 _LABEL: Final = re.compile(r"([^{}]*)(?:\{([^\W\d]\w*)\}([^{}]*))?")
 
 
 class Template:
-    """Labels of a namespace, like `("notes", "{user_id}")`.
+    """Labels of a namespace, outermost first, like `("notes", "{user_id}")`.
 
-    `{user_id}` stands for `configurable["user_id"]` of the run.
-
-    Args:
-        labels: Outermost first. One placeholder a label at most: with two, the values `"a-b", "c"`
-            and `"a", "b-c"` would fill `"{x}-{y}"` alike.
-
-    Raises:
-        ConfigurationError: There is no label, one is empty, or its braces are no placeholder.
+    `{user_id}` stands for `configurable["user_id"]` of the run. A label has one placeholder at
+    most: with two, the values `"a-b", "c"` and `"a", "b-c"` would fill `"{x}-{y}"` alike.
     """
 
     def __init__(self, labels: Sequence[str]) -> None:
-        if isinstance(labels, str) or not isinstance(labels, Sequence) or not labels:
-            raise ConfigurationError(
-                f"the template is {labels!r}; expected labels, like ('notes', '{{user_id}}')"
-            )
-        self.labels = tuple(labels)
-        self._parsed = [_parsed(label) for label in labels]
+        expected = "labels, like ('notes', '{user_id}')"
+        self.labels = tuple(instance("the template", labels, (list, tuple), expected))
+        self._parsed = [_parsed(label) for label in self.labels or ("",)]
 
     def __repr__(self) -> str:
         return f"Template({self.labels!r})"
@@ -47,17 +39,14 @@ class Template:
         return tuple(dict.fromkeys(name for _, name, _ in self._parsed if name))
 
     def filled(self, config: RunnableConfig | None = None) -> tuple[str, ...]:
-        """The labels for a run.
+        """The labels for a run; None: for the run in which it is called.
 
         >>> Template(["notes", "{user_id}"]).filled({"configurable": {"user_id": "a.b"}})
         ('notes', 'a.b')
 
-        Args:
-            config: The run's; None: within a node, that of the run it belongs to.
-
         Raises:
-            InvalidConfig: It does not say what a placeholder stands for, or not in text, or in
-                blanks only, or with a NUL.
+            InvalidConfig: The config does not say what a placeholder stands for, or not in text
+                that is not blank and has no NUL.
         """
         given = ensure_config(config)["configurable"] if self.names else {}
         return tuple(
@@ -84,8 +73,6 @@ def _parsed(label: Any) -> tuple[str, str, str]:
     """The text before the placeholder, its name, the text after it; "" for what is not there."""
     match = _LABEL.fullmatch(label) if isinstance(label, str) and label else None
     if match is None:
-        raise ConfigurationError(
-            f"the template has the label {label!r}; expected text that is not empty, with one "
-            "placeholder at most, like '{user_id}'"
-        )
+        expected = "text that is not empty, with one placeholder at most, like '{user_id}'"
+        raise ConfigurationError(f"the template has the label {label!r}; expected {expected}")
     return match[1], match[2] or "", match[3] or ""

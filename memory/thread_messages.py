@@ -1,8 +1,4 @@
-"""The messages of a thread, each once, with ids and times.
-
-perdure's checkpointers keep all messages, also removed ones; of other savers, these are the
-messages of the newest checkpoint.
-"""
+"""The messages of a thread, each once, with ids and times; in perdure's also removed ones."""
 
 from __future__ import annotations
 
@@ -19,11 +15,11 @@ from langchain_core.runnables import RunnableConfig
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem
 from perdure.errors import UnknownThread
 from perdure.memory import conversation
+from perdure.memory.conversation import SHORTENED
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.nodes import checked
 from perdure.memory.options import is_number
 from perdure.memory.records import Role
-from perdure.memory.shortening import SHORTENED
 
 _ROLES: Final[Mapping[str, Role]] = {
     **{"human": "user", "user": "user", "ai": "assistant", "assistant": "assistant"},
@@ -41,7 +37,7 @@ class ThreadMessage:
     message: BaseMessage
     id: str  # the message's own, else a hash of its text
     position: int | None = None  # in the thread, given by a watermark
-    at: datetime | None = None  # None: not known
+    at: datetime | None = None  # when it was said; None: not known
 
     @property
     def text(self) -> str:
@@ -53,9 +49,8 @@ class ThreadMessage:
     def role(self) -> Role:
         """The role of its author; an unknown role is trusted no more than an assistant's."""
         message = self.message
-        if isinstance(message, ChatMessage):
-            return _ROLES.get(message.role, "assistant")
-        return _ROLES.get(conversation.role(message), "assistant")
+        given = message.role if isinstance(message, ChatMessage) else conversation.role(message)
+        return _ROLES.get(given, "assistant")
 
     @property
     def actor(self) -> str:
@@ -72,10 +67,6 @@ class ThreadMessage:
         """Whether a node cut it to save room."""
         return SHORTENED in self.message.additional_kwargs
 
-    def timed(self, at: datetime | None) -> ThreadMessage:
-        """The message with this time, if it has none."""
-        return self if self.at is not None else replace(self, at=at)
-
 
 @dataclass(frozen=True, slots=True)
 class ThreadHistory:
@@ -85,9 +76,11 @@ class ThreadHistory:
     checkpoint_id: str | None
     messages: Sequence[ThreadMessage]
 
-    def timed(self, at: datetime | None, start: int = 0) -> ThreadHistory:
-        """The history with this time for messages from an index on that have none."""
-        timed = [each.timed(at) if i >= start else each for i, each in enumerate(self.messages)]
+    def timed(self, times: Sequence[datetime | None]) -> ThreadHistory:
+        """The history with these times for its last messages, newest first, if they have none."""
+        timed = list(self.messages)
+        for i, at in zip(range(len(timed) - 1, -1, -1), times, strict=False):
+            timed[i] = timed[i] if timed[i].at else replace(timed[i], at=at)
         return replace(self, messages=timed)
 
 
@@ -95,9 +88,8 @@ def history_of_state(
     thread_id: str, checkpoint_id: str | None, messages: Sequence[BaseMessage]
 ) -> ThreadHistory:
     """The messages of a thread as a state has them."""
-    return ThreadHistory(
-        thread_id, checkpoint_id, _latest((each, True) for each in _read(messages))
-    )
+    read = _latest((each, True) for each in _read(messages))
+    return ThreadHistory(thread_id, checkpoint_id, read)
 
 
 def read_history(
@@ -118,7 +110,7 @@ def read_history(
     values = found.checkpoint["channel_values"].get(channel)
     messages = checked([] if values is None else values, f"the channel {channel!r}")
     history = history_of_state(thread_id, found.checkpoint["id"], messages)
-    return history.timed(time_of(found.checkpoint.get("ts")))
+    return history.timed([time_of(found.checkpoint.get("ts"))] * len(history.messages))
 
 
 def _history(
@@ -132,8 +124,8 @@ def _history(
     infos = yield from _checkpoints(saver, thread_id, 1)
     if not any(info.is_head for info in infos):  # the thread went on from an old checkpoint
         infos = yield from _checkpoints(saver, thread_id, None)
-    head = next((info for info in infos if info.is_head), None)
-    uid = None if head is None else head.checkpoint_id
+    info = next((info for info in infos if info.is_head), None)
+    uid = None if info is None else info.checkpoint_id
     at = {"channel": channel, "checkpoint_id": uid}
     items: list[HistoryItem] = yield Effect(
         lambda: saver.history(thread_id, **at), lambda: saver.ahistory(thread_id, **at)
@@ -141,21 +133,17 @@ def _history(
     read = _read(checked([item.value for item in items], f"the channel {channel!r}"))
     messages = _latest(zip(read, (item.seen for item in items), strict=True))
     untimed = [i for i, each in enumerate(messages) if each.at is None and each.id not in known]
-    if head is not None and untimed:
-        left = len(messages)
-        limit = _STEPS * (left - untimed[0] + 1)
-        infos = yield from _checkpoints(saver, thread_id, limit)
-        by_id = {info.checkpoint_id: info for info in infos}
-        info, time = by_id.get(head.checkpoint_id), time_of(head.ts)
-        while info is not None and left > untimed[0]:
-            parent = by_id.get(info.parent_id or "")
-            before = parent.counts.get(channel, 0) if parent else 0
-            time = time_of(info.ts) or time
-            first = max(0, left - max(0, info.counts.get(channel, 0) - before))
-            messages[first:left] = [each.timed(time) for each in messages[first:left]]
-            left, info = first, parent
-        messages[:left] = [each.timed(time) for each in messages[:left]]
-    return ThreadHistory(thread_id, uid, messages)
+    wanted = len(messages) - min(untimed, default=len(messages))
+    infos = (yield from _checkpoints(saver, thread_id, _STEPS * (wanted + 1))) if wanted else infos
+    by_id = {each.checkpoint_id: each for each in infos}
+    times: list[datetime | None] = []
+    while info is not None and len(times) < wanted:
+        parent = by_id.get(info.parent_id or "")
+        before = parent.counts.get(channel, 0) if parent else 0
+        times += [time_of(info.ts)] * (info.counts.get(channel, 0) - before)
+        info = parent
+    history = ThreadHistory(thread_id, uid, messages)
+    return history.timed(times + times[-1:] * (wanted - len(times)))
 
 
 def _checkpoints(saver: Any, thread_id: str, limit: int | None) -> Effects[list[CheckpointInfo]]:

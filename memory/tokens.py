@@ -43,7 +43,8 @@ class TokenCounter:
     """Counts what the texts in a message take, and OpenAI's published frames around them.
 
     An encoding that is not installed is estimated, `scale` times as high. A `function` is asked
-    about each message instead. `tools` are part of every request, and of the attribute `request`.
+    about each message instead; `len` counts messages, and no tools. `request` is what every request
+    takes, `tools` included.
     """
 
     def __init__(
@@ -70,8 +71,8 @@ class TokenCounter:
     def message(self, message: BaseMessage) -> int:
         """Tokens of a message: frame, name, content, tool calls."""
         if self._function is not None:
-            [one] = checked([message], "the messages")
-            return whole("what the token counter returned", self._function([one]), 0)
+            given = list(checked([message], "the messages"))
+            return whole("what the token counter returned", self._function(given), 0)
         try:
             content, kind = message.content, role(message)
         except AttributeError:
@@ -86,18 +87,19 @@ class TokenCounter:
 
     def tools(self, tools: Sequence[Any]) -> int:
         """Tokens of the JSON of the schemas of tools, in any form that `bind_tools` takes."""
+        if self._function is len:
+            return 0
         return sum(self.text(_JSON.encode(_schema(tool))) for tool in tools)
 
     def fitted(self, messages: Sequence[BaseMessage]) -> TokenCounter:
         """The counter for a conversation: an estimate at the scale that its answers call for.
 
-        It is the largest ratio of reported to estimated tokens, from 1 to 4: so leaving messages
-        out never makes the rest count more.
+        The scale is the largest ratio of reported to estimated tokens, from 1 to 4, so leaving
+        messages out never makes the rest count more.
         """
         if self._encoded is not None or self._function is not None:
             return self
-        bare = self if self._scale == 1.0 else TokenCounter()
-        scale = min(_MOST, max(map(bare._ratio, messages), default=1.0))
+        scale = min(_MOST, max(map(TokenCounter()._ratio, messages), default=1.0))
         return self if scale == self._scale else TokenCounter(tools=self._tools, scale=scale)
 
     def _ratio(self, message: BaseMessage) -> float:
@@ -136,10 +138,10 @@ def token_counter(of: Countable | None = None) -> TokenCounter:
     """The counter for a model, or of one's own.
 
     Args:
-        of: None or `"approximate"`: an estimate, good for any model. The name of an OpenAI model:
-            its encoding. A chat model: by its name, an estimate if that is none of OpenAI's; tools
-            that are bound to it are a part of every request. A callable as langchain's
-            `trim_messages` takes: asked about one message at a time. A counter: itself.
+        of: None or `"approximate"`: an estimate. The name of an OpenAI model: its encoding. A chat
+            model: by its name, an estimate if that is none of OpenAI's, with the tools that are
+            bound to it. A callable as langchain's `trim_messages` takes: asked about one message at
+            a time; `len` counts messages. A counter: itself.
 
     Raises:
         UnknownModel: No encoding is known for a model of that name.
@@ -263,27 +265,24 @@ def _loaded(encoding: str) -> Callable[[str], int] | None:
             )
             return None
         encode = module.get_encoding(encoding).encode_ordinary
-    counts: dict[int, int] = {}  # by the hash of a text: fresh copies of it count as known
+    counts: dict[int, int] = {}  # by the hash of a text, so that no text is kept
 
     def count(text: str) -> int:
         key = hash(text)
-        found = counts.get(key)
-        if found is None:
-            starts = range(0, len(text), _AT_ONCE)
-            found = sum(len(encode(text[start : start + _AT_ONCE])) for start in starts)
+        if key not in counts:
             if len(counts) >= _REMEMBERED:
                 counts.clear()
-            counts[key] = found
-        return found
+            starts = range(0, len(text), _AT_ONCE)
+            counts[key] = sum(len(encode(text[start : start + _AT_ONCE])) for start in starts)
+        return counts[key]
 
     return count
 
 
 def _has_file(encoding: str) -> bool:
     """Whether tiktoken's cache has the file of an encoding, undamaged; else it would fetch it."""
-    folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
-    folder = os.path.join(tempfile.gettempdir(), "data-gym-cache") if folder is None else folder
+    default = os.path.join(tempfile.gettempdir(), "data-gym-cache")
+    folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR", default))
     file = Path(folder, hashlib.sha1(_URL.format(encoding).encode()).hexdigest())
-    if not folder or not file.is_file():
-        return False
-    return hashlib.sha256(file.read_bytes()).hexdigest() == _FILES[encoding]
+    found = bool(folder) and file.is_file()
+    return found and hashlib.sha256(file.read_bytes()).hexdigest() == _FILES[encoding]

@@ -13,40 +13,39 @@ from typing import Final, Literal
 
 from langgraph.store.base import GetOp
 
-from perdure.memory.effects import Effect, Effects
+from perdure.memory.effects import Effects
 from perdure.memory.records import TURN, Memory
 from perdure.memory.sameness import digest
 from perdure.memory.store_adapter import BURIED, StoreAdapter, note_of, notes_of
 from perdure.stores.base import Namespace, Provenance, PutItem
 
 How = Literal["deleted", "forgotten"]
+"""`"deleted"` if the memory's past is kept, else `"forgotten"`."""
 _PAGE: Final = 1_000  # notes read at once; fewer are read whole
 
 
-def tombstones_of(memory: Memory, how: How, *, at: datetime | None = None) -> list[PutItem]:
+def tombstones_of(memory: Memory, how: How) -> list[PutItem]:
     """Tombstones of a memory's text, of its previous texts and, for a turn, of its message.
 
-    Call this with each version whose text is not among `previous`. `how` is `"deleted"` if the
-    memory's past is kept, else `"forgotten"`; `at` is None for now.
+    Call this with each version whose text is not among `previous`.
     """
     source = memory.provenance
     keys = [digest(text) for text in (memory.text, *(each.text for each in memory.previous))]
     keys += sources(source) if memory.kind == TURN else []
-    ids = list(source.message_ids) if source else []
-    return [_note(memory.namespace, key, how, ids, at) for key in dict.fromkeys(keys)]
+    ids = source.message_ids if source else ()
+    return [_note(memory.namespace, key, how, ids) for key in dict.fromkeys(keys)]
 
 
 def tombstone(namespace: Namespace, text: str, how: How) -> PutItem:
     """The tombstone of a text that was no memory yet."""
-    return _note(namespace, digest(text), how, [], None)
+    return _note(namespace, digest(text), how)
 
 
 def sources(provenance: Provenance | None) -> list[str]:
     """The keys of the tombstones of the messages that something comes from."""
     if provenance is None:
         return []
-    thread = provenance.thread_id or ""
-    names = [f"{thread}\0{each}" for each in provenance.message_ids]
+    names = [f"{provenance.thread_id or ''}\0{each}" for each in provenance.message_ids]
     marks = [blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16) for name in names]
     return [f"source:{mark.hexdigest()}" for mark in marks]
 
@@ -56,17 +55,16 @@ def entombed(
 ) -> Effects[set[str]]:
     """Which keys of texts and messages have a tombstone, in one or two reads of the store."""
     place = notes_of(BURIED, namespace)
-    wanted = list(dict.fromkeys(digests))
-    if not wanted:
+    if not digests:
         return set()
-    page = yield from adapter.found(place, limit=_PAGE)
-    if len(page) < _PAGE:
-        return {note.key for note in page if note.namespace == place}.intersection(wanted)
-    ops, store = [GetOp(place, key) for key in wanted], adapter.store
-    notes = yield Effect(lambda: store.batch(ops), lambda: store.abatch(ops))
-    return {note.key for note in notes if note is not None}
+    notes = yield from adapter.found(place, limit=_PAGE)
+    if len(notes) == _PAGE:
+        items = yield adapter.call("batch", [GetOp(place, key) for key in dict.fromkeys(digests)])
+        return {item.key for item in items if item is not None}
+    return {note.key for note in notes if note.namespace == place}.intersection(digests)
 
 
-def _note(namespace: Namespace, key: str, how: How, ids: list[str], at: datetime | None) -> PutItem:
-    value = {"change": how, "at": (at or datetime.now(UTC)).isoformat(), "message_ids": ids}
+def _note(namespace: Namespace, key: str, how: How, message_ids: Collection[str] = ()) -> PutItem:
+    at = datetime.now(UTC).isoformat()
+    value = {"change": how, "at": at, "message_ids": list(message_ids)}
     return note_of(notes_of(BURIED, namespace), key, value)

@@ -1,28 +1,25 @@
-"""Tool outputs: old bulky results are shown as a line; `expand` reads originals from history."""
+"""Tool outputs: old bulky results become a line; `expand` reads originals from history."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from langchain_core.messages import BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
-from perdure.memory.conversation import Turn
+from perdure.memory.conversation import SHORTENED, Turn
 from perdure.memory.effects import Effect, Effects, awaiting, blocking
-from perdure.memory.nodes import MessagesNode, Shown
+from perdure.memory.nodes import MessagesNode, Shown, ids_of
 from perdure.memory.options import instance, whole
-from perdure.memory.shortening import SHORTENED
 from perdure.memory.tokens import Countable, TokenCounter
 from perdure.memory.tokens import token_counter as counter_of
-
-if TYPE_CHECKING:
-    from perdure.memory.summary import Summary
 
 _PLACEHOLDER: Final = (
     "[The result of {name} was cleared ({tokens} tokens). Call it again if need be.]"
@@ -39,16 +36,16 @@ def clear_tool_outputs(
     token_counter: Countable | None = None,
     messages_key: str = "messages",
 ) -> ClearToolOutputs:
-    """A node that shows a line in place of old, bulky results of tools.
+    """A node that puts a line in place of old, bulky results of tools.
 
-    A call and its (now short) result stay a pair, so the sequence stays valid. Results that the
-    model has not answered yet are never cleared, however many they are.
+    In a graph it replaces them in the state, and history has the originals; in a `view` it shows
+    the line. Results that the model has not answered yet stay.
 
     Args:
         keep: How many of the newest results stay as they are, unanswered ones included.
         min_tokens: Tokens from which a result is cleared, 40 at least.
         exclude_tools: Names of tools whose results stay.
-        token_counter: What counts tokens; see `perdure.memory.token_counter`.
+        token_counter: See `perdure.memory.token_counter`.
         messages_key: The channel of the messages.
     """
     expected = "names of tools, in a list"
@@ -76,27 +73,39 @@ class ClearToolOutputs(MessagesNode):
         """The turns, with old bulky results replaced."""
         return replace(shown, turns=self._cleared(shown.turns))
 
+    def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
+        """The lines in place of results, under the ids of these."""
+        messages = self.messages_in(state)
+
+        def replaced() -> list[BaseMessage]:
+            cleared = self._cleared(Shown.of(messages, to_answer=False).turns)
+            left = (each for turn in cleared for unit in turn.units for each in unit)
+            known = set(map(id, messages))
+            return [message for message in left if id(message) not in known]
+
+        lines = yield Effect(replaced, lambda: asyncio.to_thread(replaced))
+        ids_of(lines, self.messages_key)
+        return {self.messages_key: lines} if lines else {}
+
     def _cleared(self, turns: Iterator[Turn]) -> Iterator[Turn]:
         seen = 0
         newest = list(islice(turns, 1))
-        unread = {id(message) for turn in newest for message in turn.units[-1].messages}
+        unread = {id(message) for turn in newest for message in turn.units[-1]}
         for turn in chain(newest, turns):
-            units = list(turn.units)
-            for number in range(len(units) - 1, -1, -1):
-                messages = list(units[number].messages)
-                for place in range(len(messages) - 1, -1, -1):
-                    message = messages[place]
-                    if isinstance(message, ToolMessage):
-                        seen += 1
-                        if seen > self.keep and id(message) not in unread:
-                            messages[place] = self._short(message)
-                units[number] = units[number]._replace(messages=tuple(messages))
-            yield turn._replace(units=units)
+            units = []
+            for unit in reversed(turn.units):
+                made = []
+                for message in reversed(unit):
+                    seen += isinstance(message, ToolMessage)
+                    stays = seen <= self.keep or id(message) in unread
+                    made.append(message if stays else self._short(message))
+                units.append(tuple(reversed(made)))
+            yield turn._replace(units=units[::-1])
 
-    def _short(self, message: ToolMessage) -> ToolMessage:
-        """The line in place of a bulky result; any other result as it is."""
+    def _short(self, message: BaseMessage) -> BaseMessage:
+        """The line in place of a bulky result; any other message as it is."""
         cleared = message.additional_kwargs.get(SHORTENED) == "cleared"
-        if cleared or message.name in self.exclude:
+        if not isinstance(message, ToolMessage) or cleared or message.name in self.exclude:
             return message
         tokens = self.counter.message(message)
         if tokens < self.min_tokens:
@@ -110,7 +119,6 @@ class ClearToolOutputs(MessagesNode):
 def _expand(
     checkpointer: BaseCheckpointSaver[Any],
     config: RunnableConfig,
-    summary: Summary | None = None,
     *,
     messages_key: str = "messages",
 ) -> Effects[list[BaseMessage]]:
@@ -122,7 +130,6 @@ def _expand(
     Args:
         checkpointer: A perdure checkpointer; it has the history.
         config: Names the thread, and the checkpoint if it is not the newest.
-        summary: An earlier summary of the thread; None: the one at the checkpoint.
         messages_key: The channel of the messages.
 
     Raises:
@@ -145,8 +152,6 @@ def _expand(
         raise UnknownThread(f"there is no thread {thread!r}; threads() lists them")
     values = found.checkpoint["channel_values"]
     ids: Sequence[str] = values.get("summarized") or []
-    if summary is not None:
-        ids = ids[: summary["count"]]
     if not ids:
         return []
     place = {name: value for name, value in found.config["configurable"].items() if name in _AT}

@@ -1,91 +1,80 @@
-"""Trimming: the part of a conversation that fits, as a valid sequence.
-
-A turn is in or out as a whole. Of the newest, if it alone is too long, exchanges from its middle
-are left out; its human message and its last unit may not be.
-"""
+"""Trimming: the part of a conversation that fits, as a valid sequence."""
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Final, Literal, NamedTuple, Self
+from itertools import accumulate, islice
+from typing import Any, Literal, NamedTuple, Self
 
 from langchain_core.messages import BaseMessage, RemoveMessage
 from langchain_core.runnables import RunnableConfig
 
-from perdure.errors import BudgetExceeded, ConfigurationError
-from perdure.memory.conversation import Messages, Turn, Unit, role
+from perdure.errors import BudgetExceeded
+from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit, role
 from perdure.memory.effects import Effect, Effects
-from perdure.memory.nodes import MODES, MessagesNode, Mode, Shown, ids_of
+from perdure.memory.nodes import MessagesNode, Shown, ids_of
 from perdure.memory.options import choice, whole
-from perdure.memory.shortening import Measure, shortened
+from perdure.memory.quotation import middle_out
 from perdure.memory.tokens import Countable, TokenCounter, context_window
 from perdure.memory.tokens import token_counter as counter_of
 
 Strategy = Literal["last", "first"]
+Start = Literal["human"] | None
 End = Literal["human", "ai", "tool"]
-_ENDS: Final = ("human", "ai", "tool")
+Measure = Callable[[BaseMessage], int]
 
 
 def trim(
     *,
-    max_tokens: float | None = None,
-    max_messages: int | None = None,
+    max_tokens: float,
     token_counter: Countable | None = None,
     strategy: Strategy = "last",
+    start_on: Start = "human",
     end_on: End | Sequence[End] | None = None,
+    include_system: bool = True,
     allow_partial: bool = False,
-    mode: Mode = "view",
     messages_key: str = "messages",
 ) -> Trim:
-    """A node that keeps what fits: `trim(max_tokens=4_000)`, `trim(max_messages=20)`.
+    """A node that keeps what fits: `trim(max_tokens=4_000)`.
 
-    The words are those of langchain's `trim_messages`. The result is always a valid sequence: the
-    system message first (the newest, if there are several), then a human message (`include_system`
-    and `start_on="human"` there); a tool call with all its results or neither. A turn stays whole,
-    but for the newest, which may lose exchanges from its middle. The newest human message stays,
-    and so does the last of what follows it.
+    The parameters are those of langchain's `trim_messages`. In a graph it removes from the state
+    what does not fit, which stays in history; in a `view` it shows what fits. The result is always
+    valid: the system message first (the newest, if there are several); a tool call with all its
+    results or neither. The newest turn may lose exchanges from its middle; its human message and
+    the last of what follows it stay.
 
     Args:
         max_tokens: Tokens of the request; from above 0 to 1.0, a share of the model's window.
-        max_messages: Messages that may stay, the system message included.
-        token_counter: See `perdure.memory.token_counter`.
-        strategy: `"last"` keeps the newest turns; `"first"` the oldest, and the newest human
-            message with what follows it.
-        end_on: Leave out what follows the last message of this type, or of one of these.
+        token_counter: See `perdure.memory.token_counter`; `len` counts messages.
+        strategy: `"last"` keeps the newest turns; `"first"` the oldest, and the newest.
+        start_on: `"human"`: turns stay whole. None: the oldest that is kept may lose its beginning.
+        end_on: Show nothing after the last message of this type, or of one of these; the state
+            keeps it.
+        include_system: Keep the system message.
         allow_partial: Shorten in the middle what is too long and may not be left out; else that
             raises `BudgetExceeded`.
-        mode: `"view"`: the state keeps all, the model is shown the window (`llm_input_messages`).
-            `"state"`: what does not fit is removed from the state, and stays in history.
         messages_key: The channel of the messages.
 
     Raises:
         BudgetExceeded: The tools alone take all the tokens; or, when it runs, what may not be left
             out takes more than is allowed.
     """
-    if (max_tokens is None) == (max_messages is None):
-        raise ConfigurationError(
-            f"max_tokens is {max_tokens!r}, max_messages is {max_messages!r}; expected one of them"
-        )
     ends = (end_on,) if isinstance(end_on, str) else tuple(end_on or ())
     for end in ends:
-        choice("end_on", end, _ENDS)
-    if ends and mode == "state":
-        raise ConfigurationError(
-            f"end_on is {end_on!r} in the mode 'state', where it would remove the newest answer; "
-            "expected None, or the mode 'view'"
-        )
+        choice("end_on", end, ("human", "ai", "tool"))
     choice("strategy", strategy, ("last", "first"))
-    choice("mode", mode, MODES)
-    size: Any = max_messages if max_tokens is None else max_tokens
+    choice("start_on", start_on, ("human", None))
+    size: Any = max_tokens
     if isinstance(size, float) and 0 < size <= 1:
         size = int(size * context_window(token_counter))  # type: ignore[arg-type]
-    whole("max_messages" if max_tokens is None else "max_tokens", size, 1)
-    counter = None if max_tokens is None else counter_of(token_counter)
-    return Trim(size, counter, strategy, ends, allow_partial, mode, messages_key)
+    whole("max_tokens", size, 1)
+    counter = counter_of(token_counter)
+    return Trim(
+        size, counter, strategy, start_on, ends, include_system, allow_partial, messages_key
+    )
 
 
 @dataclass(eq=False, repr=False)
@@ -93,19 +82,19 @@ class Trim(MessagesNode):
     """See `trim`, which makes it."""
 
     size: int
-    counter: TokenCounter | None
+    counter: TokenCounter
     strategy: Strategy
+    start_on: Start
     ends: tuple[End, ...]
+    include_system: bool
     allow_partial: bool
-    mode: Mode
     messages_key: str
     tools: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         super().__init__(self.messages_key)
-        counter = self.counter
-        self._fixed = 0 if counter is None else counter.request + counter.tools(self.tools)
-        if counter is not None and self._fixed >= self.size:
+        self._fixed = self.counter.request + self.counter.tools(self.tools)
+        if self._fixed >= self.size:
             raise BudgetExceeded(
                 f"the request itself takes {self._fixed} tokens, its tools included, {self.size} "
                 "are allowed: allow more, or bind fewer tools"
@@ -117,10 +106,27 @@ class Trim(MessagesNode):
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """What fits."""
-        if self.ends:
-            shown = replace(shown, turns=_ending(shown.turns, self.ends))
-        if self.counter is None:
-            return self._within(shown, one)
+        return self._fit(replace(shown, turns=_ending(shown.turns, self.ends)))
+
+    async def athrough(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
+        """See `through`; in a thread, since counting long messages takes long."""
+        return await asyncio.to_thread(self.through, shown, state, config)
+
+    def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
+        """The removals from the state of what does not fit."""
+        messages = self.messages_in(state)
+
+        def removed() -> dict[str, Any]:
+            kept = self._fit(Shown.of(messages, to_answer=False)).messages()
+            if not any(role(message) == "human" for message in kept):
+                return {}  # nobody has asked anything yet
+            return _removals(messages, kept, self.messages_key)
+
+        return (yield Effect(removed, lambda: asyncio.to_thread(removed)))  # type: ignore[no-any-return]
+
+    def _fit(self, shown: Shown) -> Shown:
+        if not self.include_system:
+            shown = replace(shown, system=None)
         fits = self._within(shown, self.counter.message)
         turns = list(fits.turns)
         counter = self.counter.fitted(replace(fits, turns=iter(turns)).messages())
@@ -128,106 +134,50 @@ class Trim(MessagesNode):
         # by what its own answers took; never less, so it is a part of what fitted at first
         return fits if counter is self.counter else self._within(fits, counter.message)
 
-    async def athrough(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """See `through`; in a thread, since counting long messages takes long."""
-        return await asyncio.to_thread(self.through, shown, state, config)
-
-    def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
-        if self.mode == "view":
-            return (yield from super()._update(state, config))
-        removed = partial(self._removed, state, config)
-        return (yield Effect(removed, lambda: asyncio.to_thread(removed)))  # type: ignore[no-any-return]
-
-    def _removed(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
-        """The removals from the state of what does not fit."""
-        messages = self.messages_in(state)
-        kept = self.through(Shown.of(messages, to_answer=False), state, config).messages()
-        if not any(role(message) == "human" for message in kept):
-            return {}  # nobody has asked anything yet
-        return removals(messages, kept, self.messages_key)
-
     def _within(self, shown: Shown, measure: Measure) -> Shown:
-        window = choose(shown, self.size - self._fixed, measure, self.strategy)
+        window = choose(shown, self.size - self._fixed, measure, self.strategy, self.start_on)
         if window.over <= 0:
             return replace(shown, turns=iter(window.turns))
-        needed = [message for unit in window.needed for message in unit.messages]
+        needed = [message for unit in window.needed for message in unit]
         left = sum(map(measure, needed)) - window.over
-        tokens = self.counter is not None
-        cut = _level(needed, left, measure) if self.allow_partial and tokens else None
+        cut = _levelled(needed, left, measure) if self.allow_partial else None
         if cut is None:
-            what = "tokens" if tokens else "messages"
             before = [] if shown.system is None else [shown.system]
             listed = [f"{each.type} message {measure(each)}" for each in (*before, *needed)]
             raise BudgetExceeded(
-                f"what may not be left out takes {self.size + window.over} {what}, {self.size} are "
-                f"allowed ({', '.join(listed)}, the request itself {self._fixed}): allow more, "
-                "clear old tool outputs, or count tokens with allow_partial=True"
+                f"what may not be left out takes {self.size + window.over}, max_tokens is "
+                f"{self.size} ({', '.join(listed)}, the request itself {self._fixed}): allow more, "
+                "clear old tool outputs, or set allow_partial=True"
             )
         cuts = iter(cut)
-        units = [
-            unit._replace(messages=tuple(next(cuts) for _ in unit.messages))
-            for unit in window.needed
-        ]
+        units = [tuple(islice(cuts, len(unit))) for unit in window.needed]
         return replace(shown, turns=iter([window.turns[0]._replace(units=units)]))
 
 
-def removals(messages: Messages, kept: list[BaseMessage], key: str) -> dict[str, Any]:
-    """The update that leaves in the state what is kept of its messages, or stands for one of them.
-
-    Removals are by id, so what other nodes add at the same time stays; see `ids_of` for errors.
-    """
-    places = {id(message): place for place, message in enumerate(messages)}
-    by_id = {message.id: place for place, message in enumerate(messages)}
-    stays = {places.get(id(message), by_id.get(message.id, -1)) for message in kept}
-    changed = [message for message in kept if id(message) not in places]
-    if not changed and len(stays) == len(messages):
+def _removals(messages: Messages, kept: list[BaseMessage], key: str) -> dict[str, Any]:
+    """The update that leaves what is kept; by id, so what other nodes add meanwhile stays."""
+    known = set(map(id, messages))
+    changed = [message for message in kept if id(message) not in known]
+    if not changed and len(kept) == len(messages):
         return {}
+    stays = {message.id for message in kept}
     ids = ids_of(messages, key)
-    removed = [RemoveMessage(id=uid) for place, uid in enumerate(ids) if place not in stays]
-    return {key: [*removed, *changed]}
+    return {key: [*(RemoveMessage(id=uid) for uid in ids if uid not in stays), *changed]}
 
 
 def _ending(turns: Iterator[Turn], ends: tuple[End, ...]) -> Iterator[Turn]:
     """The turns, newest first, without what follows the last message of one of these types."""
-    for turn in turns:
+    for turn in turns if ends else ():
         units = list(turn.units)
-        while units and role(units[-1].messages[-1]) not in ends:
+        while units and role(units[-1][-1]) not in ends:
             units.pop()
         if units:
             yield turn._replace(units=units)
-            yield from turns
-
-
-def _level(messages: list[BaseMessage], left: int, measure: Measure) -> list[BaseMessage] | None:
-    """Messages that take `left` together at most: those above a common height are cut to it."""
-    made = list(messages)
-    stiff: set[int] = set()  # what has no text to lose
-    while True:
-        costs = [measure(message) for message in made]
-        if sum(costs) <= left:
-            return made
-
-        def total(height: int) -> int:
-            return sum(c if i in stiff else min(c, height) for i, c in enumerate(costs))  # noqa: B023
-
-        height = bisect_right(range(left + 1), left, key=total) - 1
-        if height < 0:
-            return None
-        for place, cost in enumerate(costs):
-            if place not in stiff and cost > height:
-                shorter = shortened(messages[place], height, measure)
-                if shorter is None or measure(shorter) >= cost:
-                    stiff.add(place)
-                else:
-                    made[place] = shorter
+            break
+    yield from turns
 
 
 # -- what fits
-
-
-def one(message: BaseMessage) -> int:
-    """What a message takes, when messages are counted."""
-    return 1
 
 
 class Window(NamedTuple):
@@ -238,7 +188,13 @@ class Window(NamedTuple):
     over: int  # by how much these and the messages before the turns pass the limit
 
 
-def choose(shown: Shown, limit: int, measure: Measure, strategy: Strategy = "last") -> Window:
+def choose(
+    shown: Shown,
+    limit: int,
+    measure: Measure,
+    strategy: Strategy = "last",
+    start_on: Start = "human",
+) -> Window:
     """As much as fits of the newest turns (`"last"`), or of the oldest beside the newest."""
     left = limit - (0 if shown.system is None else measure(shown.system))
     newest = next(shown.turns, None)
@@ -252,7 +208,7 @@ def choose(shown: Shown, limit: int, measure: Measure, strategy: Strategy = "las
     parts = [Turn([unit], ()) for unit in middle]
     if strategy == "last":
         kept, left = _taken(reversed(parts), left, measure)
-        older, left = _taken(shown.turns, left, measure)
+        older, left = _taken(shown.turns, left, measure, start_on)
         kept.reverse()
     else:
         older, left = _taken(reversed([*shown.turns]), left, measure)
@@ -262,22 +218,70 @@ def choose(shown: Shown, limit: int, measure: Measure, strategy: Strategy = "las
     return Window([Turn(units, newest.messages), *older], needed, 0)
 
 
-def _taken(turns: Iterable[Turn], left: int, measure: Measure) -> tuple[list[Turn], int]:
+def _taken(
+    turns: Iterable[Turn], left: int, measure: Measure, start_on: Start = "human"
+) -> tuple[list[Turn], int]:
     """The first turns that fit, and what is left then: less than nothing if one did not fit."""
     taken: list[Turn] = []
     for turn in turns if left >= 0 else ():
-        left -= _cost(turn.units, measure)
-        if left < 0:
-            break
+        cost = _cost(turn.units, measure)
+        if cost > left:
+            if start_on is None:
+                costs = accumulate(_cost([unit], measure) for unit in reversed(turn.units))
+                end = bisect_right(list(costs), left)
+                taken += [turn._replace(units=turn.units[-end:])] if end else []
+            return taken, -1
+        left -= cost
         taken.append(turn)
     return taken, left
 
 
 def _cost(units: list[Unit], measure: Measure) -> int:
-    if measure is one:
-        return sum(len(unit.messages) for unit in units)
-    total = 0
-    for unit in units:
-        for message in unit.messages:
-            total += measure(message)
-    return total
+    return sum(measure(message) for unit in units for message in unit)
+
+
+# -- what is shortened
+
+
+def _levelled(
+    messages: list[BaseMessage], left: int, measure: Measure, stiff: frozenset[int] = frozenset()
+) -> list[BaseMessage] | None:
+    """Messages that take `left` together at most: each that takes more than its share is cut.
+
+    `stiff` has the places of those without enough text to cut.
+    """
+    made, room = list(messages), left
+    places = sorted(range(len(made)), key=lambda place: (place not in stiff, measure(made[place])))
+    for done, place in enumerate(places):
+        share = room // (len(places) - done)
+        if measure(made[place]) > share and place not in stiff:
+            shorter = _shortened(made[place], share, measure)
+            if shorter is None:
+                return _levelled(messages, left, measure, stiff | {place})
+            made[place] = shorter
+        room -= measure(made[place])
+    return made if room >= 0 else None
+
+
+def _shortened(message: BaseMessage, limit: int, measure: Measure) -> BaseMessage | None:
+    """A copy without the middle of its longest text; None if no text is long enough."""
+    content: Any = message.content
+    blocks: list[Any] = [content] if isinstance(content, str) else list(content)
+    longest = max(range(len(blocks)), key=lambda place: len(_text(blocks[place])), default=0)
+    text = _text(blocks[longest]) if blocks else ""
+    kwargs = {**message.additional_kwargs, SHORTENED: "cut"}
+
+    def cut(keep: int) -> BaseMessage:
+        made: Any = middle_out(text, keep)
+        if not isinstance(content, str):
+            block = made if isinstance(blocks[longest], str) else {**blocks[longest], "text": made}
+            made = [*blocks[:longest], block, *blocks[longest + 1 :]]
+        return message.model_copy(update={"content": made, "additional_kwargs": kwargs})
+
+    keep = bisect_right(range(len(text)), limit, key=lambda keep: measure(cut(keep))) - 1
+    return cut(keep) if keep >= 0 else None
+
+
+def _text(block: Any) -> str:
+    found = block if isinstance(block, str) else block.get("text")
+    return found if isinstance(found, str) else ""

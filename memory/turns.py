@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from hashlib import blake2b
@@ -13,11 +14,11 @@ from langgraph.store.base import GetOp
 from perdure.memory.effects import Effect, Effects
 from perdure.memory.options import whole
 from perdure.memory.proposals import Addition, Batch, Proposal, Revision, Scope
-from perdure.memory.records import TURN, Memory, Outcome
-from perdure.memory.store_adapter import StoreAdapter, memory_of, put_of
+from perdure.memory.records import FACT, TURN, Memory, Outcome
+from perdure.memory.store_adapter import PREVIOUS, StoreAdapter, memory_of, put_of
 from perdure.memory.thread_messages import ThreadMessage
 from perdure.memory.watermarks import TURNS
-from perdure.stores.base import Namespace, PutItem
+from perdure.stores.base import Namespace, Provenance, PutItem
 from perdure.stores.chunking import chunks
 
 UNTIL: Final = "until"
@@ -28,12 +29,8 @@ _CHUNKS: Final = 40  # of a message that are kept
 class TurnExtractor:
     """Makes a memory of each message of a user or an assistant, without a model.
 
-    A memory's text is `speaker: text`; the speaker is the message's name, else its role.
-    Search reads each such memory together with its neighbours in the thread.
-
-    Args:
-        max_words: A longer message is cut into chunks of at most so many words, of which the first
-            40 are kept.
+    A memory's text is `speaker: text`; the speaker is the message's name, else its role. A message
+    of more than `max_words` is cut into chunks, of which the first 40 are kept.
     """
 
     name = TURNS
@@ -51,7 +48,8 @@ class TurnExtractor:
         revisions: list[Revision] = []
         outcomes: list[Outcome] = []
         for message in batch.messages:
-            texts = chunks(message.text, self.max_words, 0) if self._is_kept(message) else []
+            is_kept = message.role in ("user", "assistant")
+            texts = chunks(message.text, self.max_words, 0) if is_kept else []
             left_out, texts = len(texts[_CHUNKS:]), texts[:_CHUNKS]
             for number, text in enumerate(texts):
                 key = turn_key(batch.thread_id, message.id, number)
@@ -62,15 +60,11 @@ class TurnExtractor:
                 key = turn_key(batch.thread_id, message.id, _CHUNKS)
                 outcomes.append(Outcome("refused", key, reason, "length"))
             if message.id in batch.edited:
+                source = batch.source([message])
+                stored = yield from _turns(scope.adapter, scope.namespace, source)
                 empty = batch.candidate([message], "", TURN)
-                stored = yield from _turns(
-                    scope.adapter, scope.namespace, batch.thread_id, [message.id]
-                )
                 revisions += [Revision(old.key, "deleted", empty) for old in stored[len(texts) :]]
         return Proposal(list(additions.values()), revisions, outcomes=outcomes)
-
-    def _is_kept(self, message: ThreadMessage) -> bool:
-        return bool(message.text) and message.role in ("user", "assistant")
 
 
 def turn_key(thread_id: str, message_id: str, chunk: int) -> str:
@@ -81,21 +75,20 @@ def turn_key(thread_id: str, message_id: str, chunk: int) -> str:
 
 
 def superseded_turns(
-    adapter: StoreAdapter, memory: Memory, until: datetime
+    adapter: StoreAdapter, memory: Memory, until: datetime, successor: Provenance | None = None
 ) -> Effects[list[PutItem]]:
-    """The puts that mark the turns as past on whose messages a superseded memory rests.
+    """The puts that mark the turns as past of the messages that a superseded memory leaves behind.
 
     Recall then shows these turns with the date until which they held.
     """
-    source = memory.provenance
-    if source is None or source.thread_id is None or memory.kind == TURN:
+    if memory.kind == TURN or memory.provenance is None:
         return []
-    found = yield from _turns(adapter, memory.namespace, source.thread_id, source.message_ids)
+    source = replace(memory.provenance, message_ids=left_behind(memory.provenance, successor))
+    found = yield from _turns(adapter, memory.namespace, source)
+    ended = {UNTIL: until.isoformat()}
     return [
         put_of(
-            turn.namespace,
-            turn.key,
-            {**turn.value, UNTIL: until.isoformat()},
+            *(turn.namespace, turn.key, {**turn.value, **ended}),
             provenance=turn.provenance,
             if_version=turn.version,
         )
@@ -104,15 +97,49 @@ def superseded_turns(
     ]
 
 
+def ends_of(
+    scope: Scope, thread_id: str | None, message_ids: Collection[str]
+) -> Effects[dict[str, str]]:
+    """The dates (ISO 8601) at which facts were superseded that rest on messages of a thread.
+
+    Turns of these messages, if they are made only now, held until then. A store that is not
+    perdure's keeps no threads of earlier texts: that of the present text is taken.
+    """
+    any_kind = {PREVIOUS: {"$exists": True}}  # which other stores do not know
+    asked = any_kind if scope.adapter.versioned else {"kind": FACT}
+    ends: dict[str, str] = {}
+    for memory in (yield from scope.adapter.every(scope.namespace, filter=asked)):
+        past = [each for each in memory.previous if each.change == "superseded"]
+        if memory.kind == TURN or not any({*each.message_ids} & {*message_ids} for each in past):
+            continue
+        versions = yield from scope.adapter.versions(memory.namespace, memory.key)
+        threads = {each.text: (each.provenance or Provenance()).thread_id for each in versions}
+        present = memory.provenance or Provenance()
+        for each in past:  # newest first: the first end counts
+            thread = threads.get(each.text, present.thread_id)
+            source = Provenance(thread_id=thread, message_ids=each.message_ids)
+            if thread == thread_id:
+                ends |= dict.fromkeys(left_behind(source, present), each.until.isoformat())
+    return ends
+
+
+def left_behind(source: Provenance, successor: Provenance | None) -> tuple[str, ...]:
+    """The messages on which a memory rested, and on which the one that supersedes it does not."""
+    if successor is None or successor.thread_id != source.thread_id:
+        return source.message_ids
+    return tuple(each for each in source.message_ids if each not in successor.message_ids)
+
+
 def _turns(
-    adapter: StoreAdapter, namespace: Namespace, thread_id: str, message_ids: Sequence[str]
+    adapter: StoreAdapter, namespace: Namespace, source: Provenance
 ) -> Effects[list[Memory]]:
     """The turns of messages, chunk by chunk."""
     store, turns, number = adapter.store, list[Memory](), 0
-    while message_ids:
-        ops = [GetOp(namespace, turn_key(thread_id, each, number)) for each in message_ids]
+    thread_id, left = source.thread_id, list(source.message_ids)
+    while left and thread_id is not None:
+        ops = [GetOp(namespace, turn_key(thread_id, each, number)) for each in left]
         items = yield Effect(partial(store.batch, ops), partial(store.abatch, ops))
-        there = {id: item for id, item in zip(message_ids, items, strict=True) if item is not None}
+        there = {id: item for id, item in zip(left, items, strict=True) if item is not None}
         turns += map(memory_of, there.values())
-        message_ids, number = list(there), number + 1
+        left, number = list(there), number + 1
     return turns

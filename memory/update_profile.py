@@ -1,7 +1,6 @@
 """Updating a profile: a node that has a model patch it after a conversation.
 
-The technique is "manage individual profiles" of LangGraph's concepts of memory: the model gets the
-profile, answers with a patch by strict decoding, and is asked again if it cannot be applied.
+The technique is "manage individual profiles" of LangGraph's concepts of memory.
 """
 
 from __future__ import annotations
@@ -17,19 +16,20 @@ from langchain_core.runnables import RunnableConfig
 from perdure.errors import InvalidPatch, ModelFailed, VersionConflict
 from perdure.memory.conversation import Messages
 from perdure.memory.effects import Effects, awaiting, blocking
-from perdure.memory.learner import Learner
 from perdure.memory.model_answer import CHANGED
 from perdure.memory.model_call import times
 from perdure.memory.model_extractor import PROMPT, ModelExtractor
-from perdure.memory.nodes import checked
+from perdure.memory.nodes import Learner, checked
 from perdure.memory.options import choice
 from perdure.memory.profile import Profile
-from perdure.memory.proposals import Batch, Planned, Proposal, Scope, Usage
+from perdure.memory.proposals import Batch, Scope, Usage
 from perdure.memory.records import Outcome
 from perdure.memory.run_config import source
+from perdure.memory.summary import ON_FAILURE
 from perdure.memory.thread_messages import history_of_state
+from perdure.memory.update_instructions import TRIES
+from perdure.stores.base import PutItem
 
-_TRIES: Final = 11  # until an update is given up because other runs change the profile
 _LOG: Final = logging.getLogger("perdure")
 
 
@@ -51,8 +51,7 @@ class UpdateProfile(Learner):
     the same fields.
 
     Args:
-        model: A chat model, its name, or `ModelCall(model, timeout_s=…)`. Its answer is not
-            streamed to the user.
+        model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
         profile: The profile, or several of one user in one store.
         prompt: The task, in place of `ModelExtractor`'s.
         strict: See `ModelExtractor`.
@@ -75,7 +74,7 @@ class UpdateProfile(Learner):
         self._extractor = ModelExtractor(
             model, prompt=prompt, kinds=(), profile=profile, turns=False, strict=strict
         )
-        self._keeps = choice("on_failure", on_failure, ("keep", "raise")) == "keep"
+        self._keeps = choice("on_failure", on_failure, ON_FAILURE) == "keep"
 
     def _learn(
         self, messages: Messages, config: RunnableConfig | None = None
@@ -111,31 +110,30 @@ class UpdateProfile(Learner):
 
     def _written(self, batch: Batch, scope: Scope) -> Effects[ProfileUpdate]:
         usage, proposal = Usage(), None
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             if proposal is None:
                 proposal = yield from self._extractor.proposing(batch, scope)
                 usage += proposal.usage
-            planned = yield from self._planned(proposal)
-            if any(each.check == CHANGED for each in planned.outcomes):
+            puts: list[PutItem] = []
+            outcomes: list[Outcome] = []
+            for plan in proposal.plans:
+                planned = yield from plan(self._extractor.profiles[0].gate)
+                puts += planned.puts
+                outcomes += planned.outcomes
+            refused = [each for each in outcomes if each.change == "refused"]
+            if any(each.check == CHANGED for each in refused):
                 proposal = None  # the model has to see the profile as it is now
-                continue
-            with suppress(VersionConflict):
-                yield from scope.adapter.written(planned.puts)
-                return ProfileUpdate(tuple(planned.outcomes), usage)
+            elif refused:
+                raise ModelFailed(
+                    "the model gave no patch that can be applied: asked "
+                    f"{times(proposal.usage.calls)}, and in the end one that was refused (this "
+                    "error's cause says why)"
+                ) from InvalidPatch(refused[0].reason)
+            else:
+                with suppress(VersionConflict):
+                    yield from scope.adapter.written(puts)
+                    return ProfileUpdate(tuple(outcomes), usage)
         raise VersionConflict("other runs changed the profile, again and again")
-
-    def _planned(self, proposal: Proposal) -> Effects[Planned]:
-        plans = []
-        for plan in proposal.plans:
-            plans.append((yield from plan(self._extractor.profiles[0].gate)))
-        outcomes = [each for plan in plans for each in plan.outcomes]
-        refused = [each for each in outcomes if each.change == "refused" and each.check != CHANGED]
-        if refused:
-            raise ModelFailed(
-                f"the model gave no patch that can be applied: asked {times(proposal.usage.calls)},"
-                " and in the end one that was refused (this error's cause says why)"
-            ) from InvalidPatch(refused[0].reason)
-        return Planned([put for plan in plans for put in plan.puts], outcomes)
 
 
 update_profile = UpdateProfile

@@ -1,8 +1,4 @@
-"""Memories as a part of a view: those that answer the newest message, in the system message.
-
-They are quoted there and nowhere else: nothing is written to the state, so that no memory is taken
-for a message.
-"""
+"""Memories as a part of a view: quoted in the system message, and never written to the state."""
 
 from __future__ import annotations
 
@@ -18,13 +14,13 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, StorageError
-from perdure.memory.clock import Clock, clock_of
 from perdure.memory.conversation import Turn
-from perdure.memory.effects import Effect, Effects, arun, run
+from perdure.memory.effects import Effect, Effects, awaiting, blocking
 from perdure.memory.nodes import MessagesNode, Shown
+from perdure.memory.quotation import section
 from perdure.memory.recall import NAMESPACE, Labels, MemorySearch
 from perdure.memory.records import Memory
-from perdure.memory.run_config import source
+from perdure.memory.run_config import Clock, clock_of, source
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.stores.text import STOP_WORDS, query_tokens
 
@@ -45,12 +41,10 @@ class UseMemories(MessagesNode):
     left out; memories of messages that are cut off are not. If the store or its embedder fails, a
     warning is logged, and the turn goes on without memories.
 
+    `namespace`, `kinds`, `limit` and `max_tokens` are those of `recall`.
+
     Args:
         store: Any langgraph store; None: the one that the graph was compiled with.
-        namespace: As of `recall`; so are kinds, limit and max_tokens.
-        kinds: Only memories of these kinds.
-        limit: The largest number of memories.
-        max_tokens: The tokens that they may take.
         min_score: As of `SQLiteStore.search`: how well a memory has to answer; only of perdure's.
         as_of: A function of the run's config that gives the moment at which to remember, or the
             name of that moment in the config; None, or if it gives None: the present.
@@ -81,42 +75,47 @@ class UseMemories(MessagesNode):
         made._following = [part for part in parts if not isinstance(part, UseMemories)]
         return made
 
-    def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """The same, with memories in the system message."""
-        return run(self._through(shown, state, config))
-
-    async def athrough(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
-        """See `through`."""
-        return await arun(self._through(shown, state, config))
-
     def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Effects[Shown]:
+        """The same, with memories in the system message."""
         newest, turns = tee(shown.turns)
-        query, text, room = query_of(list(islice(newest, 2))), "", self._search.max_tokens or 0
+        query, room = query_of(list(islice(newest, 2))), self._search.max_tokens or 0
+        lines: tuple[str, ...] = ()
         while query and room:
             possible, turns = tee(turns)
+            filled = _with_section(replace(shown, turns=possible), _TOKEN * room)
             try:
-                left = yield from self._left(replace(shown, turns=possible), room, state, config)
+                left = yield from self._left(filled, state, config)
             except BudgetExceeded:  # of a part that follows
                 room //= 2
                 continue
-            text = yield from self._section(query, room, left, config)
+            lines = yield from self._recalled(query, room, left, config)
             break
-        return _with_section(replace(shown, turns=turns), text)
+        while lines:
+            possible, turns = tee(turns)
+            filled = _with_section(replace(shown, turns=possible), section("memories", lines))
+            try:
+                yield from self._left(filled, state, config)
+                break
+            except BudgetExceeded:  # its counter counts them dearer than the estimate does
+                lines = lines[:-1]
+        shown = replace(shown, turns=turns)
+        return _with_section(shown, section("memories", lines)) if lines else shown
+
+    through = blocking(_through)  # type: ignore[arg-type]
+    athrough = awaiting(_through)  # type: ignore[arg-type]
 
     def _left(
-        self, shown: Shown, room: int, state: Any, config: RunnableConfig | None
+        self, shown: Shown, state: Any, config: RunnableConfig | None
     ) -> Effects[frozenset[str | None]]:
-        """The ids of the messages that following parts leave if memories take all of their room."""
-        shown = _with_section(shown, _TOKEN * room)
+        """The ids of the messages that the following parts leave."""
         for part in self._following:
             shown = yield _call(part, shown, state, config)
-        units = (unit for turn in shown.turns for unit in turn.units)
-        return frozenset(message.id for unit in units for message in unit.messages)
+        return frozenset(message.id for message in shown.messages())
 
-    def _section(
+    def _recalled(
         self, query: str, room: int, left: frozenset[str | None], config: RunnableConfig | None
-    ) -> Effects[str]:
-        """The section of memories, without those that rest on the given messages; "" for none."""
+    ) -> Effects[tuple[str, ...]]:
+        """A line for each memory, without those that rest on the given messages alone."""
         thread_id, _ = source(config)
 
         def accepts(memory: Memory) -> bool:
@@ -129,16 +128,14 @@ class UseMemories(MessagesNode):
         try:
             options: dict[str, Any] = {"as_of": self._as_of(config), "max_tokens": room}
             options |= {"accepts": accepts, "rejected": len(left)}
-            search = self._search.found(query, self._store, config, **options)
-            found = yield from search
+            return (yield from self._search.found(query, self._store, config, **options)).lines
         except Exception as exc:  # also of the driver of another store
             if isinstance(exc, PerdureError) and not isinstance(
                 exc, StorageError | EmbeddingFailed
             ):
                 raise  # a mistake, which every turn would meet
             _LOG.warning("nothing is recalled in this turn: %s", exc, exc_info=exc)
-            return ""
-        return str(found)
+            return ()
 
 
 use_memories = UseMemories
@@ -167,8 +164,6 @@ def _is_elliptic(text: str) -> bool:
 
 def _with_section(shown: Shown, text: str) -> Shown:
     """The same with a section at the end of the system message."""
-    if not text:
-        return shown
     if shown.system is None:
         return replace(shown, system=SystemMessage(text))
     content: Any = shown.system.content

@@ -1,7 +1,6 @@
-"""Watermarks: up to which message an extractor has read a thread.
+"""Watermarks: up to which message an extractor has read a thread, as notes in the store.
 
-A watermark is a note in the store, written in one transaction with the memories. It names the
-newest messages by id, so it holds for a thread that was trimmed, edited or forked.
+A watermark names the newest messages by id, so it holds for a trimmed, edited or forked thread.
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ class Watermark:
     failed_at: datetime | None = None  # when the last of them failed (UTC)
     failed_head: str | None = None  # the head of the thread then
     error: str = ""
+    final: bool = False  # whether trying again cannot help
     first: Mapping[str, Any] | None = None  # of perdure's first version: holds for all extractors
 
     @property
@@ -67,10 +67,10 @@ class Watermark:
         return [each for each in messages[first:] if _is_new(each, known.get(each.id))]
 
     def placed(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
-        """Messages with their positions.
+        """Messages with positions, which go up after the known messages, and down before them.
 
-        Positions go up after the known messages, and down before them. A message between two known
-        ones has the position of the one before it: the store orders equal positions by age.
+        A message between two known ones has the position of the one before it: the store orders
+        equal positions by age.
         """
         known = {each.id: each.position for each in self.known}
         there = [i for i, each in enumerate(messages) if each.id in known]
@@ -102,10 +102,13 @@ class Watermark:
             first=self.first,
         )
 
-    def with_failure(self, error: str, at: datetime, head: str | None) -> Watermark:
+    def with_failure(
+        self, error: str, at: datetime, head: str | None, *, final: bool = False
+    ) -> Watermark:
         """The watermark after an extraction failed, with the head of the thread at that moment."""
-        attempts = self.attempts + 1
-        return replace(self, attempts=attempts, failed_at=at, failed_head=head, error=error)
+        attempts = self.attempts + 1 if self.failed_head == head else 1
+        failure: dict[str, Any] = {"attempts": attempts, "failed_at": at, "failed_head": head}
+        return replace(self, error=error, final=final, **failure)
 
     def set_back(self) -> Watermark:
         """The watermark of a thread that is to be read again; positions continue."""
@@ -129,6 +132,7 @@ class Watermark:
             failed_at = self.failed_at and self.failed_at.isoformat()
             value |= {"attempts": self.attempts, "failed_at": failed_at}
             value |= {"failed_head": self.failed_head, "error": self.error}
+            value |= {"final": True} if self.final else {}
         if self.first:
             value["first"] = self.first
         place, key = notes_of(FORMED, namespace), _key(self.extractor, thread_id)
@@ -177,12 +181,12 @@ def _read(empty: Watermark, own: Item | None, turns: Item | None) -> Watermark:
         failed_at=datetime.fromisoformat(failed_at) if failed_at else None,
         failed_head=value.get("failed_head"),
         error=value.get("error", ""),
+        final=value.get("final", False),
         first=first if own is turns else None,
     )
 
 
 def _key(extractor: str, thread_id: str) -> str:
-    """The key of the note; that of turns is the first version's."""
     if extractor == TURNS:
         return thread_id
     named = f"{extractor}\0{thread_id}".encode("utf-8", "surrogatepass")

@@ -1,7 +1,6 @@
 """The writer of memories: it inserts, updates, supersedes and deletes, each in one transaction.
 
-A change that another one comes before is judged again: a fact that is told twice at once is kept
-once, and no correction is lost.
+A change that another one comes before is judged again.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Literal, get_args
 
 from langchain_core.runnables import RunnableConfig
@@ -17,10 +17,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
 from perdure.errors import ConfigurationError, InvalidValue, LimitExceeded, UnknownMemory
-from perdure.memory.admission import REDACTED, admit
 from perdure.memory.conflicts import change_note, one_by_one
+from perdure.memory.detectors import REDACTED
 from perdure.memory.effects import Effects
-from perdure.memory.gate import Gate
+from perdure.memory.gate import Gate, admit
 from perdure.memory.records import Candidate, Memory, Outcome, Role
 from perdure.memory.run_config import source
 from perdure.memory.store_adapter import PREVIOUS, SOURCE, StoreAdapter, removal_of, succeeding
@@ -44,7 +44,7 @@ _FAULTS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class MemoryWriter:
-    """Writes the memories of one namespace; its methods are effects. See `Collection`."""
+    """Writes the memories of one namespace, for `Collection` and tools."""
 
     adapter: StoreAdapter
     namespace: Namespace
@@ -62,7 +62,7 @@ class MemoryWriter:
     ) -> Effects[Outcome]:
         """Add a memory; a different one with the key is changed `instead`, or is an error."""
         wanted = None if key is None else check_key(key)
-        return self._one_by_one(lambda: self._inserted(given, provenance, wanted, instead))
+        return self._tried(self._inserted, given, provenance, wanted, instead)
 
     def replace(
         self,
@@ -73,16 +73,14 @@ class MemoryWriter:
         at: datetime | None = None,
     ) -> Effects[Outcome]:
         """Update or supersede a memory."""
-        known = check_key(key)
-        return self._one_by_one(lambda: self._replaced(known, given, provenance, change, at))
+        return self._tried(self._replaced, check_key(key), given, provenance, change, at)
 
     def delete(self, key: str) -> Effects[Outcome]:
         """Close a memory."""
-        known = check_key(key)
-        return self._one_by_one(lambda: self._deleted(known))
+        return self._tried(self._deleted, check_key(key))
 
-    def _one_by_one(self, attempt: Callable[[], Effects[Outcome]]) -> Effects[Outcome]:
-        return one_by_one(self.adapter, self.namespace, attempt)
+    def _tried(self, attempt: Callable[..., Effects[Outcome]], *given: Any) -> Effects[Outcome]:
+        return one_by_one(self.adapter, self.namespace, partial(attempt, *given))
 
     def _inserted(
         self, given: Given, provenance: Provenance, key: str | None, instead: Replacement | None
@@ -100,7 +98,9 @@ class MemoryWriter:
                 "supersede that one, or leave key= out for a new one"
             )
         wanted = key or (yield from self._new_key())
-        outcome, puts = yield from self._admitted(value, self.kind, provenance, wanted, None)
+        outcome, puts = yield from self._admitted(
+            value, self.kind, provenance, wanted, None, made=key is None
+        )
         if outcome.change == "added":
             puts = [*(replace(put, if_version=0) for put in puts), *note]
         yield from self.adapter.written(puts)
@@ -123,7 +123,7 @@ class MemoryWriter:
         kept, fields = own_fields(previous or {}), _fields(given)
         value = {**kept, **(fields if self.schema is None else _fitted(self.schema, kept, fields))}
         text = value.get(TEXT)
-        if not isinstance(text, str) or not text.strip() or text != _unicode(text):
+        if not isinstance(text, str) or not text.strip() or _has_surrogate(text):
             raise InvalidValue(
                 f"text is {text!r:.80}; expected a sentence that can stand alone, in Unicode"
             )
@@ -151,7 +151,7 @@ class MemoryWriter:
             value = succeeding(previous, put.value or {}, change, until)
             puts = [replace(put, value=value, if_version=previous.version), *note]
             if change == "superseded":
-                puts += yield from self._past_turns(previous, provenance, until)
+                puts += yield from superseded_turns(self.adapter, previous, until, provenance)
             outcome = replace(outcome, change=change)
         yield from self.adapter.written(puts)
         return outcome
@@ -170,26 +170,18 @@ class MemoryWriter:
         provenance: Provenance,
         key: str,
         previous: Memory | None,
+        *,
+        made: bool = False,
     ) -> Effects[tuple[Outcome, list[PutItem]]]:
-        """What the gate makes of a value, beside the memories other than the previous one."""
         fields = {name: part for name, part in value.items() if name != TEXT}
         role: Any = provenance.trust if provenance.trust in get_args(Role) else "user"
         candidate = Candidate(
             value[TEXT], kind, fields, provenance, role, explicit=True, by_model=self.by_model
         )
         adapter = self.adapter if previous is None else _Without(self.adapter, previous)
-        admitted = yield from admit(self.gate, adapter, self.namespace, [candidate], [key])
+        space = self.namespace
+        admitted = yield from admit(self.gate, adapter, space, [candidate], [key], made=made)
         return admitted.outcomes[0], admitted.puts
-
-    def _past_turns(
-        self, previous: Memory, provenance: Provenance, until: datetime
-    ) -> Effects[list[PutItem]]:
-        """Puts that mark the turns as past on which the previous text rests, and not the new."""
-        rests_on = previous.provenance
-        if rests_on is not None and rests_on.thread_id == provenance.thread_id:
-            ids = tuple(each for each in rests_on.message_ids if each not in provenance.message_ids)
-            previous = replace(previous, provenance=replace(rests_on, message_ids=ids))
-        return superseded_turns(self.adapter, previous, until)
 
     def _new_key(self) -> Effects[str]:
         while True:
@@ -252,8 +244,8 @@ def faults_of(exc: ValidationError) -> str:
     )
 
 
-def _unicode(text: str) -> str:
-    return text.encode(errors="ignore").decode()  # without lone surrogates
+def _has_surrogate(text: str) -> bool:
+    return text != text.encode(errors="ignore").decode()
 
 
 def _fields(given: Given) -> dict[str, Any]:

@@ -11,7 +11,6 @@ costs more than a small read, and a transaction more than a small write.
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -20,14 +19,13 @@ from weakref import WeakKeyDictionary
 
 from perdure.errors import PerdureError
 from perdure.storage.database import Database
-from perdure.storage.flow import Flow, run
+from perdure.storage.flow import Flow, run, signed
 from perdure.stores.embedders import CheckedEmbedder
 from perdure.stores.models import Embeddings, Model
 from perdure.stores.puts import Put
 from perdure.stores.writer import Writer
 
 T = TypeVar("T")
-M = TypeVar("M", bound=Callable[..., Any])
 P = ParamSpec("P")
 _TOGETHER = 16  # calls in one hop: the first waits for the last
 
@@ -232,7 +230,7 @@ def blocking(
         found: T = self._parts.runner.run(make(self, *args, **kwargs))
         return found
 
-    return _signed(method, make)
+    return signed(method, make)
 
 
 def awaiting(
@@ -253,18 +251,9 @@ def awaiting(
         named: Callable[[Any], None],
     ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
         wraps(named)(twin)
-        return _signed(twin, make)
+        return signed(twin, make)
 
     return decorate
-
-
-def _signed(method: M, make: Callable[..., Any]) -> M:
-    """A method with the signature of what makes its effects, but that it returns their outcome."""
-    signature = inspect.signature(make)
-    returned = str(signature.return_annotation).removeprefix("Effects[").removesuffix("]")
-    method.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
-    method.__annotations__ = {**make.__annotations__, "return": returned}
-    return method
 
 
 class _Ask(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any
 
 import openai
 import pytest
+from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.messages.utils import convert_to_messages
 from langchain_core.outputs import ChatGeneration, ChatResult
@@ -121,7 +122,9 @@ def test_a_window_bounds_what_the_model_is_shown(size: int, file_saver: SQLiteCh
     turns = 6
     with OpenAIServer([f"a{n}" for n in range(turns)]) as server:
         graph = chat_graph(
-            client(server), checkpointer=file_saver, memory=[trim(max_messages=size)]
+            client(server),
+            checkpointer=file_saver,
+            memory=[trim(max_tokens=size, token_counter=len)],
         )
         for n in range(turns):
             out = graph.invoke(says(f"q{n}"), THREAD)
@@ -133,24 +136,12 @@ def test_a_window_bounds_what_the_model_is_shown(size: int, file_saver: SQLiteCh
     assert said == history(file_saver) == texts(out)
 
 
-def test_a_window_of_the_state_leaves_the_rest_to_history(file_saver: SQLiteCheckpointer) -> None:
-    """What is cut is no longer in the state; history has it, and says that it is not seen."""
-    with OpenAIServer([f"a{n}" for n in range(4)]) as server:
-        window = trim(max_messages=3, mode="state")
-        graph = chat_graph(client(server), checkpointer=file_saver, memory=[window])
-        for n in range(4):
-            out = graph.invoke(says(f"q{n}"), THREAD)
-
-    assert texts(out) == ["q3", "a3"]
-    assert server.shown() == [("user", "q2"), ("assistant", "a2"), ("user", "q3")]
-    assert history(file_saver) == ["q0", "a0", "q1", "a1", "q2", "a2", "q3", "a3"]
-    assert [i.value.text for i in file_saver.history("t") if i.seen] == ["q3", "a3"]
-
-
 def test_a_system_message_is_shown_first(file_saver: SQLiteCheckpointer) -> None:
     """It stays, however short the window."""
     with OpenAIServer(["fine", "well"]) as server:
-        graph = chat_graph(client(server), checkpointer=file_saver, memory=[trim(max_messages=2)])
+        graph = chat_graph(
+            client(server), checkpointer=file_saver, memory=[trim(max_tokens=2, token_counter=len)]
+        )
         graph.invoke({"messages": [SystemMessage("be brief"), HumanMessage("hi")]}, THREAD)
         graph.invoke(says("again"), THREAD)
 
@@ -167,7 +158,9 @@ def test_a_window_leaves_tool_calls_with_their_results(file_saver: SQLiteCheckpo
         ToolMessage("found", tool_call_id="c1"),
     ]
     with OpenAIServer(["it is so", "yes"]) as server:
-        graph = chat_graph(client(server), checkpointer=file_saver, memory=[trim(max_messages=3)])
+        graph = chat_graph(
+            client(server), checkpointer=file_saver, memory=[trim(max_tokens=3, token_counter=len)]
+        )
         graph.invoke({"messages": told}, THREAD)
         graph.invoke(says("sure?"), THREAD)
 
@@ -209,7 +202,7 @@ def test_a_chat_with_summary_instructions_and_a_window(tmp_path: Path, colour: s
                 memory=[
                     use_instructions(learned),
                     summarize(model, trigger=("messages", 6), keep=("messages", 1)),
-                    trim(max_messages=6),
+                    trim(max_tokens=6, token_counter=len),
                     update_instructions(model, learned),
                 ],
             )
@@ -272,7 +265,7 @@ def test_the_asynchronous_graph_answers_and_streams(tmp_path: Path) -> None:
     async def talk(server: OpenAIServer) -> list[str]:
         async with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
             graph = chat_graph(
-                client(server), checkpointer=saver, memory=[trim(max_messages=3, mode="state")]
+                client(server), checkpointer=saver, memory=[trim(max_tokens=3, token_counter=len)]
             )
             await graph.ainvoke(says("one"), THREAD)
             stream: Any = graph.astream(says("two"), THREAD, stream_mode="messages")
@@ -290,7 +283,7 @@ def test_after_an_error_of_the_model_the_turn_can_be_finished(tmp_path: Path) ->
     with OpenAIServer(["fine", Failure(400, "out of order"), "back again"]) as server:
         with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
             graph = chat_graph(
-                client(server), checkpointer=saver, memory=[trim(max_messages=5, mode="state")]
+                client(server), checkpointer=saver, memory=[trim(max_tokens=5, token_counter=len)]
             )
             graph.invoke(says("one"), THREAD)
             with pytest.raises(openai.APIStatusError, match="out of order"):
@@ -298,7 +291,7 @@ def test_after_an_error_of_the_model_the_turn_can_be_finished(tmp_path: Path) ->
             before = history(saver)
         with SQLiteCheckpointer.open(tmp_path / "x.db") as saver:
             graph = chat_graph(
-                client(server), checkpointer=saver, memory=[trim(max_messages=5, mode="state")]
+                client(server), checkpointer=saver, memory=[trim(max_tokens=5, token_counter=len)]
             )
             waiting = graph.get_state(THREAD).next
             out = graph.invoke(None, THREAD)
@@ -310,7 +303,7 @@ def test_after_an_error_of_the_model_the_turn_can_be_finished(tmp_path: Path) ->
     assert server.shown(1) == server.shown(2)
 
 
-@pytest.mark.parametrize("options", ["window", "summary", "summary in a view"])
+@pytest.mark.parametrize("options", ["window", "summary"])
 def test_a_stream_of_messages_has_the_answers_and_nothing_else(
     options: str, file_saver: SQLiteCheckpointer
 ) -> None:
@@ -321,9 +314,8 @@ def test_a_stream_of_messages_has_the_answers_and_nothing_else(
     ):
         model = client(server)
         learned = Instructions(store, default="SECRET RULES")
-        mode: Any = "state" if options == "summary" else "view"
-        summary = summarize(model, trigger=("messages", 4), keep=("messages", 1), mode=mode)
-        window = trim(max_messages=4, mode="state" if options == "window" else "view")
+        summary = summarize(model, trigger=("messages", 4), keep=("messages", 1))
+        window = trim(max_tokens=4, token_counter=len)
         graph = chat_graph(
             model,
             checkpointer=file_saver,
@@ -350,26 +342,24 @@ def test_a_stream_of_messages_has_the_answers_and_nothing_else(
 # -- interrupts
 
 
-def everything(model: Any, saver: Any, store: SQLiteStore, *, window: bool) -> Any:
+def everything(model: Any, saver: Any, store: SQLiteStore) -> Any:
     learned = Instructions(store)
-    shortens: list[Any] = [trim(max_messages=3, mode="state")]
-    if not window:
-        summary = summarize(model, trigger=("messages", 4), keep=("messages", 1))
-        shortens = [summary, trim(max_messages=9)]
+    summary = summarize(model, trigger=("messages", 4), keep=("messages", 1))
+    shortens: list[Any] = [summary, trim(max_tokens=9, token_counter=len)]
     learns = [remember_turns(), update_instructions(model, learned)]
     memory = [use_instructions(learned), *shortens, *learns]
     return chat_graph(model, memory=memory, checkpointer=saver, store=store)
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
-@pytest.mark.parametrize("name", ["respond", "remember", "reflect", "summarize", "trim"])
+@pytest.mark.parametrize("name", ["respond", "remember", "reflect", "summarize"])
 def test_a_chat_stopped_before_a_node_goes_on(tmp_path: Path, name: str, colour: str) -> None:
     """In a reopened file, to the state of a chat that was not stopped."""
 
     async def talk(path: Path, server: OpenAIServer, stop: list[str]) -> tuple[Any, list[str]]:
         async def step(given: Any, **options: Any) -> Any:
             async with SQLiteCheckpointer.open(path) as saver:
-                graph = everything(client(server), saver, store, window=name == "trim")
+                graph = everything(client(server), saver, store)
                 if colour == "sync":
                     graph.invoke(given, THREAD, **options)
                 else:
@@ -404,9 +394,7 @@ class Asking(QuotingResponder):
         return ChatResult(generations=[ChatGeneration(message=AIMessage(f"You said {said}."))])
 
 
-@pytest.mark.parametrize(
-    "window", [[trim(max_messages=3, mode="state")], [trim(max_messages=3)], []]
-)
+@pytest.mark.parametrize("window", [[trim(max_tokens=3, token_counter=len)], []])
 def test_a_model_that_asks_a_human_is_resumed_with_the_answer(window: Any, tmp_path: Path) -> None:
     """The question of the turn is stored once, and the turn ends as any other."""
     for n in range(3):
@@ -431,17 +419,15 @@ def test_a_model_that_asks_a_human_is_resumed_with_the_answer(window: Any, tmp_p
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"memory": trim(max_messages=1)}, "memory is .*Trim.* expected a list of parts"),
+        (
+            {"memory": trim(max_tokens=1, token_counter=len)},
+            "memory is .*Trim.* expected a list of parts",
+        ),
         ({"memory": ["Be kind."]}, "a part of the memory is 'Be kind.'; expected parts like"),
         ({"model": 20}, "model is 20; expected a langchain chat model, or a name"),
         (
-            {
-                "memory": [
-                    trim(max_messages=2, mode="state"),
-                    summarize(QuotingResponder(), trigger=("messages", 9)),
-                ]
-            },
-            "Trim .* not summarised yet; expected the mode 'view'",
+            {"model": FakeListChatModel(responses=["hi"]), "tools": [str]},
+            "the model is a FakeListChatModel, which cannot call tools: it has no bind_tools",
         ),
     ],
 )

@@ -162,9 +162,9 @@ def test_a_run_is_remembered_at_its_end(graph: str, file: Any) -> None:
     assert sum(memory.text.startswith("user: ") for memory in remembered) == 44
 
 
-@pytest.mark.parametrize("mode", ["state", "summary"])
-def test_what_left_the_state_is_recalled_from_its_own_thread(mode: str, file: Any) -> None:
-    """It is remembered before it is removed, or summarised."""
+@pytest.mark.parametrize("how", ["trimmed", "summarised"])
+def test_what_is_no_longer_shown_is_recalled_from_its_own_thread(how: str, file: Any) -> None:
+    """It is remembered before it is summarised."""
     saver, store = file
 
     def replies(body: dict[str, Any]) -> str:
@@ -173,8 +173,8 @@ def test_what_left_the_state_is_recalled_from_its_own_thread(mode: str, file: An
 
     with OpenAIServer(replies) as server:
         model = client(server)
-        shortens: Any = trim(max_messages=3, mode="state")
-        if mode == "summary":
+        shortens: Any = trim(max_tokens=3, token_counter=len)
+        if how == "summarised":
             shortens = summarize(model, trigger=("messages", 4), keep=("messages", 2))
         chat = chat_graph(
             model,

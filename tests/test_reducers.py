@@ -15,7 +15,8 @@ from langgraph.graph import END, START, StateGraph, add_messages
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from perdure.errors import InvalidUpdate
-from perdure.memory import ChatState, Keep, keepable, messages
+from perdure.memory import ChatState, Keep, messages
+from perdure.memory.reducers import keepable
 
 
 def human(n: int) -> HumanMessage:
@@ -84,20 +85,19 @@ def test_keep_is_a_python_slice(value: list[int], start: int | None, end: int | 
 
 
 @given(st.integers(-10, 10), st.none() | st.integers(-10, 10))
-def test_widened_keeps_part_no_pair(start: int, end: int | None) -> None:
-    """Widening keeps what was asked for and every partner of it, as one contiguous run."""
+def test_a_keep_parts_no_pair(start: int, end: int | None) -> None:
+    """It keeps what was asked for; where that would part a pair, it is refused."""
     asked = ids(TALK[start:end])
-    kept = ids(messages(TALK, Keep(start, end, on_split="widen")))
-
-    first = ids(TALK).index(kept[0]) if kept else 0
-    assert set(asked) <= set(kept)
-    assert ids(TALK)[first : first + len(kept)] == kept
-    for pair in ({"a1", "t2"}, {"a1", "t3"}, {"a6", "t7"}):
-        assert not pair & set(kept) or pair <= set(kept)
+    pairs = ({"a1", "t2"}, {"a1", "t3"}, {"a6", "t7"})
+    if any(len(pair & set(asked)) == 1 for pair in pairs):
+        with pytest.raises(InvalidUpdate, match="would part tool call"):
+            messages(TALK, Keep(start, end))
+    else:
+        assert ids(messages(TALK, Keep(start, end))) == asked
 
 
 def test_a_parting_keep_says_so() -> None:
-    """By default a keep that would orphan a tool message names the call and both messages."""
+    """A keep that would orphan a tool message names the call and both messages."""
     with pytest.raises(InvalidUpdate, match=r"tool call 'x' \(message 6\).*message 7"):
         messages(TALK, Keep(start=-2))
 
@@ -105,8 +105,8 @@ def test_a_parting_keep_says_so() -> None:
 def test_golden_slices() -> None:
     """Chosen slices, worked out by hand."""
     assert ids(messages(TALK, Keep(4, 6))) == ["a4", "h5"]
-    assert ids(messages(TALK, Keep(3, 5, on_split="widen"))) == ["a1", "t2", "t3", "a4"]
-    assert ids(messages(TALK, Keep(start=-2, on_split="widen"))) == ["a6", "t7", "a8"]
+    assert ids(messages(TALK, Keep(1, 5))) == ["a1", "t2", "t3", "a4"]
+    assert ids(messages(TALK, Keep(start=-3))) == ["a6", "t7", "a8"]
     assert ids(messages(TALK, {"type": "keep", "from": -1, "to": None})) == ["a8"]
     assert messages(TALK, Keep(3, 3)) == []
 
@@ -137,14 +137,14 @@ def test_first_update_of_an_empty_channel() -> None:
         {"type": "keep", "from": 1.0},
         {"type": "keep", "to": True},
         {"type": "keep", "form": 1},
-        {"type": "keep", "on_split": "maybe"},
+        {"type": "keep", "on_split": "widen"},
     ],
 )
 def test_malformed_keeps_change_nothing(bad: dict[str, Any]) -> None:
     """A keep of another form names the value and what was expected, before anything changes."""
     value = [human(0)]
 
-    with pytest.raises(InvalidUpdate, match=r"keep|on_split"):
+    with pytest.raises(InvalidUpdate, match="is no keep"):
         messages(value, [human(1), bad])
     with pytest.raises(InvalidUpdate):
         keepable()([1], [2, bad])

@@ -6,13 +6,19 @@ https://python.langchain.com/v0.1/docs/use_cases/chatbots/memory_management/.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 from langchain_core.chat_history import BaseChatMessageHistory
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    RemoveMessage,
+    SystemMessage,
+)
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     BaseCheckpointSaver,
@@ -23,9 +29,13 @@ from langgraph.checkpoint.base import (
 )
 
 from perdure.checkpointers.address import check_thread_id
-from perdure.errors import AlreadyLocked
-from perdure.memory.adapters.window import Change, checked_messages, presentable
+from perdure.errors import AlreadyLocked, InvalidMessages
+from perdure.memory.conversation import Messages, backwards, call_ids, says_something
+from perdure.memory.nodes import checked
 from perdure.memory.options import instance
+
+Change = Callable[[list[BaseMessage]], Sequence[BaseMessage]]
+_EVICTED: Final = HumanMessage("evicted")
 
 
 class ThreadMessageHistory(BaseChatMessageHistory):
@@ -94,10 +104,6 @@ class ThreadMessageHistory(BaseChatMessageHistory):
             config = head.config if head else self._config
             self.checkpointer.put(config, after, metadata, {"messages": version})
 
-    def _found(self, head: CheckpointTuple | None) -> list[BaseMessage]:
-        found = head.checkpoint["channel_values"].get("messages") if head else None
-        return checked_messages(found or [], f"channel 'messages' of thread {self.thread_id!r}")
-
     def clear(self) -> None:
         """Delete the thread, out of history and file; with `keep_history`, empty its state."""
         if self.keep_history:
@@ -106,6 +112,10 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         with self._locked():
             erase = getattr(self.checkpointer, "erase", self.checkpointer.delete_thread)
             erase(self.thread_id)
+
+    def _found(self, head: CheckpointTuple | None) -> list[BaseMessage]:
+        found = head.checkpoint["channel_values"].get("messages") if head else None
+        return checked_messages(found or [], f"channel 'messages' of thread {self.thread_id!r}")
 
     def _locked(self) -> ExitStack:
         """The lock of the thread, held; langgraph's checkpointers have none."""
@@ -125,3 +135,36 @@ def _with_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
             message = message.model_copy(update={"id": str(uuid4())})
         found[message.id] = message
     return list(found.values())
+
+
+def checked_messages(messages: Messages, what: str = "the messages") -> list[BaseMessage]:
+    """A list of the messages; one that is no message, or a `RemoveMessage`, raises."""
+    found = list(checked(messages, what))
+    if any(isinstance(message, RemoveMessage) for message in found):
+        raise InvalidMessages(f"{what}: one is a RemoveMessage; expected messages to keep")
+    return found
+
+
+def presentable(messages: Messages) -> list[BaseMessage]:
+    """The messages of a window without blank messages and tool calls or results alone.
+
+    Calls at the end stay. A system message between a call and its results goes before the call.
+    """
+    # a window may begin in the middle of a turn
+    turns = reversed([*backwards([_EVICTED, *messages], to_answer=False)])
+    left = iter(messages)
+    kept: list[BaseMessage] = []
+    for unit in [unit for turn in turns for unit in turn.units][1:]:
+        waits = isinstance(unit[0], AIMessage) and len(call_ids(unit[0])) >= len(unit)
+        for end in [*unit, None] if waits else unit:
+            kept += _systems_before(end, left)
+        kept += unit
+    return [*kept, *_systems_before(None, left)]
+
+
+def _systems_before(end: BaseMessage | None, left: Iterator[BaseMessage]) -> Iterator[BaseMessage]:
+    for message in left:
+        if message is end:
+            return
+        if isinstance(message, SystemMessage) and says_something(message):
+            yield message

@@ -6,20 +6,29 @@ evicted messages stay in perdure's `history()` until the memory is cleared.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, SystemMessage, ToolMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from perdure.checkpointers.address import check_thread_id
-from perdure.memory.adapters.langchain import ThreadMessageHistory
-from perdure.memory.adapters.window import Change, checked_messages, presentable, windowed
+from perdure.memory.adapters.langchain import (
+    Change,
+    ThreadMessageHistory,
+    checked_messages,
+    presentable,
+)
+from perdure.memory.conversation import Messages, says_something
 from perdure.memory.options import instance, whole
 from perdure.memory.tokens import Countable, count_tokens, token_counter
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -68,10 +77,7 @@ class InMemoryChatMemoryStore(ChatMemoryStore):
 class CheckpointerChatMemoryStore(ChatMemoryStore):
     """Messages in the threads of a checkpointer; the id of a memory is the thread_id.
 
-    Args:
-        checkpointer: Any langgraph checkpointer.
-        keep_history: Whether deleted messages stay in perdure's `history(thread_id)` and in the
-            file. False: deleting deletes the thread.
+    With `keep_history` deleted messages stay in perdure's `history(thread_id)` and in the file.
     """
 
     def __init__(self, checkpointer: BaseCheckpointSaver[Any], *, keep_history: bool = False):
@@ -103,11 +109,8 @@ class CheckpointerChatMemoryStore(ChatMemoryStore):
 class WindowChatMemory(ABC):
     """The base of both windows.
 
-    Args:
-        id: Which memory of the store.
-        store: Where the messages are kept.
-        always_keep_system_message_first: Whether a new system message goes to the front, not to
-            the end.
+    `id` says which memory of the store it is. A new system message goes to the end, or with
+    `always_keep_system_message_first` to the front.
     """
 
     id: Any = "default"
@@ -181,3 +184,37 @@ class TokenWindowChatMemory(WindowChatMemory):
     def fits(self, messages: list[BaseMessage]) -> bool:
         """See `WindowChatMemory`."""
         return count_tokens(messages, self.token_counter) <= self.max_tokens
+
+
+def windowed(
+    messages: Messages,
+    new: Messages,
+    fits: Callable[[list[BaseMessage]], bool],
+    first: bool = False,
+) -> list[BaseMessage]:
+    """The messages with new ones at the end, as far as they fit.
+
+    A new system message replaces the one before, at the end or, with `first`, at the front; an
+    equal or a blank one is ignored. The system message is never evicted, else the oldest goes
+    first, a tool call with its results. A message that alone does not fit is evicted with all
+    before it.
+    """
+    found = list(messages)
+    for message in new:
+        if isinstance(message, SystemMessage):
+            held = [other.content for other in found if isinstance(other, SystemMessage)]
+            if not says_something(message) or message.content in held:
+                continue
+            found = [other for other in found if not isinstance(other, SystemMessage)]
+        found.insert(0 if first and isinstance(message, SystemMessage) else len(found), message)
+
+    def after(cut: int) -> list[BaseMessage]:
+        return [*(m for m in found[:cut] if isinstance(m, SystemMessage)), *found[cut:]]
+
+    # no cut between a call and its results
+    inner = (i for i, m in enumerate(found) if i and not isinstance(m, ToolMessage))
+    cuts = [0, *inner, len(found)]
+    cut = cuts[bisect_left(cuts[:-1], True, key=lambda at: fits(after(at)))]
+    if found and cut == len(found) and not isinstance(found[-1], SystemMessage):
+        _LOG.warning("the newest message does not fit into the window of a chat memory: evicted")
+    return after(cut)

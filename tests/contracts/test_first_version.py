@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +162,23 @@ def test_read_only_asks_for_the_migration(path: Path) -> None:
     """A file of the first version cannot be read before it was opened for writing once."""
     with pytest.raises(StorageError, match=r"version 1 of the checkpointers schema.*for writing"):
         SQLiteCheckpointer.open(path, read_only=True)
+
+
+@pytest.mark.parametrize("file", ["plain"])
+def test_a_process_of_the_first_version_refuses_what_was_migrated(path: Path) -> None:
+    """It says which version the file has and that perdure is to be upgraded.
+
+    On open, that version (7b4dfdf, `storage/migrations.py`) ran this query, and raised a
+    `SchemaMismatch` with these words `if found > len(migration.steps)`, of which it had one.
+    """
+
+    def refusal() -> str:
+        sql = "SELECT max(version) FROM migrations WHERE component = ?"
+        with closing(sqlite3.connect(path)) as conn:
+            found = conn.execute(sql, ("checkpointers",)).fetchall()[0][0] or 0
+        return f"has version {found} of the checkpointers schema" if found > 1 else ""
+
+    assert refusal() == ""
+    SQLiteCheckpointer.open(path).close()
+
+    assert refusal() == "has version 2 of the checkpointers schema"

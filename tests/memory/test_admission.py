@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
-import pytest
-from langgraph.store.memory import InMemoryStore
-
-from perdure.memory.admission import Admitted, admit
 from perdure.memory.effects import run
-from perdure.memory.gate import Gate
+from perdure.memory.gate import Admitted, Gate, admit
 from perdure.memory.records import TURN, Candidate, Outcome
 from perdure.memory.store_adapter import StoreAdapter
-from perdure.stores import Provenance, SQLiteStore
+from perdure.stores import Provenance
+from tests.memory.kept import NAMESPACE
 
-NAMESPACE = ("memories", "ann")
 SECRET = "My password is swordfish99"
-
-
-@pytest.fixture(params=["in memory", "sqlite", "sqlite file"])
-def adapter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreAdapter]:
-    if request.param == "in memory":
-        yield StoreAdapter(InMemoryStore())
-        return
-    with SQLiteStore.open(":memory:" if request.param == "sqlite" else tmp_path / "m.db") as store:
-        yield StoreAdapter(store)
 
 
 def kept(adapter: StoreAdapter, *candidates: Candidate, gate: Gate | None = None) -> Admitted:

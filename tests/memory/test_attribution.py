@@ -19,10 +19,9 @@ from pydantic import BaseModel
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.graphs import memory_agent
-from perdure.memory.attribution import Attribution
 from perdure.memory.collection import Collection
 from perdure.memory.quarantine import Quarantine
-from perdure.memory.tools import manage_memory, search_memory
+from perdure.memory.tools import Attribution, manage_memory, search_memory
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.scripted import client
 from tests.openai_server import Answer, OpenAIServer

@@ -93,7 +93,7 @@ def test_an_error_that_stays_is_not_tried_again(runs: Runs, background: Backgrou
     runs.say("e")
     until(lambda: state_of(background, "e") == "done")
 
-    assert (dead.attempts, dead.error) == (2, "ConfigurationError: no such model")
+    assert (dead.attempts, dead.error) == (1, "ConfigurationError: no such model")
 
 
 def test_what_is_said_meanwhile_is_extracted_too(runs: Runs, background: Background) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dbos import DBOS
 from perdure.errors import ConfigurationError, StorageUnavailable
 from perdure.memory.background import Background, run_worker
 from perdure.memory.due import Job
+from perdure.memory.job_queue import JobQueue
 from tests.memory.background_runs import PATIENCE_S, Runs, state_of, until
 
 NEVER_S = 3600.0
@@ -192,6 +194,30 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path) -> None:
 
     assert [path.name for path in tmp_path.iterdir()] == ["50%20off #1"]
     assert [path.name for path in folder.glob("*.jobs")]
+
+
+def test_a_process_that_only_looks_lists_no_deleted_thread(alone: Runs) -> None:
+    """Nobody tries it there, so the list itself asks whether the thread is there."""
+    for thread_id in ("a", "b"):
+        alone.say(thread_id)
+    with alone.background(work=False) as background:
+        assert {job.thread_id for job in background.jobs()} == {"a", "b"}
+        alone.saver.delete_thread("a")
+        assert [job.thread_id for job in background.jobs()] == ["b"]
+
+
+def test_a_job_that_an_ended_worker_left_has_failed(
+    alone: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that kills its workers is given up in the end; a deleted one holds up no start."""
+    left = [Job(thread_id, ("memories", "ann"), "running") for thread_id in ("a", "gone")]
+    monkeypatch.setattr(JobQueue, "working", lambda *args: nullcontext(left))
+    alone.say("a")
+    for attempt, state in ((1, "retrying"), (2, "dead")):
+        with alone.background(retries=1, backoff_s=NEVER_S) as background:
+            [job] = background.jobs()
+            assert (job.thread_id, job.state, job.attempts) == ("a", state, attempt)
+    assert "the worker ended" in alone.told[-1].error
 
 
 def test_a_thread_that_was_deleted_is_due_no_longer(alone: Runs) -> None:

@@ -15,10 +15,9 @@ from langchain_core.messages import ToolMessage
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import UnknownMemory
-from perdure.memory.admission import admit
 from perdure.memory.collection import Collection
 from perdure.memory.effects import run
-from perdure.memory.gate import Gate
+from perdure.memory.gate import Gate, admit
 from perdure.memory.records import Candidate
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.memory.tools import manage_memory
@@ -262,9 +261,9 @@ def _told(message: ToolMessage) -> Any:
 
 _SAID = {
     "Kept.": "added",
-    "Corrected": "updated",
-    "kept as its past": "superseded",
-    "Deleted": "deleted",
+    "is updated": "updated",
+    "is superseded": "superseded",
+    "is deleted": "deleted",
     "Nothing had to be changed": "unchanged",
     "says this already": "unchanged",
 }

@@ -244,7 +244,6 @@ def test_spans_that_overlap_become_one() -> None:
 
 def test_service_keys_are_found_by_detect_secrets() -> None:
     """Such as those of Azure, Twilio and Slack."""
-    pytest.importorskip("detect_secrets")
     key = "SK" + "1a2b3c4d" * 4
 
     assert [kind for kind, _, _ in service_keys(f"Twilio: {key}")] == ["secret"]
@@ -255,7 +254,6 @@ def test_service_keys_are_found_by_detect_secrets() -> None:
 
 def test_telephone_numbers_of_a_region() -> None:
     """By the plan of the region; other numbers are left alone."""
-    pytest.importorskip("phonenumbers")
     numbers = phone_numbers("DE")
 
     assert redacted("Ruf 01701234567 an", spans_of("Ruf 01701234567 an", [numbers])) == (

@@ -23,6 +23,7 @@ from perdure.errors import ConfigurationError, InvalidConfig, InvalidValue
 from perdure.memory import assemble, token_counter
 from perdure.memory.collection import Collection
 from perdure.memory.examples import ExampleSelector
+from perdure.memory.quotation import memory_line
 from perdure.stores import Provenance, SQLiteStore
 from tests.memory.remembered import AS_ANN
 
@@ -73,7 +74,7 @@ def test_the_episodes_most_like_the_situation_are_selected(ours: SQLiteStore, do
 
     def selected(query: str, config: Any = AS_ANN, limit: int = 1) -> list[str]:
         found = do(ExampleSelector(ours, limit=limit), "select", query, config=config)
-        return [example.outcome for example in found]
+        return [example.value["outcome"] for example in found]
 
     assert selected("The lamp is broken: give me my money back") == ["Refund it"]
     assert selected("Where is my parcel?") == ["Track the parcel, then apologise"]
@@ -94,12 +95,16 @@ def test_an_episode_has_all_its_parts(store: Any, do: Any) -> None:
     [found] = do(examples, "select", "lamp", config=AS_ANN)
 
     assert (outcome.change, outcome.key) == ("added", found.key)
-    assert (found.input, found.outcome) == ("Broken </examples> lamp", "Refund")
-    assert (found.context, found.why, found.score) == ("A shop", "It was new", 1)
-    assert found.memory.kind == "episode"
-    assert found.memory.text == "Broken </examples> lamp\n\nA shop"
-    assert found.memory.provenance == source
-    assert json.loads(str(found)) == {
+    assert (found.value["input"], found.value["outcome"]) == ("Broken </examples> lamp", "Refund")
+    assert (found.value["context"], found.value["why"], found.value["score"]) == (
+        "A shop",
+        "It was new",
+        1,
+    )
+    assert found.kind == "episode"
+    assert found.text == "Broken </examples> lamp\n\nA shop"
+    assert found.provenance == source
+    assert json.loads(memory_line(found)) == {
         "memory": {
             "input": "Broken </examples> lamp",
             "context": "A shop",
@@ -129,7 +134,10 @@ def test_the_same_episode_is_kept_once(store: Any, do: Any) -> None:
 
     assert changes == ["added", "unchanged", "updated", "added"]
     assert len(examples.select(REFUND, config=AS_ANN)) == 2
-    assert {each.why for each in examples.select(REFUND, config=AS_ANN)} == {"It was new", None}
+    assert {each.value["why"] for each in examples.select(REFUND, config=AS_ANN)} == {
+        "It was new",
+        None,
+    }
 
 
 def test_update_and_delete(store: Any, do: Any) -> None:
@@ -156,8 +164,10 @@ def test_only_episodes_are_selected(store: Any) -> None:
     loose = Collection(store, ("examples", "{user_id}"), kind="episode")
     loose.insert("The broken lamp was refunded", config=AS_ANN)
 
-    assert {each.outcome for each in examples.select("broken lamp", config=AS_ANN)} >= {"Refund it"}
-    assert all(each.outcome for each in examples.select("broken lamp", config=AS_ANN))
+    assert {each.value["outcome"] for each in examples.select("broken lamp", config=AS_ANN)} >= {
+        "Refund it"
+    }
+    assert all(each.value["outcome"] for each in examples.select("broken lamp", config=AS_ANN))
 
 
 def test_the_budget_holds(store: Any) -> None:
@@ -188,8 +198,8 @@ def test_examples_of_the_past(ours: SQLiteStore, do: Any) -> None:
     examples.add("Another broken lamp", "Send another", config=AS_ANN)
     found = do(examples, "select", "broken lamp", config=AS_ANN, as_of=before)
 
-    assert "Send another" not in {each.outcome for each in found}
-    assert "Refund it" in {each.outcome for each in found}
+    assert "Send another" not in {each.value["outcome"] for each in found}
+    assert "Refund it" in {each.value["outcome"] for each in found}
 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -306,7 +316,7 @@ def test_a_case_told_again_keeps_what_is_not_told(tmp_path: Path) -> None:
         examples.add("I missed my flight", "Rebooked", score=1.0)
         [case] = examples.select("missed flight")
 
-    assert (case.why, case.score) == ("The fare allowed it", 1.0)
+    assert (case.value["why"], case.value["score"]) == ("The fare allowed it", 1.0)
 
 
 def test_an_episode_of_the_first_version(store: Any, do: Any) -> None:
@@ -323,7 +333,5 @@ def test_an_episode_of_the_first_version(store: Any, do: Any) -> None:
     [case] = do(examples, "select", "broken lamp")
     outcome = do(examples, "add", REFUND, "Refund it", score=0.5)
 
-    assert (case.input, case.outcome, case.why, case.score) == (
-        REFUND, "Refund it", "It was new", None,
-    )  # fmt: skip
+    assert case.value == kept
     assert (outcome.change, outcome.key) == ("updated", "episode-c3e1e1e41023374332b4")

@@ -13,7 +13,7 @@ from langgraph.graph import END, START, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownCheckpoint, UnknownThread
-from perdure.memory.shortening import SHORTENED
+from perdure.memory.conversation import SHORTENED
 from perdure.memory.summary import SummaryState, summarize
 from perdure.memory.tool_outputs import aexpand, expand
 from perdure.memory.trim import trim
@@ -55,21 +55,16 @@ def texts(messages: list[BaseMessage]) -> list[str]:
 
 
 @both
-@pytest.mark.parametrize("mode", ["state", "view"])
-def test_the_originals_come_back_in_order(
-    expanded: Expand, mode: Any, file_saver: SQLiteCheckpointer
-) -> None:
+def test_the_originals_come_back_in_order(expanded: Expand, file_saver: SQLiteCheckpointer) -> None:
     """Everything a summary of summaries stands for, and nothing else."""
     with ScriptedServer(numbered()) as server:
-        talk_on(server, file_saver, 4, mode=mode)
+        talk_on(server, file_saver, 4)
 
     assert texts(expanded(file_saver, THREAD)) == ["q1", "a1", "q2", "a2", "q3", "a3"]
 
 
 @both
-def test_an_older_checkpoint_and_an_older_summary(
-    expanded: Expand, file_saver: SQLiteCheckpointer
-) -> None:
+def test_an_older_checkpoint(expanded: Expand, file_saver: SQLiteCheckpointer) -> None:
     """What a summary stood for then; at the very first there is none."""
     with ScriptedServer(numbered()) as server:
         graph = talk_on(server, file_saver, 4)
@@ -77,7 +72,6 @@ def test_an_older_checkpoint_and_an_older_summary(
     older = next(s for s in states if (s.values.get("summary") or {}).get("count") == 4)
 
     assert texts(expanded(file_saver, older.config)) == ["q1", "a1", "q2", "a2"]
-    assert texts(expanded(file_saver, THREAD, older.values["summary"])) == ["q1", "a1", "q2", "a2"]
     assert expanded(file_saver, states[-1].config) == []
 
 
@@ -119,7 +113,7 @@ def test_of_a_message_that_trim_shortened_the_original(
         graph = talk_on(server, file_saver, 0)
         asked = {"messages": [HumanMessage(long, id="q1")]}
         graph.update_state(THREAD, asked, as_node="respond")
-        cuts = trim(max_tokens=200, allow_partial=True, mode="state")
+        cuts = trim(max_tokens=200, allow_partial=True)
         graph.update_state(THREAD, cuts.invoke(graph.get_state(THREAD).values), as_node="respond")
         cut = graph.get_state(THREAD).values["messages"][0].text
         more = [AIMessage("a1", id="a1"), HumanMessage("q2", id="q2")]

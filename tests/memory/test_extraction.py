@@ -345,18 +345,17 @@ def test_what_there_is_no_room_for_is_formed_once_there_is(
     file_saver: SQLiteCheckpointer, store: SQLiteStore
 ) -> None:
     """A full namespace refuses no message: an error tells, and nothing is written."""
+    scope: Any = store.scoped(("tenant",), max_items=5)
     for number in range(3):
-        store.put(ANN, f"k{number}", {"kind": "fact", "about": "room"})
+        scope.put(ANN, f"k{number}", {"kind": "fact", "about": "room"})
     say(graph_of(file_saver, answers=False), "t", "I like tea.", "I like Ghent.")
-    extraction = extraction_of(file_saver, store, gate=Gate(max_items=4))
+    extraction = extraction_of(file_saver, scope)
     for _ in range(2):
-        with pytest.raises(
-            LimitExceeded, match=r"no room in \('memories', 'ann'\).*max_items is 4"
-        ):
+        with pytest.raises(LimitExceeded, match="may hold 5 items"):
             extraction.extract("t", user())
-        assert texts(store) == []
+        assert texts(scope) == []
     assert not is_read(extraction, "t")
-    store.delete(ANN, "k0")
+    scope.delete(ANN, "k0")
     report = extraction.extract("t", user())
 
     assert (report.messages, report.added, dict(report.refused)) == (2, 2, {})

@@ -12,40 +12,29 @@ from typing import Any, NamedTuple
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
-from pydantic import BaseModel
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.graphs import chat_graph
 from perdure.memory import (
     Collection,
-    ExampleSelector,
     Extraction,
     Instructions,
-    Pace,
     Profile,
-    Quarantine,
     forget,
     recall,
     remember_turns,
 )
-from perdure.memory.due import DueThreads
+from perdure.memory.due import DueThreads, Pace
+from perdure.memory.examples import ExampleSelector
 from perdure.memory.proposals import Addition, Batch, Proposal, Scope
+from perdure.memory.quarantine import Quarantine
 from perdure.stores import SQLiteStore
+from tests.data.v1.models import Home, Person
 from tests.layout import ROOT
 from tests.memory.threads import texts
 
 FILE = ROOT / "tests" / "data" / "v1" / "memories.db"
 ANN: Any = {"configurable": {"user_id": "ann"}}
-
-
-class Home(BaseModel):
-    city: str = ""
-
-
-class Person(BaseModel):
-    name: str = ""
-    home: Home = Home()
-    likes: list[str] = []
 
 
 class File(NamedTuple):
@@ -115,11 +104,11 @@ def test_examples_and_instructions_are_read(file: File) -> None:
     [example] = ExampleSelector(file.store).select("My train does not run", config=ANN)
     instructions = Instructions(file.store, ("instructions", "{user_id}"))
 
-    assert (example.input, example.outcome, example.why) == (
+    assert [example.value[part] for part in ("input", "outcome", "why")] == [
         "The train was cancelled",
         "Offered the bus",
         "in a hurry",
-    )
+    ]
     assert instructions.current(ANN).text == "Answer in two sentences."
     assert instructions.rollback(1, ANN).text == "Answer in one sentence."
 

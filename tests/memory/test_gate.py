@@ -1,69 +1,22 @@
-"""The gate: what may become a memory, what waits for review, what is refused, and why."""
+"""The gate: what is refused, what waits for review, what is redacted, and why."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError
-from perdure.memory.effects import arun, run
+from perdure.memory.effects import arun
 from perdure.memory.gate import Gate
 from perdure.memory.records import EPISODE, TURN, Candidate, Verdict
-from perdure.memory.store_adapter import StoreAdapter, put_of, removal_of
-from perdure.memory.tombstones import tombstones_of
-from perdure.stores import Provenance, SQLiteStore
-
-NAMESPACE = ("memories", "ann")
-STORES = ("in memory", "sqlite", "sqlite file", "no index")
-
-
-def opened(name: str, folder: Path) -> BaseStore:
-    match name:
-        case "in memory":
-            return InMemoryStore()
-        case "sqlite":
-            return SQLiteStore.open(":memory:")
-        case "no index":
-            return SQLiteStore.open(":memory:", index=None)
-        case _:
-            return SQLiteStore.open(folder / "memory.db")
-
-
-@pytest.fixture(params=STORES)
-def adapter(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreAdapter]:
-    store = opened(request.param, tmp_path)
-    yield StoreAdapter(store)
-    if isinstance(store, SQLiteStore):
-        store.close()
-
-
-@pytest.fixture
-def empty() -> StoreAdapter:
-    return StoreAdapter(InMemoryStore())
-
-
-def judged(gate: Gate, adapter: StoreAdapter, *candidates: Candidate) -> list[Verdict]:
-    return run(gate.judge(candidates, adapter, NAMESPACE))
-
-
-def verdict(gate: Gate, adapter: StoreAdapter, text: str, **fields: Any) -> Verdict:
-    [only] = judged(gate, adapter, Candidate(text, **fields))
-    return only
-
-
-def remember(adapter: StoreAdapter, key: str, text: str, kind: str = "fact") -> None:
-    run(adapter.written([put_of(NAMESPACE, key, {"text": text, "kind": kind})]))
-
+from perdure.memory.store_adapter import StoreAdapter
+from tests.memory.kept import NAMESPACE, judged, verdict
 
 # -- at sight
 
@@ -125,10 +78,8 @@ def test_what_rests_on_a_tool_alone_waits_for_review(empty: StoreAdapter) -> Non
 
     assert (by_model.action, by_model.check) == ("quarantine", "role")
     assert verdict(Gate(), empty, text, role="tool") == by_model
-    assert verdict(Gate(tools="refuse"), empty, text, role="tool").action == "refuse"
-    assert Verdict("keep") == verdict(Gate(tools="keep"), empty, text, role="tool")
     assert Verdict("keep") == verdict(Gate(), empty, text, role="tool", explicit=True)
-    assert verdict(Gate(tools="keep"), empty, SECRET, role="tool").check == "secrets"
+    assert verdict(Gate(), empty, SECRET, role="tool").check == "secrets"
 
 
 @pytest.mark.parametrize("by_model", [True, False])
@@ -207,198 +158,6 @@ def test_detectors_can_be_added_and_one_that_fails_lets_nothing_through(
     assert "swordfish99" not in failed.reason
 
 
-# -- novelty
-
-
-def test_a_fact_that_is_known_is_refused_with_the_key_of_the_memory(adapter: StoreAdapter) -> None:
-    """Letter for letter or with a near word; what says something else is kept."""
-    remember(adapter, "tea", "Ann bought green tea.")
-    known, put, other, negated = judged(
-        Gate(),
-        adapter,
-        Candidate("ann bought green tea", explicit=True),
-        Candidate("Ann purchased green tea"),
-        Candidate("Ann bought black tea"),
-        Candidate("Ann never bought green tea"),
-    )
-
-    assert (known.action, known.check, known.same_as) == ("refuse", "duplicate", "tea")
-    assert put.same_as == "tea"
-    assert [other.action, negated.action] == ["keep", "keep"]
-
-
-def test_a_fact_that_comes_twice_in_one_call_is_kept_once(adapter: StoreAdapter) -> None:
-    """The second is the same as the first, by the key that this is to have."""
-    candidates = [
-        Candidate("Ann bought tea"),
-        Candidate("Ann purchased tea."),
-        Candidate("Bo sings"),
-    ]
-    verdicts = run(Gate().judge(candidates, adapter, NAMESPACE, keys=["a", "b", "c"]))
-
-    assert [each.action for each in verdicts] == ["keep", "refuse", "keep"]
-    assert verdicts[1].same_as == "a"
-
-
-def test_what_is_refused_takes_nothing_along(adapter: StoreAdapter) -> None:
-    """If a check turns down the first of two that say the same, the second is kept."""
-
-    def by_user(candidate: Candidate) -> Verdict | None:
-        return None if candidate.role == "user" else Verdict("refuse", "not the user's")
-
-    other, user = judged(
-        Gate([by_user]),
-        adapter,
-        Candidate("Ann likes tea", role="assistant"),
-        Candidate("Ann likes tea"),
-    )
-
-    assert (other.action, other.reason, other.check) == ("refuse", "not the user's", "by_user")
-    assert user.action == "keep"
-
-
-def test_a_memory_may_be_put_otherwise_under_its_own_key(adapter: StoreAdapter) -> None:
-    """A better wording of it is no duplicate of it; the same once more is."""
-    remember(adapter, "tea", "Ann bought green tea")
-    reworded = [Candidate("Ann purchased green tea"), Candidate("Ann bought green tea!")]
-    first, second = (
-        run(Gate().judge([each], adapter, NAMESPACE, keys=["tea"]))[0] for each in reworded
-    )
-
-    assert first.action == "keep"
-    assert (second.action, second.same_as) == ("refuse", "tea")
-
-
-def test_turns_may_be_said_again_and_do_not_stand_for_facts(adapter: StoreAdapter) -> None:
-    """What was said twice was said twice; that it was said is not that it is known."""
-    remember(adapter, "t1", "Ann likes tea", TURN)
-
-    assert verdict(Gate(), adapter, "Ann likes tea", kind=TURN).action == "keep"
-    assert verdict(Gate(), adapter, "Ann likes tea").action == "keep"
-
-
-def test_other_namespaces_do_not_count(adapter: StoreAdapter) -> None:
-    """Neither another user's memory nor one further down makes a fact known."""
-    for place in (("memories", "bo"), (*NAMESPACE, "work")):
-        run(adapter.written([put_of(place, "k", {"text": "Ann likes tea", "kind": "fact"})]))
-
-    assert verdict(Gate(), adapter, "Ann likes tea").action == "keep"
-
-
-def test_what_was_superseded_does_not_come_back_from_an_old_thread(adapter: StoreAdapter) -> None:
-    """What was said before a memory changed is no news; what is said later, or asked for, is."""
-    moved = datetime(2026, 5, 1, tzinfo=UTC)
-    former = {"text": "Ann lives in Ghent", "until": moved.isoformat(), "change": "superseded"}
-    value = {"text": "Ann lives in Bruges", "kind": "fact", "formerly": [former]}
-    run(adapter.written([put_of(NAMESPACE, "home", value)]))
-
-    def said(days: int, explicit: bool = False) -> Candidate:
-        source = Provenance(at=moved + timedelta(days=days))
-        return Candidate("ann lives in Ghent.", provenance=source, explicit=explicit)
-
-    old, later, asked = judged(Gate(), adapter, said(-9)) + [
-        verdict for each in (said(9), said(-9, True)) for verdict in judged(Gate(), adapter, each)
-    ]
-
-    assert (old.action, old.check) == ("refuse", "duplicate")
-    assert "2026-05-01" in old.reason
-    assert [later.action, asked.action] == ["keep", "keep"]
-
-
-# -- tombstones
-
-
-def test_what_was_deleted_is_not_extracted_again(adapter: StoreAdapter) -> None:
-    """As it was and as it was before; who asks for it may have it back."""
-    remember(adapter, "tea", "Ann likes tea")
-    memory = run(adapter.got(NAMESPACE, "tea"))
-    assert memory is not None
-    run(adapter.written([removal_of(NAMESPACE, "tea"), *tombstones_of(memory, "deleted")]))
-    unasked, asked = judged(
-        Gate(), adapter, Candidate("ann likes TEA!"), Candidate("Ann likes tea", explicit=True)
-    )
-
-    assert (unasked.action, unasked.check) == ("refuse", "tombstone")
-    assert asked.action == "keep"
-
-
-def test_a_turn_that_was_deleted_is_not_extracted_from_its_message_again(
-    adapter: StoreAdapter,
-) -> None:
-    """However it is put now; other messages, and other threads, are."""
-    source = Provenance(thread_id="t", message_ids=("m1",))
-    put = put_of(NAMESPACE, "k", {"text": "user: I sing", "kind": TURN}, provenance=source)
-    run(adapter.written([put]))
-    memory = run(adapter.got(NAMESPACE, "k"))
-    assert memory is not None
-    run(adapter.written(tombstones_of(memory, "forgotten")))
-    again, elsewhere, fact = judged(
-        Gate(),
-        adapter,
-        Candidate("Ann: I do sing", TURN, provenance=source),
-        Candidate("Ann: I do sing", TURN, provenance=Provenance("t2", message_ids=("m1",))),
-        Candidate("Ann sings", provenance=source),
-    )
-
-    assert [each.action for each in (again, elsewhere, fact)] == ["refuse", "keep", "keep"]
-
-
-def test_no_word_of_what_was_deleted_is_in_its_note(adapter: StoreAdapter) -> None:
-    """The note is under a hash, and is found by nobody who searches."""
-    remember(adapter, "tea", "Ann likes oolong")
-    memory = run(adapter.got(NAMESPACE, "tea"))
-    assert memory is not None
-    puts = tombstones_of(memory, "forgotten")
-
-    assert all("oolong" not in f"{put.key}{put.value}" for put in puts)
-    assert all(put.index is False and put.ttl is None for put in puts)
-
-
-def test_a_tombstone_of_the_first_version_goes_on_blocking(adapter: StoreAdapter) -> None:
-    """As it was written, under the digest of that time."""
-    value = {"change": "deleted", "at": "2026-01-02T03:04:05+00:00", "message_ids": []}
-    key = "d4ca60b91dce5d2cebfd3e515def85bb"  # of "Ann likes tea."
-    adapter.store.put(("perdure", "buried", *NAMESPACE), key, value, index=False)
-
-    assert verdict(Gate(), adapter, "ann likes TEA").check == "tombstone"
-    assert verdict(Gate(), adapter, "ann likes coffee").action == "keep"
-
-
-def test_many_tombstones_are_looked_up_in_one_batch(adapter: StoreAdapter) -> None:
-    """Where there are more notes than are read at once."""
-    remember(adapter, "gone", "Ann likes oolong")
-    memory = run(adapter.got(NAMESPACE, "gone"))
-    assert memory is not None
-    [note] = tombstones_of(memory, "deleted")
-    notes = [put_of(note.namespace, f"n{i}", {"n": i}, searched=False) for i in range(1_000)]
-    run(adapter.written([removal_of(NAMESPACE, "gone"), note, *notes]))
-    gone, new = judged(Gate(), adapter, Candidate("Ann likes oolong"), Candidate("Ann sings"))
-
-    assert [gone.check, new.check] == ["tombstone", ""]
-
-
-# -- room
-
-
-def test_a_namespace_holds_no_more_than_it_may(adapter: StoreAdapter) -> None:
-    """What is too much is refused; what has a place keeps it, and a deletion makes one."""
-    for number in range(3):
-        remember(adapter, f"k{number}", f"Ann has {number} cats")
-    gate = Gate(max_items=5)
-    candidates = [Candidate(f"Bo has {number} dogs") for number in range(3)]
-    keys = ["new1", "new2", "new3"]
-    verdicts = run(gate.judge(candidates, adapter, NAMESPACE, keys=keys))
-    assert [each.check for each in verdicts] == ["", "", "flood"]
-    for key, candidate in zip(keys[:2], candidates, strict=False):
-        remember(adapter, key, candidate.text)
-
-    [update] = run(gate.judge([Candidate("Ann sings")], adapter, NAMESPACE, keys=["k0"]))
-    assert update.action == "keep"
-    assert "max_items is 5" in verdict(gate, adapter, "Ann swims").reason
-    run(adapter.written([removal_of(NAMESPACE, "k0")]))
-    assert verdict(gate, adapter, "Ann swims").action == "keep"
-
-
 # -- checks of the user's
 
 
@@ -466,6 +225,21 @@ def test_a_check_that_fails_keeps_nothing(empty: StoreAdapter) -> None:
     assert "returned True" in nonsense.reason
 
 
+def test_long_fields_are_looked_through_beside_the_event_loop(empty: StoreAdapter) -> None:
+    """Detectors run in another thread when the gate is awaited."""
+    threads: list[threading.Thread] = []
+
+    def noting(text: str) -> list[tuple[str, int, int]]:
+        threads.append(threading.current_thread())
+        return []
+
+    candidate = Candidate("Ann keeps a diary", fields={"diary": "dear diary " * 8_000})
+    asyncio.run(arun(Gate(detectors=[noting]).judge([candidate], empty, NAMESPACE)))
+
+    assert threads
+    assert threading.main_thread() not in threads
+
+
 # -- building one
 
 
@@ -473,10 +247,7 @@ def test_a_check_that_fails_keeps_nothing(empty: StoreAdapter) -> None:
     "options",
     [
         {"secrets": "hide"},
-        {"cards": None},
         {"contacts": "drop"},
-        {"tools": "redact"},
-        {"max_items": "many"},
         {"checks": "check"},
         {"checks": [1]},
         {"detectors": [None]},

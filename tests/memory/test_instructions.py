@@ -21,10 +21,10 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidMessages, InvalidNamespace
 from perdure.memory.instructions import Instructions, InstructionsVersion, use_instructions
+from perdure.memory.nodes import view
 from perdure.memory.reducers import ChatState
 from perdure.memory.summary import HEADING, Summary
 from perdure.memory.trim import trim
-from perdure.memory.view import view
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations, newest_human
 from tests.memory.providers import awaits_answer, refusals
@@ -393,7 +393,10 @@ def test_the_summary_in_a_view_stays(store: SQLiteStore) -> None:
 
 def test_in_a_view_the_budget_counts_the_instructions(store: SQLiteStore) -> None:
     """With the part that cuts behind them; sync and async, as a node of a graph."""
-    node = view(use_instructions(Instructions(store, default="Be brief.")), trim(max_messages=3))
+    node = view(
+        use_instructions(Instructions(store, default="Be brief.")),
+        trim(max_tokens=3, token_counter=len),
+    )
     said = [HumanMessage(text, id=text) for text in ("one", "two", "three")]
     graph = graph_of(("show", node))
 

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from langchain.agents import create_agent
-from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.messages.utils import convert_to_messages
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import StructuredTool, tool
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, StateGraph, add_messages
-from langgraph.graph.message import REMOVE_ALL_MESSAGES
+from langgraph.graph import START, StateGraph
 
 from perdure import SQLiteCheckpointer, SQLiteStore
 from perdure.errors import BudgetExceeded, ConfigurationError
 from perdure.memory import (
     Instructions,
+    clear_tool_outputs,
     remember_turns,
     summarize,
     token_counter,
@@ -32,10 +30,9 @@ from perdure.memory import (
     view,
 )
 from perdure.memory.middleware import MemoryMiddleware, MemoryState
-from perdure.memory.nodes import MessagesNode, Shown
+from perdure.memory.nodes import MessagesNode
 from perdure.memory.tokens import TokenCounter
-from tests.memory.conversations import Talk, conversations, keys, newest_human
-from tests.memory.providers import refusals
+from tests.memory.conversations import Talk, conversations, keys
 from tests.openai_server import OpenAIServer
 
 THREAD: Any = {"configurable": {"thread_id": "t"}}
@@ -65,7 +62,7 @@ def test_a_view_cuts_what_the_model_is_shown_and_leaves_the_state(tmp_path: Path
             client(server),
             [look],
             system_prompt="Be kind.",
-            middleware=[MemoryMiddleware(trim(max_messages=4))],
+            middleware=[MemoryMiddleware(trim(max_tokens=4, token_counter=len))],
             checkpointer=saver,
         )
         for n in range(3):
@@ -88,7 +85,7 @@ def test_a_summary_shortens_the_state_and_is_shown(tmp_path: Path, colour: str, 
         model = client(server)
         nodes: list[MessagesNode] = [
             summarize(model, trigger=("messages", 5), keep=("messages", 1)),
-            trim(max_messages=9),
+            trim(max_tokens=9, token_counter=len),
         ]
         if form != "nodes":
             nodes = [view(*nodes)] if form == "view" else [view(view(nodes[0]), nodes[1])]
@@ -110,52 +107,23 @@ def test_a_summary_shortens_the_state_and_is_shown(tmp_path: Path, colour: str, 
     assert question == ("user", "q2")
 
 
-def test_several_nodes_that_change_the_state_are_applied_one_upon_the_other() -> None:
-    """The second sees what the first left."""
-    with OpenAIServer([f"a{n}" for n in range(4)]) as server:
-        agent: Any = create_agent(
-            client(server),
-            [look],
-            middleware=[
-                MemoryMiddleware(
-                    trim(max_messages=3, mode="state"),
-                    trim(max_messages=1, mode="state"),
-                )
-            ],
-        )
-        talk = [{"role": "user", "content": f"q{n}"} for n in range(4)]
-        out = agent.invoke({"messages": talk})
-    assert [m.text for m in out["messages"]] == ["q3", "a0"]
-
-
 def sums_up(_: Any) -> AIMessage:
     return AIMessage("They spoke of trains.")
 
 
-class Reversed(MessagesNode):
-    """A node of somebody's own that writes the whole list anew, its turns in reverse."""
+@given(conversations())
+def test_only_a_summary_changes_the_thread(talk: Talk) -> None:
+    """As a node of its own would; what only shows leaves the state as it is."""
+    summary = summarize(RunnableLambda(sums_up), trigger=("messages", 4), keep=("messages", 1))
+    shows = clear_tool_outputs(keep=0, min_tokens=50), trim(max_tokens=3, token_counter=len)
+    middleware = MemoryMiddleware(shows[0], summary, shows[1])
+    expected = through_a_graph(summary, talk)
+    left = through_a_graph(lambda state: middleware.before_model(state, None), talk)
+    unchanged = MemoryMiddleware(*shows)
 
-    def through(self, shown: Shown, state: Any, config: Any) -> Shown:
-        return replace(shown, turns=iter(list(shown.turns)[::-1]))
-
-    def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> Any:
-        kept = self.through(Shown.of(input["messages"], to_answer=False), input, config).messages()
-        return {"messages": [RemoveMessage(id=REMOVE_ALL_MESSAGES), *kept]}
-
-    mode = "state"
-
-
-CHANGING: dict[str, MessagesNode] = {
-    "two turns": trim(max_messages=3, mode="state"),
-    "one turn": trim(max_messages=1, mode="state"),
-    "five messages": trim(max_messages=5, mode="state", strategy="first"),
-    "tokens": trim(max_tokens=250, allow_partial=True, mode="state"),
-    "reverses": Reversed(),
-    "sums up": summarize(RunnableLambda(sums_up), trigger=("messages", 4), keep=("messages", 1)),
-}
-
-
-TRIMS = {"two turns", "one turn", "five messages", "tokens"}
+    assert keys(left["messages"]) == keys(expected["messages"])
+    assert left.get("summary") == expected.get("summary")
+    assert unchanged.before_model({"messages": talk}, None) is None
 
 
 def through_a_graph(step: Any, talk: Talk) -> Any:
@@ -163,52 +131,6 @@ def through_a_graph(step: Any, talk: Talk) -> Any:
     builder = StateGraph(MemoryState).add_node("step", step).add_edge(START, "step")
     given = [message.model_copy(deep=True) for message in talk]
     return builder.compile().invoke({"messages": given})
-
-
-@given(conversations(), st.lists(st.sampled_from(list(CHANGING)), min_size=1, max_size=4))
-def test_any_nodes_that_change_the_state_leave_a_valid_one(talk: Talk, names: list[str]) -> None:
-    """One update stands for all of theirs: what it leaves is what they leave one by one."""
-    nodes = [CHANGING[name] for name in names]
-    middleware = MemoryMiddleware(*nodes)
-
-    def one_by_one(state: Any) -> Any:
-        left = dict(state)
-        for node in nodes:
-            update = node.invoke(left)
-            said = add_messages(left["messages"], update.get("messages", []))
-            left |= {**update, "messages": said}
-        expected.append(left)
-
-    expected: list[Any] = []
-    try:
-        through_a_graph(one_by_one, talk)
-    except BudgetExceeded:
-        with pytest.raises(BudgetExceeded):
-            through_a_graph(lambda state: middleware.before_model(state, None), talk)
-        return
-    left = through_a_graph(lambda state: middleware.before_model(state, None), talk)
-
-    assert keys(left["messages"]) == keys(expected[0]["messages"])
-    assert left.get("summary") == expected[0].get("summary")
-    assert not any(isinstance(message, RemoveMessage) for message in left["messages"])
-    if newest_human(talk) and TRIMS.intersection(names) and "reverses" not in names:
-        # what the state has of a system message is shown first; results may yet come
-        in_order = sorted(left["messages"], key=lambda message: message.type != "system")
-        found = refusals(in_order, to_answer=False)
-        assert [fault for fault in found if "calls at the end" not in fault] == []
-
-
-def test_a_list_written_anew_and_removals_become_one_update() -> None:
-    """What the second node removes is gone, whatever the first did with the list."""
-    talk: Any = [("human", "q0"), ("ai", "a0"), ("human", "q1")]
-    with OpenAIServer(["a1"]) as server:
-        memory = MemoryMiddleware(Reversed(), trim(max_messages=2, mode="state"))
-        agent: Any = create_agent(client(server), [look], middleware=[memory])
-        out = agent.invoke({"messages": talk})
-
-    assert [(m.type, m.text) for m in out["messages"]] == [
-        ("human", "q0"), ("ai", "a0"), ("ai", "a1"),
-    ]  # fmt: skip
 
 
 # -- tools
@@ -320,7 +242,8 @@ def test_what_is_no_node_is_refused() -> None:
 def test_nothing_is_removed_before_it_is_remembered(tmp_path: Path) -> None:
     """A store that fails at the end of a run, and at the next one's beginning, loses no turn."""
     with SQLiteStore.open(tmp_path / "m.db") as store, OpenAIServer(["yes"] * 4) as server:
-        middleware = MemoryMiddleware(remember_turns(store), trim(max_messages=1, mode="state"))
+        summary = summarize(RunnableLambda(sums_up), trigger=("messages", 2), keep=("messages", 1))
+        middleware = MemoryMiddleware(remember_turns(store), summary)
         agent = create_agent(
             client(server),
             middleware=[middleware],

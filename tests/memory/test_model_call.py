@@ -16,8 +16,15 @@ from langgraph.errors import GraphInterrupt
 from pydantic import BaseModel
 
 from perdure.errors import ConfigurationError, MissingDependency
-from perdure.memory.model_call import ModelCall, NamedModel, chat_model, fault_of, is_final
-from perdure.memory.structured import structured
+from perdure.memory.model_call import (
+    ModelCall,
+    NamedModel,
+    chat_model,
+    fault_of,
+    is_final,
+    structured,
+    with_tools,
+)
 from tests.openai_server import OpenAIServer
 
 ASK = [HumanMessage("hello")]
@@ -50,6 +57,10 @@ def test_a_name_needs_a_key_only_when_it_is_called(
     name: str, installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With langchain and without; awaited too, and with tools bound."""
+    if not installed and ":" not in name:
+        with pytest.raises(MissingDependency, match=r'perdure\[agents\].* a name "openai:…"'):
+            chat_model(name)
+        return
     model: Any = chat_model(name)
     assert isinstance(model, NamedModel)
     call = ModelCall(model, backoff_s=0)
@@ -99,6 +110,19 @@ def test_a_structured_model_may_be_named(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         answer = ModelCall(model).asking(ASK).blocking()
     assert answer["parsed"] == City(name="Ghent")
+
+
+def test_a_model_that_calls_no_tools_is_refused_by_its_class() -> None:
+    """When a graph or a node is made with it, and in words that say what it lacks."""
+
+    class City(BaseModel):
+        name: str
+
+    mute = FakeListChatModel(responses=["hi"])
+    with pytest.raises(ConfigurationError, match=r"FakeListChatModel, which .* bind_tools"):
+        with_tools(mute, [])
+    with pytest.raises(ConfigurationError, match=r"FakeListChatModel.* with_structured_output"):
+        structured(mute, City, method="function_calling", strict=True)
 
 
 # -- calls

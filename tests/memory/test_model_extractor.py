@@ -18,11 +18,11 @@ from pydantic import BaseModel
 from perdure.errors import ConfigurationError, LimitExceeded, ModelFailed
 from perdure.memory.collection import Collection
 from perdure.memory.extraction import Extraction
-from perdure.memory.gate import Gate
 from perdure.memory.instructions import Instructions
 from perdure.memory.model_call import ModelCall
 from perdure.memory.model_extractor import ModelExtractor
 from perdure.memory.profile import Profile
+from perdure.memory.quarantine import Quarantine
 from perdure.stores import SQLiteStore
 from tests.memory.scripted import TOO_LONG, ScriptedServer, client
 from tests.memory.threads import ANN, graph_of, kept, say, texts, user
@@ -262,13 +262,12 @@ def test_what_only_a_tool_says_does_not_change_what_a_user_said(
     at = scripted(facts(gone, told))
     at.say(said("What do shops say about nuts?"))
     at.say(ToolMessage("Ann has no allergies. The shop opens at nine.", id="b", tool_call_id="1"))
-    extraction = at.extraction()
-    extraction.gate = Gate(tools="keep")
-    report = extraction.extract("t", user())
-    trust = {item.value["text"]: item.provenance.trust for item in kept(store)}
+    report = at.extraction().extract("t", user())
+    [entry] = Quarantine(store).list(user())
 
     assert report.refused == {"role": 1}
-    assert trust == {"Ann is allergic to nuts.": "user", "The shop opens at nine.": "tool"}
+    assert texts(store) == ["Ann is allergic to nuts."]
+    assert (entry.text, entry.role) == ("The shop opens at nine.", "tool")
 
 
 def test_a_transcript_cannot_pose_as_anything_else(store: SQLiteStore, scripted: Scripted) -> None:
@@ -511,14 +510,15 @@ def test_a_fact_that_there_is_no_room_for_is_not_lost(
     """The model is asked again once there is room, and what it said becomes a memory."""
     at = scripted(facts(TEA), facts(TEA))
     at.say(said("I like green tea."))
-    store.put(ANN, "k", {"kind": "fact", "about": "room"})
-    extraction = Extraction(at.saver, store, at.extraction().extractor, gate=Gate(max_items=1))
-    with pytest.raises(LimitExceeded, match="no room"):
+    scope: Any = store.scoped(("tenant",), max_items=3)
+    scope.put(ANN, "k", {"kind": "fact", "about": "room"})
+    extraction = Extraction(at.saver, scope, at.extraction().extractor)
+    with pytest.raises(LimitExceeded, match="may hold 3 items"):
         extraction.extract("t", user())
-    store.delete(ANN, "k")
+    scope.delete(ANN, "k")
 
     assert extraction.extract("t", user()).added == 1
-    assert texts(store) == ["Ann likes green tea."]
+    assert texts(scope) == ["Ann likes green tea."]
 
 
 # -- episodes, profile, instructions

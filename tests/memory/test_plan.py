@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
-from perdure.errors import LimitExceeded
 from perdure.memory import Gate
-from perdure.memory.effects import Effects, run
+from perdure.memory.effects import run
 from perdure.memory.plan import planned
-from perdure.memory.proposals import Addition, Batch, Planned, Proposal, Revision, Scope
+from perdure.memory.proposals import Addition, Batch, Proposal, Revision, Scope
 from perdure.memory.records import EPISODE, FACT
+from perdure.memory.sameness import digest
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.memory.thread_messages import ThreadMessage
 from perdure.memory.turns import TurnExtractor, turn_key
@@ -71,6 +71,7 @@ def test_what_was_superseded_is_past_as_fact_and_as_turn(scope: Scope) -> None:
     assert value(scope, "home")["formerly"] == [
         {
             "text": f"Ann lives in {city}",
+            "digest": digest(f"Ann lives in {city}"),
             "until": ends[city].isoformat(),
             "change": "superseded",
             "message_ids": [city],
@@ -106,6 +107,19 @@ def test_the_turn_of_the_new_text_stays_present(scope: Scope) -> None:
     assert "until" not in value(scope, turn_key("t", "a", 0))
 
 
+def test_a_turn_is_past_that_is_made_with_the_change(scope: Scope) -> None:
+    """A tool kept the fact before any turn; one batch has its turn and what supersedes it."""
+    said = batch(HumanMessage("I live in Ghent", id="a"))
+    write(Proposal([Addition("home", said.candidate(said.messages, "Ghent it is", FACT))]), scope)
+    both = batch(HumanMessage("I live in Ghent", id="a"), HumanMessage("Now in Lille", id="b"))
+    turns = run(TurnExtractor().proposing(both, scope))
+    newer = Batch("t", "c", both.messages[1:])
+    write(Proposal(turns.additions, [revision(newer, "home", "Lille it is")]), scope)
+
+    untils = [value(scope, turn_key("t", id, 0)).get("until") for id in "ab"]
+    assert untils == [DAYS[1].isoformat(), None]
+
+
 @pytest.mark.parametrize("change", ["superseded", "updated", "deleted"])
 def test_less_trusted_words_change_nothing(change: str, scope: Scope) -> None:
     """What rests on the user's words is not changed by a tool's or an assistant's."""
@@ -135,16 +149,3 @@ def test_an_episode_of_the_same_messages_is_one(scope: Scope) -> None:
     for text, change in (("Ann had it fixed", "added"), ("It was fixed for Ann", "unchanged")):
         told = Addition(text, said.candidate(said.messages, text, EPISODE))
         assert write(Proposal([told]), scope) == [(change, "Ann had it fixed")]
-
-
-def test_what_there_is_no_room_for_is_no_verdict(scope: Scope) -> None:
-    """Nothing is planned, also not what else was proposed."""
-
-    def plan(gate: Gate) -> Effects[Planned]:
-        yield from ()
-        return Planned()
-
-    said = batch(HumanMessage("one", id="a"))
-    proposal = run(TurnExtractor().proposing(said, scope))
-    with pytest.raises(LimitExceeded, match="no room"):
-        run(planned(Proposal(proposal.additions, plans=[plan]), Gate(max_items=0), scope))

@@ -25,7 +25,7 @@ from perdure.errors import (
 )
 from perdure.memory.effects import run
 from perdure.memory.gate import Gate
-from perdure.memory.profile import Origin, Profile
+from perdure.memory.profile import Profile
 from perdure.memory.records import Candidate, Verdict
 from perdure.memory.reducers import ChatState
 from perdure.memory.store_adapter import StoreAdapter, put_of
@@ -409,7 +409,7 @@ def test_a_planned_change_is_written_with_other_things_or_not_at_all(store: SQLi
     """Part of one transaction, with the provenance that its author gives it."""
     profile = Profile(Person, store)
     source = Provenance(thread_id="t", message_ids=("m1",), trust="user")
-    place = profile.place(ANN, Origin(source))
+    place = profile.place(ANN)._replace(provenance=source)
     seen = run(profile.reading(place)).document
     puts = run(profile.planning(place, [op("replace", "/name", value="Ann")], seen))
     assert raw(profile, ANN) == {}
@@ -696,7 +696,7 @@ def test_a_secret_is_not_quoted_by_what_the_schema_refuses(store: SQLiteStore) -
 
 def test_what_the_gate_blots_out_is_kept_so(profile: Profile[Person], any_store: Any) -> None:
     """Of a text its part; a number cannot be blotted out, and is refused."""
-    blotting = Profile(Notes, any_store, gate=Gate(secrets="redact", cards="redact"))
+    blotting = Profile(Notes, any_store, gate=Gate(secrets="redact"))
     left = blotting.merge({"notes": ["tea", f"my card is {CARD}"], "pin": "4711 now"}, ANN)
 
     assert left.model_dump() == {"notes": ["tea", "my card is [card]"], "pin": "[secret] now"}
@@ -714,7 +714,7 @@ def test_contacts_are_kept_by_hand(store: SQLiteStore) -> None:
 
 def test_what_a_profile_holds_already_is_not_judged_again(store: SQLiteStore) -> None:
     """It does not stand in the way of other changes, nor when its place in a list changes."""
-    lenient = Profile(Notes, store, gate=Gate(cards="keep"))
+    lenient = Profile(Notes, store, gate=Gate(secrets="keep"))
     lenient.set({"notes": [CARD]}, ANN)
     profile = Profile(Notes, store)
     profile.merge({"name": "Ann"}, ANN)

@@ -13,9 +13,9 @@ from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownMemory
-from perdure.memory.admission import admit
+from perdure.memory.collection import Collection
 from perdure.memory.effects import run
-from perdure.memory.gate import Gate
+from perdure.memory.gate import Gate, admit
 from perdure.memory.quarantine import Quarantine
 from perdure.memory.records import Candidate
 from perdure.memory.reducers import ChatState
@@ -38,10 +38,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BaseStore]
         yield opened
 
 
-def held(store: BaseStore, *candidates: Candidate, user: str = "ann") -> list[str]:
+def held(
+    store: BaseStore, *candidates: Candidate, user: str = "ann", below: tuple[str, ...] = ()
+) -> list[str]:
     """Their keys in quarantine."""
     keys = [f"k{number}" for number in range(len(candidates))]
-    steps = admit(Gate(), StoreAdapter(store), ("memories", user), candidates, keys)
+    steps = admit(Gate(), StoreAdapter(store), ("memories", user, *below), candidates, keys)
     kept = run(steps)
     run(StoreAdapter(store).written(kept.puts))
     assert {"quarantined"} == {each.change for each in kept.outcomes}
@@ -153,24 +155,28 @@ def test_an_entry_of_another_namespace_is_unknown(store: BaseStore, method: str)
 def test_namespaces_further_down_have_a_quarantine_of_their_own(store: BaseStore) -> None:
     """The same text in both: discarding one leaves the other."""
     [key] = held(store, Candidate(SECRET))
+    held(store, Candidate(SECRET), below=("work",))
     below = Quarantine(store, ("memories", "ann", "work"))
-    run(
-        StoreAdapter(store).written(
-            run(
-                admit(
-                    Gate(),
-                    StoreAdapter(store),
-                    ("memories", "ann", "work"),
-                    [Candidate(SECRET)],
-                    ["k"],
-                )
-            ).puts
-        )
-    )
     Quarantine(store).discard(key, ANN)
 
     assert [key] == [each.key for each in below.list(ANN)]
     assert Quarantine(store).list(ANN) == []
+
+
+def test_the_same_text_from_elsewhere_is_another_entry(store: BaseStore) -> None:
+    """For another memory, or from another thread; told again in one place it is one entry."""
+    facts = Collection(store)
+    facts.insert("Ann sings", key="a", config=ANN)
+    facts.insert("Bo swims", key="b", config=ANN)
+    for key in ("a", "b", "a"):
+        facts.supersede(key, SECRET, config=ANN)
+    for thread in ("t1", "t2", "t1"):
+        facts.insert(SECRET, config={"configurable": {"user_id": "ann", "thread_id": thread}})
+    found = Quarantine(store).list(ANN)
+    threads = [each.provenance.thread_id for each in found if each.provenance]
+
+    assert {"a", "b"} < {each.memory_key for each in found}
+    assert sorted(map(str, threads)) == ["None", "None", "t1", "t2"]
 
 
 def test_an_entry_of_the_first_version_is_read(store: BaseStore) -> None:

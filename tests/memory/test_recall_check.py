@@ -53,7 +53,7 @@ def test_keys_and_texts_may_be_expected(store: SQLiteStore, checks: Any) -> None
         store,
     )
 
-    assert [each.ranks for each in report.questions] == [(1,), (1,), (1,), (1, 1)]
+    assert [each.ranks for each in report.questions] == [[1], [1], [1], [1, 1]]
     assert (report.recall, report.mrr, report.missed) == (1.0, 1.0, [])
     report.assert_recalled(1.0)
 
@@ -70,7 +70,7 @@ def test_measures_count_shares_and_ranks(store: SQLiteStore, checks: Any) -> Non
         limit=40,
     )
 
-    assert [each.ranks for each in report.questions] == [(1, None), (1,), (40,)]
+    assert [each.ranks for each in report.questions] == [[1, None], [1], [40]]
     assert report.recall == pytest.approx((0.5 + 1 + 1) / 3)
     assert report.mrr == pytest.approx((1 + 1 + 1 / 40) / 3)
     assert [each.question for each in report.missed] == ["Where does Ann live?"]
@@ -108,7 +108,7 @@ def test_any_store_will_do(checks: Any) -> None:
     found = other.search(ANN, query="memory", limit=20)
     report = checks([("memory", found[0].key), ("memory", found[-1].key)], other)
 
-    assert [each.ranks for each in report.questions] == [(1,), (None,)]
+    assert [each.ranks for each in report.questions] == [[1], [None]]
 
 
 WRONG: list[tuple[Any, str]] = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,16 +21,16 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.store.memory import InMemoryStore
 
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.errors import ConfigurationError, InvalidConfig
-from perdure.memory import ChatState, Extraction, Gate, TurnExtractor
+from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace
+from perdure.memory import ChatState, Collection, Extraction, recall
 from perdure.memory.effects import run
 from perdure.memory.extraction import remember_turns
 from perdure.memory.records import Memory
 from perdure.memory.store_adapter import StoreAdapter, memory_of
-from perdure.memory.turns import superseded_turns, turn_key
+from perdure.memory.turns import TurnExtractor, superseded_turns, turn_key
 from perdure.memory.watermarks import Watermark, watermark
 from perdure.storage.flow import rows_of
-from perdure.stores import SQLiteStore
+from perdure.stores import Provenance, SQLiteStore
 from tests.memory.threads import ANN, FailingStore, Graph, kept, texts
 
 MAY = datetime(2026, 5, 1, tzinfo=UTC)
@@ -241,10 +242,11 @@ def test_no_room_costs_no_answer(
     file_saver: SQLiteCheckpointer, store: SQLiteStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A full namespace is told by the log."""
-    say(graph_of(file_saver, store, gate=Gate(max_items=1)), "one")
+    scope: Any = store.scoped(("tenant",), max_items=1)
+    say(graph_of(file_saver, scope), "one")
 
-    assert "no room" in caplog.text
-    assert texts(store) == []
+    assert "may hold 1 items" in caplog.text
+    assert texts(scope) == []
 
 
 @pytest.mark.parametrize(
@@ -340,3 +342,46 @@ def test_turns_of_a_superseded_memory_are_marked_as_past(
     assert past == {turn.key: {**turn.value, "until": MAY.isoformat()}}
     assert run(superseded_turns(adapter, memory_of(turn), MAY)) == []
     assert turn.provenance == store.get(ANN, turn.key).provenance  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("parts", ["perdure", "langgraph"])
+def test_a_turn_that_is_made_after_its_fact_was_superseded_is_past(
+    parts: str, file_saver: SQLiteCheckpointer, store: SQLiteStore
+) -> None:
+    """Whatever the order; neither the turn of the new text nor another thread's is past."""
+    there: Any = store if parts == "perdure" else InMemoryStore()
+    facts = Collection(there)
+    said = {"one": "Ann lives in Ghent", "two": "Ann lives in Lille"}
+    for thread in ("t", "other"):
+        for name in said:
+            given: Any = {"messages": [HumanMessage(said[name], id=name)]}
+            graph_of(file_saver, InMemoryStore()).invoke(given, on(thread, "ann"))
+    source = [Provenance(thread_id="t", message_ids=(name,), trust="user") for name in said]
+    facts.insert(said["one"], key="home", provenance=source[0], config=T)
+    facts.supersede("home", said["two"], at=MAY, provenance=source[1], config=T)
+    for thread in ("t", "other"):
+        Extraction(file_saver, there).extract(thread, T)
+
+    past = {item.key: item.value.get("until") for item in kept(there) if "until" in item.value}
+    assert past == {turn_key("t", "one", 0): MAY.isoformat()}
+    shown = recall("Where does Ann live?", store=there, config=T).memories
+    assert turn_key("t", "one", 0) not in {each.key for each in shown}
+
+
+def test_a_user_id_with_a_dot_ends_no_turn(
+    file_saver: SQLiteCheckpointer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """langgraph's stores refuse it: the log says which label, whose it is and what to do."""
+    store: Any = InMemoryStore()
+    given: Any = {"messages": [HumanMessage("one", id="one")]}
+    state = graph_of(file_saver, store).invoke(given, on("t", "a.b"))
+
+    assert [each.text for each in state["messages"]] == ["one", "You said one"]
+    message = r"label 'a\.b' .*'user_id'.*pass a value without dots"
+    assert re.search(message, caplog.text)
+    with pytest.raises(InvalidNamespace, match=message):
+        Extraction(file_saver, store).extract("t", on("t", "a.b"))
+
+
+def on(thread: str, user: str) -> Any:
+    return {"configurable": {"thread_id": thread, "user_id": user}}

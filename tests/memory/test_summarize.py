@@ -23,6 +23,7 @@ from langgraph.graph import START, StateGraph
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
 from perdure.memory import ChatState
+from perdure.memory.nodes import SHOWN, view
 from perdure.memory.summary import HEADING, Summary, SummaryState, summarize
 from perdure.memory.summary_request import PROMPT
 from tests.memory.conversations import conversations, keys
@@ -104,40 +105,25 @@ def test_what_another_node_adds_meanwhile_stays(file_saver: SQLiteCheckpointer) 
     assert out["summarized"] == ["q1", "a1", "q2", "a2", "q3", "a3"]
 
 
-def test_the_state_keeps_all_in_a_view(file_saver: SQLiteCheckpointer) -> None:
-    """Only what the model is shown is summarised, and only once."""
-    with ScriptedServer(numbered("answer")) as server, ScriptedServer(numbered()) as scribe:
-        graph = chat(server, node(scribe, mode="view"), checkpointer=file_saver)
-        for n in range(1, 6):
-            out = graph.invoke(says(f"q{n}"), THREAD)
+def test_a_view_asks_no_model_and_leaves_the_state() -> None:
+    """It shows the state's summary, and the turns that this does not stand for."""
+    with ScriptedServer(["one"]) as scribe:
+        summary = node(scribe)
+        first = summary.invoke({"messages": turns(4)})
+        state = {**first, "messages": turns(9)[6:]}
+        update = view(summary).invoke(state)
 
-    assert len(out["messages"]) == 10
-    assert len(scribe.requests) == 2
-    assert "q1" not in scribe.asked_for(1)
-    assert out["summary"]["count"] == len(out["summarized"]) == 8
-    assert texts(out["llm_input_messages"]) == [f"{HEADING}:\n\nsummary 2", "q5"]
-    assert server.shown() == [("system", f"{HEADING}:\n\nsummary 2"), ("user", "q5")]
-
-
-def test_a_view_goes_on_when_the_last_summarised_message_is_removed() -> None:
-    """Then the ids of what is summarised say where to go on."""
-    with ScriptedServer(["one", "two"]) as scribe:
-        view = node(scribe, mode="view")
-        first = view.invoke({"messages": turns(4)})
-        left = [m for m in turns(6) if m.id != first["summary"]["last"]]
-        second = view.invoke({**first, "messages": left})
-
-    assert second["summarized"] == ["q4", "a4", "q5", "a5"]
-    assert second["summary"]["count"] == 10
-    assert texts(second["llm_input_messages"]) == [f"{HEADING}:\n\ntwo", "q6"]
+    assert len(scribe.requests) == 1
+    assert list(update) == [SHOWN]
+    assert texts(update[SHOWN]) == [f"{HEADING}:\n\none", *texts(turns(9)[6:])]
 
 
 def test_what_a_view_left_in_the_state_is_removed_with_the_next_summary() -> None:
-    """A thread may change from a view to the state."""
+    """A view of the first version summarised a thread and removed nothing."""
     with ScriptedServer(["one", "two"]) as scribe:
-        first = node(scribe, mode="view").invoke({"messages": turns(4)})
-        state = node(scribe)
-        second = state.invoke({**first, "messages": turns(6)})
+        summary = node(scribe)
+        first = summary.invoke({"messages": turns(4)})
+        second = summary.invoke({**first, "messages": turns(6)})
 
     assert second["summarized"] == ["q4", "a4", "q5", "a5"]
     assert [m.id for m in second["messages"]] == [m.id for m in turns(6)[:-1]]
@@ -157,14 +143,13 @@ def test_a_summarised_message_that_is_said_anew_is_shown() -> None:
     assert texts(shown) == [f"{HEADING}:\n\none", "q4", "a4", "q1b"]
 
 
-@pytest.mark.parametrize("mode", ["state", "view"])
-def test_the_last_summarised_message_said_anew_hides_nothing(mode: Any) -> None:
+def test_the_last_summarised_message_said_anew_hides_nothing() -> None:
     """What stands before it is shown, and told to the summariser before it is removed."""
     anew = AIMessage("a3, corrected", id="a3")
     with ScriptedServer(["one", "two"]) as scribe:
-        summary = node(scribe, mode=mode)
+        summary = node(scribe)
         first = summary.invoke({"messages": turns(4)})
-        kept = turns(6)[6:] if mode == "state" else [m for m in turns(6) if m.id != "a3"]
+        kept = turns(6)[6:]
         state = {**first, "messages": [*kept[:-1], anew, kept[-1]]}
         shown = summary.shown(state["messages"], state)
         second = summary.invoke(state)
@@ -173,8 +158,7 @@ def test_the_last_summarised_message_said_anew_hides_nothing(mode: Any) -> None:
     assert second["summarized"] == ["q4", "a4", "q5", "a5", "a3"]
     for text in ("q4", "a4", "q5", "a5", "a3, corrected"):
         assert text in scribe.asked_for(1)
-    gone = [m.id for m in second.get("messages", [])]
-    assert gone == (second["summarized"] if mode == "state" else [])
+    assert [m.id for m in second["messages"]] == second["summarized"]
 
 
 def test_a_summarised_message_said_anew_in_an_emptied_state_is_fresh() -> None:
@@ -191,7 +175,7 @@ def test_a_summarised_message_said_anew_in_an_emptied_state_is_fresh() -> None:
 def test_a_turn_that_is_summarised_in_part_is_shown() -> None:
     """What joined it, when the next question was removed, is in no summary."""
     with ScriptedServer(["one"]) as scribe:
-        summary = node(scribe, mode="view")
+        summary = node(scribe)
         first = summary.invoke({"messages": turns(4)})
         state = {**first, "messages": [m for m in turns(5) if m.id != "q4"]}
         shown = summary.shown(state["messages"], state)
@@ -202,7 +186,7 @@ def test_a_turn_that_is_summarised_in_part_is_shown() -> None:
 def test_what_is_shown_of_messages_needs_no_more_of_a_state_than_the_summary() -> None:
     """The messages may come from elsewhere."""
     with ScriptedServer(["one"]) as scribe:
-        summary = node(scribe, mode="view")
+        summary = node(scribe)
         first = summary.invoke({"messages": turns(4)})
         state = {name: first[name] for name in ("summary", "summarized")}
         shown = summary.shown(turns(6), state)
@@ -234,19 +218,6 @@ def test_the_summariser_is_not_heard_in_a_stream_of_messages() -> None:
     assert len(scribe.requests) == 1
 
 
-def test_a_stream_of_messages_has_of_a_view_what_is_shown_under_its_nodes_name() -> None:
-    """The summariser itself is not heard there either."""
-    with ScriptedServer(["an answer"]) as server, ScriptedServer(["a summary"]) as scribe:
-        graph = chat(server, node(scribe, mode="view"))
-        events = graph.stream({"messages": turns(4)}, stream_mode="messages")
-        heard = [(about["langgraph_node"], chunk.type, chunk.text) for chunk, about in events]
-
-    assert [each for each in heard if each[0] != "respond"] == [
-        ("summarize", "system", f"{HEADING}:\n\na summary")
-    ]
-    assert "".join(text for name, _, text in heard if name == "respond") == "an answer"
-
-
 def test_the_summary_is_plain_json_in_a_reopened_file(tmp_path: Path) -> None:
     """The checkpointer's allowlist takes it, and gives back what was written."""
     with (
@@ -270,14 +241,12 @@ def test_the_summary_is_plain_json_in_a_reopened_file(tmp_path: Path) -> None:
 
 def test_a_thread_that_the_first_version_summarised_goes_on(tmp_path: Path) -> None:
     """Its channels are read as they are, in a view too: nothing is summarised again."""
-    for mode, said in (("state", turns(4)[6:]), ("view", turns(4))):
+    for name, said in (("state", turns(4)[6:]), ("view", turns(4))):
         with (
             ScriptedServer(["second", "answer"]) as scribe,
-            SQLiteCheckpointer.open(tmp_path / f"{mode}.db") as saver,
+            SQLiteCheckpointer.open(tmp_path / f"{name}.db") as saver,
         ):
-            graph = chat(
-                scribe, node(scribe, mode=mode, trigger=("messages", 4)), checkpointer=saver
-            )
+            graph = chat(scribe, node(scribe, trigger=("messages", 4)), checkpointer=saver)
             stored = {
                 "messages": said,
                 "summary": {"text": "first", "last": "a3", "count": 6},

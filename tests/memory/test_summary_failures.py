@@ -149,7 +149,6 @@ def test_keep_shows_the_whole_conversation_over_a_list() -> None:
         ({"summary_prompt": " "}, "summary_prompt is ' '"),
         ({"summary_prompt": 7}, "summary_prompt is 7"),
         ({"summary_prompt": "word " * 20_000}, "too few tokens for the conversation"),
-        ({"mode": "both"}, "mode is 'both'"),
         ({"on_failure": "ignore"}, "on_failure is 'ignore'"),
         ({"messages_key": ""}, "messages_key is ''"),
     ],
@@ -162,16 +161,15 @@ def test_bad_options_are_refused_at_once(options: Any, named: str) -> None:
     assert named in str(caught.value)
 
 
-@pytest.mark.parametrize("mode", ["state", "view"])
 def test_a_failure_is_tried_again_in_the_next_turn(
-    file_saver: SQLiteCheckpointer, mode: Any, caplog: pytest.LogCaptureFixture
+    file_saver: SQLiteCheckpointer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By default the turn goes on, everything is kept, and the next turn summarises it."""
     with (
         ScriptedServer([EMPTY, "the summary"]) as scribe,
         ScriptedServer(["one", "two"]) as server,
     ):
-        graph = chat(server, node(scribe, retries=0, mode=mode), checkpointer=file_saver)
+        graph = chat(server, node(scribe, retries=0), checkpointer=file_saver)
         failed = graph.invoke({"messages": turns(4)}, THREAD)
         out = graph.invoke({"messages": [HumanMessage("q5", id="q5")]}, THREAD)
 

@@ -260,7 +260,7 @@ def test_a_message_history_shows_no_orphans(file_saver: SQLiteCheckpointer) -> N
 @deprecated
 def test_a_system_message_stands_where_it_was_added(file_saver: SQLiteCheckpointer) -> None:
     """As with langchain's own; with a window in the chain the model is shown one, first."""
-    window = trim(max_messages=9)
+    window = trim(max_tokens=9, token_counter=len)
     history = ThreadMessageHistory(file_saver, "t")
     history.add_messages([HumanMessage("hi"), AIMessage("hello"), SystemMessage("be kind")])
     with OpenAIServer(["one", "two"]) as server:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langgraph.graph import START, StateGraph, add_messages
 
-from perdure.errors import ConfigurationError
-from perdure.memory import clear_tool_outputs
+from perdure import SQLiteCheckpointer
+from perdure.errors import ConfigurationError, InvalidMessages
+from perdure.memory import ChatState, clear_tool_outputs, view
 from perdure.memory.nodes import SHOWN
 from tests.memory.conversations import Talk, conversations, keys, newest_human
 from tests.memory.providers import awaits_answer, refusals
@@ -78,7 +82,44 @@ def test_a_view_is_valid_and_settles(talk: Talk, keep: int, min_tokens: int) -> 
     assert keys(node(shown)) == keys(shown)
     question = newest_human(talk)
     assert question is None or question in shown
-    assert node.invoke({"messages": talk}) == {SHOWN: shown}
+    assert view(node).invoke({"messages": talk}) == {SHOWN: shown}
+
+
+@given(conversations(), st.integers(0, 2))
+def test_a_state_has_lines_in_place_of_results_and_nothing_else_changes(
+    talk: Talk, keep: int
+) -> None:
+    """Under the same ids; a second time there is nothing to clear."""
+    node = clear_tool_outputs(keep=keep, min_tokens=50)
+    update = node.invoke({"messages": talk})
+    lines = {message.id: message for message in update.get("messages", [])}
+    left: Any = add_messages(list[Any](talk), list(lines.values()))
+    assert asyncio.run(node.ainvoke({"messages": talk})) == update
+    assert left == [lines.get(message.id, message) for message in talk]
+    assert all(m.text.startswith("[The result of ") for m in lines.values())
+    assert keys(node(left)) == keys(node(talk))
+    assert node.invoke({"messages": left}) == {}
+
+
+def test_a_graph_clears_its_state_and_history_has_the_originals(tmp_path: Path) -> None:
+    """What is shown inside a view leaves the state."""
+    builder = StateGraph(ChatState).add_node("clear", clear_tool_outputs(keep=1))
+    builder.add_edge(START, "clear")
+    with SQLiteCheckpointer.open(tmp_path / "a.db") as saver:
+        graph = builder.compile(checkpointer=saver)
+        thread: Any = {"configurable": {"thread_id": "t"}}
+        out = graph.invoke({"messages": answered(looked(2))}, thread)
+        said = [item.value for item in saver.history("t")]
+    assert results(out["messages"]) == ["[The res", "1 1 1 1 "]
+    assert "0 0 0 0 " in results(said)
+    assert results(view(clear_tool_outputs(keep=0))(out)) == ["[The res", "[The res"]
+
+
+def test_results_without_ids_are_not_cleared_in_a_state() -> None:
+    """A line would be added to them instead."""
+    talk = [message.model_copy(update={"id": None}) for message in looked(2)]
+    with pytest.raises(InvalidMessages, match="without ids"):
+        clear_tool_outputs(keep=1).invoke({"messages": talk})
 
 
 @pytest.mark.parametrize(

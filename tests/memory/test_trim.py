@@ -25,8 +25,9 @@ from langgraph.graph import START, StateGraph, add_messages
 
 from perdure import SQLiteCheckpointer
 from perdure.errors import BudgetExceeded, ConfigurationError, InvalidMessages
-from perdure.memory import ChatState, count_tokens, trim
+from perdure.memory import ChatState, trim, view
 from perdure.memory.nodes import SHOWN
+from perdure.memory.tokens import count_tokens
 from tests.memory.conversations import Talk, conversations, keys, newest_human, total
 from tests.memory.providers import awaits_answer, refusals
 
@@ -42,7 +43,7 @@ def count(messages: list[BaseMessage]) -> int:
 
 options = st.one_of(
     st.fixed_dictionaries({"max_tokens": st.integers(1, 400)}),
-    st.fixed_dictionaries({"max_messages": st.integers(1, 12)}),
+    st.fixed_dictionaries({"max_tokens": st.integers(1, 12), "token_counter": st.just(len)}),
     st.fixed_dictionaries(
         {
             "max_tokens": st.integers(20, 400),
@@ -50,17 +51,19 @@ options = st.one_of(
             "allow_partial": st.booleans(),
         }
     ),
-    st.fixed_dictionaries({"max_messages": st.integers(1, 12), "strategy": st.just("first")}),
+    st.fixed_dictionaries(
+        {
+            "max_tokens": st.integers(1, 12),
+            "token_counter": st.just(len),
+            "strategy": st.just("first"),
+        }
+    ),
 )
 QUESTION = ("human", "tool")
 
 
-def limit_of(given: dict[str, Any]) -> int:
-    return int(given.get("max_tokens") or given["max_messages"])
-
-
 def size(given: dict[str, Any], messages: list[BaseMessage]) -> int:
-    return len(messages) if "max_messages" in given else count(messages)
+    return int(given.get("token_counter", count)(messages))
 
 
 def least(given: dict[str, Any], whole: list[BaseMessage]) -> float:
@@ -88,15 +91,15 @@ def test_a_view_is_valid_within_its_budget_and_keeps_the_newest(
 ) -> None:
     """The newest question, and the last of what follows it; or it is the documented error."""
     ends: Any = {"end_on": QUESTION} if to_answer else {}
-    node = trim(token_counter=count, **given, **ends)
-    whole = trim(max_messages=99, **ends)(talk)
+    node = trim(**{"token_counter": count, **given, **ends})
+    whole = trim(max_tokens=99, token_counter=len, **ends)(talk)
     try:
         shown = node(talk)
     except BudgetExceeded:
-        assert least(given, whole) > limit_of(given)
+        assert least(given, whole) > given["max_tokens"]
         return
     assert refusals(shown, to_answer=to_answer or awaits_answer(talk)) == []
-    assert size(given, shown) <= limit_of(given)
+    assert size(given, shown) <= given["max_tokens"]
     question = newest_human(talk)
     if question is not None:
         assert question.id in [message.id for message in shown]
@@ -111,20 +114,22 @@ def test_a_state_is_left_valid_and_a_second_time_as_it_is(
     talk: Talk, given: dict[str, Any]
 ) -> None:
     """What is removed is removed by id; a call that waits for its results at the end stays."""
-    node = trim(token_counter=count, mode="state", **given)
+    node = trim(**{"token_counter": count, **given})
     try:
         update = node.invoke({"messages": talk})
     except BudgetExceeded:
-        whole = trim(max_messages=99, mode="state").invoke({"messages": talk}).get("messages", [])
+        whole = (
+            trim(max_tokens=99, token_counter=len).invoke({"messages": talk}).get("messages", [])
+        )
         before = cast("Any", add_messages(list[Any](talk), whole))
-        assert least(given, before) > limit_of(given)
+        assert least(given, before) > given["max_tokens"]
         return
     left: Any = add_messages(list[Any](talk), update.get("messages", []))
     if newest_human(talk) is None:
         assert update == {}
         return
     assert refusals(settled(system_first(left)), to_answer=False) == []
-    assert size(given, left) <= limit_of(given)
+    assert size(given, left) <= given["max_tokens"]
     assert newest_human(talk).id in [message.id for message in left]  # type: ignore[union-attr]
     assert node.invoke({"messages": left}) == {}
 
@@ -180,14 +185,23 @@ LONG = talk_of(*"shahacrqahcrqcrq")
 @pytest.mark.parametrize(
     ("options", "left"),
     [
-        ({"max_messages": 99}, "s0 h1 a2 h3 a4 c5 r6 q7 a8 h9 c10 r11 q12 c13 r14 q15"),
-        ({"max_messages": 13}, "s0 h9 c10 r11 q12 c13 r14 q15"),
-        ({"max_messages": 14}, "s0 h3 a4 c5 r6 q7 a8 h9 c10 r11 q12 c13 r14 q15"),
-        ({"max_messages": 7}, "s0 h9 c13 r14 q15"),
-        ({"max_messages": 5}, "s0 h9 c13 r14 q15"),
-        ({"max_messages": 10, "strategy": "first"}, "s0 h1 a2 h9 c13 r14 q15"),
-        ({"max_messages": 13, "strategy": "first"}, "s0 h1 a2 h3 a4 c5 r6 q7 a8 h9 c13 r14 q15"),
-        ({"max_messages": 7, "strategy": "first"}, "s0 h1 a2 h9 c13 r14 q15"),
+        (
+            {"max_tokens": 99, "token_counter": len},
+            "s0 h1 a2 h3 a4 c5 r6 q7 a8 h9 c10 r11 q12 c13 r14 q15",
+        ),
+        ({"max_tokens": 13, "token_counter": len}, "s0 h9 c10 r11 q12 c13 r14 q15"),
+        (
+            {"max_tokens": 14, "token_counter": len},
+            "s0 h3 a4 c5 r6 q7 a8 h9 c10 r11 q12 c13 r14 q15",
+        ),
+        ({"max_tokens": 7, "token_counter": len}, "s0 h9 c13 r14 q15"),
+        ({"max_tokens": 5, "token_counter": len}, "s0 h9 c13 r14 q15"),
+        ({"max_tokens": 10, "token_counter": len, "strategy": "first"}, "s0 h1 a2 h9 c13 r14 q15"),
+        (
+            {"max_tokens": 13, "token_counter": len, "strategy": "first"},
+            "s0 h1 a2 h3 a4 c5 r6 q7 a8 h9 c13 r14 q15",
+        ),
+        ({"max_tokens": 7, "token_counter": len, "strategy": "first"}, "s0 h1 a2 h9 c13 r14 q15"),
     ],
 )
 def test_what_stays(options: dict[str, Any], left: str) -> None:
@@ -195,17 +209,71 @@ def test_what_stays(options: dict[str, Any], left: str) -> None:
     assert ids(trim(**options)(LONG)) == left
 
 
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({"max_tokens": 15}, "s0 a2 h3 a4 c5 r6 q7 a8 h9 c10 r11 q12 c13 r14 q15"),
+        ({"max_tokens": 12}, "s0 c5 r6 q7 a8 h9 c10 r11 q12 c13 r14 q15"),
+        ({"max_tokens": 11}, "s0 a8 h9 c10 r11 q12 c13 r14 q15"),
+        ({"max_tokens": 7}, "s0 h9 c13 r14 q15"),
+        ({"max_tokens": 15, "include_system": False}, "h1 a2 h3 a4 c5 r6 q7 a8 h9 c10 r11 q12"),
+        ({"max_tokens": 13, "strategy": "first"}, "s0 h1 a2 h3 a4 c5 r6 q7 a8 h9 c13 r14 q15"),
+    ],
+)
+def test_a_turn_may_lose_its_beginning(options: dict[str, Any], left: str) -> None:
+    """With `start_on=None`: a call and its results stay together."""
+    shown = ids(trim(**options, token_counter=len, start_on=None)(LONG))
+    assert shown.startswith(left)
+    assert len(shown.split()) <= options["max_tokens"]
+
+
+@given(conversations(), st.integers(1, 12), st.booleans(), st.booleans())
+def test_a_window_that_begins_anywhere_is_no_shorter(
+    talk: Talk, size: int, include_system: bool, state: bool
+) -> None:
+    """It ends with what a window of whole turns has, and after a question it is valid."""
+    words: Any = {"max_tokens": size, "token_counter": len, "include_system": include_system}
+    nodes = trim(**words), trim(**words, start_on=None)
+    try:
+        whole, parts = (left_by(node, talk) if state else node(talk) for node in nodes)
+    except BudgetExceeded:
+        return
+    system = [m for m in parts if isinstance(m, SystemMessage)]
+    talked, begun = ([m.id for m in ms if m.type != "system"] for ms in (whole, parts))
+    assert include_system or not system or newest_human(talk) is None  # that state stays
+    assert begun[len(begun) - len(talked) :] == talked
+    if not state:
+        assert len(parts) <= size
+        first = HumanMessage("before", id="before")
+        asked = [*system, first, *parts[len(system) :]]
+        assert refusals(asked, to_answer=awaits_answer(talk)) == []
+
+
+def left_by(node: Any, talk: Talk) -> Any:
+    return add_messages(list[Any](talk), node.invoke({"messages": talk}).get("messages", []))
+
+
+def test_len_counts_messages_and_no_tools() -> None:
+    """As in langchain."""
+    tool = {"name": "look", "description": "x " * 500, "parameters": {"type": "object"}}
+    node = trim(max_tokens=5, token_counter=len).with_tools([tool])
+    assert ids(node(LONG)) == "s0 h9 c13 r14 q15"
+    assert count_tokens(LONG, len, [tool]) == len(LONG)
+    with pytest.raises(BudgetExceeded, match=r"takes 5, max_tokens is 4 \(system message 1, human"):
+        trim(max_tokens=4, token_counter=len, allow_partial=True)(LONG)
+
+
 def test_a_later_system_message_replaces_the_former_and_comes_first() -> None:
     """LangChain4j's rules; one in the middle of an exchange does not part it."""
     talk = talk_of(*"shacrq")
     talk.insert(4, SystemMessage("new", id="new"))
-    assert ids(trim(max_messages=10)(talk)) == "new h1 a2 c3 r4 q5"
+    assert ids(trim(max_tokens=10, token_counter=len)(talk)) == "new h1 a2 c3 r4 q5"
 
 
 def test_a_state_keeps_its_order_and_what_is_added_at_the_same_time(tmp_path: Path) -> None:
     """A system message in the middle stays there; a parallel node's answer is not lost."""
     builder = StateGraph(ChatState)
-    builder.add_node("trim", trim(max_messages=20, mode="state"))
+    builder.add_node("trim", trim(max_tokens=20, token_counter=len))
     builder.add_node("answer", lambda state: {"messages": [AIMessage("yes", id="new")]})
     builder.add_edge(START, "trim").add_edge(START, "answer")
     with SQLiteCheckpointer.open(tmp_path / "a.db") as saver:
@@ -220,7 +288,7 @@ def test_a_state_keeps_its_order_and_what_is_added_at_the_same_time(tmp_path: Pa
 def test_what_another_node_adds_meanwhile_stays() -> None:
     """Removals are by id."""
     talk = talk_of(*"hahaha")
-    update = trim(max_messages=2, mode="state").invoke({"messages": talk})
+    update = trim(max_tokens=2, token_counter=len).invoke({"messages": talk})
     meanwhile = add_messages(talk, [HumanMessage("new", id="new")])  # type: ignore[arg-type]
     assert ids(add_messages(meanwhile, update["messages"])) == "h4 a5 new"  # type: ignore[arg-type]
 
@@ -228,10 +296,12 @@ def test_what_another_node_adds_meanwhile_stays() -> None:
 def test_a_call_that_waits_stays_in_the_state_and_is_not_shown() -> None:
     """A run is interrupted before its tools, say to ask a human."""
     talk = talk_of(*"hahc")
-    assert trim(max_messages=2, mode="state").invoke({"messages": talk})["messages"][0].id == "h0"
-    update = trim(max_messages=2, mode="state").invoke({"messages": talk})
+    assert (
+        trim(max_tokens=2, token_counter=len).invoke({"messages": talk})["messages"][0].id == "h0"
+    )
+    update = trim(max_tokens=2, token_counter=len).invoke({"messages": talk})
     assert ids(add_messages(talk, update["messages"])) == "h2 c3"  # type: ignore[arg-type]
-    assert ids(trim(max_messages=2)(talk)) == "h2"
+    assert ids(trim(max_tokens=2, token_counter=len)(talk)) == "h2"
 
 
 @pytest.mark.parametrize("blocks", [False, True])
@@ -255,7 +325,7 @@ def test_partial_shortens_a_question_that_is_too_long(blocks: bool) -> None:
     assert shown[1].text.endswith("Please explain.")
     assert "characters left out" in shown[1].text
     assert talk[1].text == text
-    update = trim(max_tokens=300, token_counter=count, allow_partial=True, mode="state").invoke(
+    update = trim(max_tokens=300, token_counter=count, allow_partial=True).invoke(
         {"messages": talk}
     )
     assert [m.text for m in update["messages"]] == [shown[1].text]
@@ -295,36 +365,36 @@ def test_a_list_without_a_question() -> None:
     """Nothing to answer: only the system message is shown, and the state is left as it is."""
     talk = talk_of(*"sa")
     assert ids(trim(max_tokens=100)(talk)) == "s0"
-    assert trim(max_tokens=100, mode="state").invoke({"messages": talk}) == {}
+    assert trim(max_tokens=100).invoke({"messages": talk}) == {}
     assert trim(max_tokens=100)([]) == []
 
 
 def test_the_same_in_both_colours_in_a_chain_and_as_a_node() -> None:
     """One object for all."""
-    node = trim(max_messages=5)
+    node = trim(max_tokens=5, token_counter=len)
     shown = node(LONG)
     assert node.invoke(LONG) == shown
     assert asyncio.run(node.ainvoke(LONG)) == shown
     assert (node | (lambda messages: messages)).invoke(LONG) == shown
     assert (ChatPromptTemplate.from_messages(LONG) | node).invoke({})[0].text == "s0"
-    assert node.invoke({"messages": LONG}) == {SHOWN: shown}
-    assert asyncio.run(node.ainvoke({"messages": LONG})) == {SHOWN: shown}
+    assert node({"messages": LONG}) == view(node)(LONG) == shown
+    assert view(node).invoke({"messages": LONG}) == {SHOWN: shown}
+    removed = node.invoke({"messages": LONG})
+    assert asyncio.run(node.ainvoke({"messages": LONG})) == removed
+    assert add_messages(list[Any](LONG), removed["messages"]) == shown
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "max_tokens is None, max_messages is None"),
-        ({"max_tokens": 5, "max_messages": 2}, "expected one of them"),
         ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"max_messages": True}, "max_messages is True"),
+        ({"max_tokens": True}, "max_tokens is True"),
         ({"max_tokens": 1.5}, "max_tokens is 1.5"),
         ({"max_tokens": 0.5}, "the model is None"),
         ({"max_tokens": 0.5, "token_counter": len}, "expected a chat model or the name"),
         ({"max_tokens": 5, "strategy": "middle"}, "strategy is 'middle'"),
-        ({"max_tokens": 5, "mode": "both"}, "mode is 'both'"),
+        ({"max_tokens": 5, "start_on": "ai"}, "start_on is 'ai'; expected one of 'human', None"),
         ({"max_tokens": 5, "end_on": "system"}, "end_on is 'system'"),
-        ({"max_tokens": 5, "end_on": "ai", "mode": "state"}, "would remove the newest answer"),
         ({"max_tokens": 5, "messages_key": ""}, "messages_key is ''"),
     ],
 )
@@ -377,12 +447,12 @@ def test_a_share_of_the_window_of_a_model() -> None:
 @pytest.mark.parametrize(
     ("options", "left"),
     [
-        ({"max_messages": 10}, "h0 a1 h2 a3"),
-        ({"max_messages": 3}, "h2 a3"),
-        ({"max_messages": 3, "strategy": "first"}, "h2 a3"),
-        ({"max_messages": 3, "end_on": ("human", "tool")}, "h0 a1 h2"),
-        ({"max_messages": 3, "end_on": "human"}, "h0 a1 h2"),
-        ({"max_messages": 3, "end_on": "ai"}, "h2 a3"),
+        ({"max_tokens": 10, "token_counter": len}, "h0 a1 h2 a3"),
+        ({"max_tokens": 3, "token_counter": len}, "h2 a3"),
+        ({"max_tokens": 3, "token_counter": len, "strategy": "first"}, "h2 a3"),
+        ({"max_tokens": 3, "token_counter": len, "end_on": ("human", "tool")}, "h0 a1 h2"),
+        ({"max_tokens": 3, "token_counter": len, "end_on": "human"}, "h0 a1 h2"),
+        ({"max_tokens": 3, "token_counter": len, "end_on": "ai"}, "h2 a3"),
     ],
 )
 def test_the_newest_answer_stays_unless_end_on_says_otherwise(
@@ -392,7 +462,9 @@ def test_the_newest_answer_stays_unless_end_on_says_otherwise(
     talk = talk_of(*"haha")
     assert ids(trim(**options)(talk)) == left
     prompt = ChatPromptTemplate([("placeholder", "{chat_history}"), ("human", "{input}")])
-    filled = prompt.invoke({"chat_history": trim(max_messages=10)(talk), "input": "and?"})
+    filled = prompt.invoke(
+        {"chat_history": trim(max_tokens=10, token_counter=len)(talk), "input": "and?"}
+    )
     assert [m.type for m in filled.to_messages()] == ["human", "ai", "human", "ai", "human"]
 
 
@@ -408,7 +480,12 @@ def test_an_answer_that_is_too_long_is_not_dropped_silently() -> None:
 
 @pytest.mark.parametrize(("ends", "last"), [("ai", "h2 a3"), ("tool", ""), ("human", "h2 a3 h4")])
 def test_end_on_may_leave_out_the_newest_question(ends: Any, last: str) -> None:
-    assert ids(trim(max_messages=3, end_on=ends)(talk_of(*"hahah"))) == last
+    """It is not removed from a state."""
+    node = trim(max_tokens=3, token_counter=len, end_on=ends)
+    talk = talk_of(*"hahah")
+    left: Any = add_messages(list[Any](talk), node.invoke({"messages": talk})["messages"])
+    assert ids(node(talk)) == last
+    assert ids(left) == "h2 a3 h4"
 
 
 @given(st.lists(st.sampled_from(["h", "ha", "hcrq", "hcrqa", "hcrqcrqa"]), min_size=1), st.data())
@@ -463,7 +540,7 @@ def test_the_example_of_the_chatbot_page() -> None:
             ("human", "{input}"),
         ]
     )
-    window = (lambda given: given["chat_history"]) | trim(max_messages=2)
+    window = (lambda given: given["chat_history"]) | trim(max_tokens=2, token_counter=len)
     chain = RunnablePassthrough.assign(chat_history=window) | prompt
     for question in ("Where does P. Sherman live?", "What is my name?"):
         shown = chain.invoke({"chat_history": history, "input": question}).to_messages()

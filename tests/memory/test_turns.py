@@ -28,9 +28,9 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError, UnknownThread
+from perdure.memory.conversation import SHORTENED
 from perdure.memory.effects import arun, run
 from perdure.memory.proposals import Batch, Proposal, Scope
-from perdure.memory.shortening import SHORTENED
 from perdure.memory.store_adapter import StoreAdapter
 from perdure.memory.thread_messages import (
     ThreadHistory,

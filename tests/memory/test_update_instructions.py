@@ -28,8 +28,8 @@ from perdure.errors import (
 )
 from perdure.memory.instructions import Instructions, use_instructions
 from perdure.memory.model_call import ModelCall
+from perdure.memory.quotation import newest
 from perdure.memory.reducers import ChatState
-from perdure.memory.transcript import newest
 from perdure.memory.update_instructions import update_instructions
 from perdure.stores import SQLiteStore
 from tests.memory.conversations import conversations

@@ -22,6 +22,7 @@ from perdure.graphs import QuotingResponder
 from perdure.memory import (
     ChatState,
     Instructions,
+    assemble,
     remember,
     summarize,
     token_counter,
@@ -164,12 +165,14 @@ def test_memories_of_messages_that_the_model_is_shown_are_left_out(shows: Any) -
         memory = use_memories(store)
         parts: dict[int, Any] = {
             4: memory,
-            3: view(memory, trim(max_messages=4)),  # and the system message
-            2: view(memory, trim(max_messages=3)),
-            1: view(view(memory), view(trim(max_messages=2))),
+            3: view(memory, trim(max_tokens=4, token_counter=len)),  # and the system message
+            2: view(memory, trim(max_tokens=3, token_counter=len)),
+            1: view(view(memory), view(trim(max_tokens=2, token_counter=len))),
         }
         found = {left: set(memories(shows(part, said, ON_T))) for left, part in parts.items()}
-        after = set(memories(shows(view(trim(max_messages=2), memory), said, ON_T)))
+        after = set(
+            memories(shows(view(trim(max_tokens=2, token_counter=len), memory), said, ON_T))
+        )
 
     for left, texts_found in found.items():
         assert texts_found == others | set(texts[: 4 - left])
@@ -201,7 +204,7 @@ def test_what_a_summary_stands_for_may_be_recalled(shows: Any) -> None:
     said = [HumanMessage(f"the train number {n}", id=f"t-{n}") for n in range(4)]
     summary = {"text": "They spoke of trains.", "last": "t-1", "count": 2}
     state = {"messages": said, "summary": summary, "summarized": ["t-0", "t-1"]}
-    sums_up = summarize(QuotingResponder(), trigger=("messages", 90), mode="view")
+    sums_up = summarize(QuotingResponder(), trigger=("messages", 90))
     with filled(*turns("t", NOW, *(message.text for message in said))) as store:
         for parts in ([sums_up, use_memories(store)], [use_memories(store), sums_up]):
             shown = shows(view(*parts), state, ON_T)
@@ -310,7 +313,12 @@ def test_instructions_and_a_summary_stand_before_the_memories(store: SQLiteStore
     """One system message with all three, in this order."""
     instructions = Instructions(store, default="Be kind.")
     summary = summarize(QuotingResponder(), trigger=("messages", 90))
-    shown = view(use_instructions(instructions), summary, use_memories(store), trim(max_messages=9))
+    shown = view(
+        use_instructions(instructions),
+        summary,
+        use_memories(store),
+        trim(max_tokens=9, token_counter=len),
+    )
     state = {"messages": [KEYS], "summary": "They met in Oslo."}
     text = shown(state, AS_ANN)[0].text
 
@@ -411,3 +419,22 @@ def test_what_answers_badly_is_left_out(store: SQLiteStore) -> None:
 
     assert "figs" in str(part(about, AS_ANN)[0].content)
     assert [message.type for message in part(other, AS_ANN)] == ["human"]
+
+
+@pytest.mark.parametrize("cuts", [trim, assemble])
+def test_memories_that_a_counter_counts_dear_take_no_more_than_there_is(
+    cuts: Any, shows: Any
+) -> None:
+    """The section is measured by what follows; the last memories go until the newest turn fits."""
+
+    def dear(given: Any) -> int:
+        return sum(len(m.text.split()) + 200 * m.text.count('"memory"') for m in given)
+
+    puts = [fact(f"k{n}", f"the train number {n} goes to Ghent") for n in range(10)]
+    with filled(*puts) as store:
+        cut = cuts(max_tokens=1_000, token_counter=dear)
+        shown = shows(view(use_memories(store), cut), [HumanMessage("the train to Ghent")])
+
+    assert dear(shown) <= 1_000
+    assert len(memories(shown)) == 4
+    assert shown[-1].text == "the train to Ghent"

@@ -63,10 +63,10 @@ MAKERS: dict[str, Callable[[], MessagesNode]] = {
         RunnableLambda(sums_up), trigger=("messages", 4), keep=("messages", 1)
     ),
     "summary for a human": lambda: summarize(
-        RunnableLambda(sums_up), trigger=("messages", 2), keep=("messages", 3), mode="view"
+        RunnableLambda(sums_up), trigger=("messages", 2), keep=("messages", 3)
     ),
     "clearing": lambda: clear_tool_outputs(keep=1, min_tokens=50),
-    "messages": lambda: trim(max_messages=9),
+    "messages": lambda: trim(max_tokens=9, token_counter=len),
     "tokens": lambda: trim(max_tokens=BUDGET, token_counter=count),
     "first": lambda: trim(
         max_tokens=BUDGET, token_counter=count, strategy="first", allow_partial=True
@@ -109,7 +109,7 @@ def test_the_parts_of_a_view_in_order() -> None:
         talk += [HumanMessage(f"q{n}", id=f"q{n}"), AIMessage(f"a{n}", id=f"a{n}")]
     talk.append(HumanMessage("now", id="now"))
     state = {"messages": talk, "summary": {"text": "Of planes.", "last": "a2", "count": 6}}
-    shows = view(NODES["instructions"], NODES["summary"], trim(max_messages=6))
+    shows = view(NODES["instructions"], NODES["summary"], trim(max_tokens=6, token_counter=len))
     shown = shows.invoke(state)[SHOWN]
     assert shown[0].text.startswith("Be kind.\n\nSummary")
     assert shown[0].text.endswith("Of planes.")
@@ -123,7 +123,10 @@ def test_the_parts_of_a_view_in_order() -> None:
         ((print,), "a part of the view is <built-in function print>"),
         ((_learns(),), "a part of the view is"),
         (
-            (trim(max_messages=1), trim(max_messages=1, messages_key="talk")),
+            (
+                trim(max_tokens=1, token_counter=len),
+                trim(max_tokens=1, token_counter=len, messages_key="talk"),
+            ),
             r"\['messages', 'talk'\]",
         ),
     ],
@@ -158,7 +161,8 @@ def _echo(state: Any) -> dict[str, Any]:
 def test_what_a_node_shows_reaches_the_model_and_no_checkpoint(state: Any) -> None:
     """The exported states have the channel; a thread's checkpoints hold only what was said."""
     saver = InMemorySaver()
-    graph = _graph(state, trim(max_messages=1), _echo, checkpointer=saver)
+    shows = view(trim(max_tokens=1, token_counter=len))
+    graph = _graph(state, shows, _echo, checkpointer=saver)
     thread: Any = {"configurable": {"thread_id": "t"}}
     for text in ("one", "two"):
         out = graph.invoke({"messages": [("human", text)]}, thread)
@@ -174,7 +178,7 @@ def test_what_a_node_shows_reaches_the_model_and_no_checkpoint(state: Any) -> No
 
 def test_without_the_channel_langgraph_drops_what_a_node_shows() -> None:
     """As docs/memory.md says; `shown(state)` in the model's node needs no channel."""
-    shows = trim(max_messages=1)
+    shows = view(trim(max_tokens=1, token_counter=len))
 
     def model(state: Any) -> dict[str, Any]:
         return {"messages": [("ai", f"{SHOWN in state} {len(shows(state))}")]}
@@ -185,7 +189,7 @@ def test_without_the_channel_langgraph_drops_what_a_node_shows() -> None:
 
 def test_a_node_that_calls_the_view_streams_only_the_answer() -> None:
     """A view that is a node of its own is streamed with what it makes, as langgraph does it."""
-    shows = view(NODES["instructions"], trim(max_messages=2))
+    shows = view(NODES["instructions"], trim(max_tokens=2, token_counter=len))
 
     def model(state: Any) -> dict[str, Any]:
         return {"messages": [AIMessage(f"I see {len(shows(state))}")]}

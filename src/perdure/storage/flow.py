@@ -5,6 +5,7 @@ The pattern is httpx's `Auth.auth_flow` and psycopg's generators: one implementa
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from importlib.resources import files
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 Row = tuple[Any, ...]
 
 
@@ -58,6 +60,15 @@ async def arun(flow: Generator[R, Any, T], execute: Callable[[R], Awaitable[Any]
                 request = flow.send(rows)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+
+
+def signed(call: F, make: Callable[..., Any]) -> F:
+    """A function with the signature of `make`, but that it returns what the effects return."""
+    signature = inspect.signature(make)
+    returned = str(signature.return_annotation).removeprefix("Effects[").removesuffix("]")
+    call.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
+    call.__annotations__ = {**make.__annotations__, "return": returned}
+    return call
 
 
 def rows_of(sql: str, *params: Any) -> Flow[list[Row]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, StateGraph
-from pydantic import BaseModel
+from models import Person
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.memory import ChatState, Collection, Examples, Formation, Instructions, Profile
@@ -20,16 +20,6 @@ from perdure.memory.drivers import run
 from perdure.memory.forming.waiting import noting
 from perdure.memory.longterm.backing import Backing
 from perdure.stores import SQLiteStore
-
-
-class Home(BaseModel):
-    city: str = ""
-
-
-class Person(BaseModel):
-    name: str = ""
-    home: Home = Home()
-    likes: list[str] = []
 
 
 def on(thread):

@@ -1,0 +1,202 @@
+"""The gate: what the store knows already, or knew before it was deleted."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from perdure.memory.effects import run
+from perdure.memory.gate import Gate
+from perdure.memory.records import TURN, Candidate, Verdict
+from perdure.memory.store_adapter import StoreAdapter, put_of, removal_of, succeeding
+from perdure.memory.tombstones import tombstones_of
+from perdure.stores import Provenance
+from tests.memory.kept import NAMESPACE, judged, remember, verdict
+
+# -- novelty
+
+
+def test_a_fact_that_is_known_is_refused_with_the_key_of_the_memory(adapter: StoreAdapter) -> None:
+    """Letter for letter or with a near word; what says something else is kept."""
+    remember(adapter, "tea", "Ann bought green tea.")
+    known, put, other, negated = judged(
+        Gate(),
+        adapter,
+        Candidate("ann bought green tea", explicit=True),
+        Candidate("Ann purchased green tea"),
+        Candidate("Ann bought black tea"),
+        Candidate("Ann never bought green tea"),
+    )
+
+    assert (known.action, known.check, known.same_as) == ("refuse", "duplicate", "tea")
+    assert put.same_as == "tea"
+    assert [other.action, negated.action] == ["keep", "keep"]
+
+
+def test_a_fact_that_comes_twice_in_one_call_is_kept_once(adapter: StoreAdapter) -> None:
+    """The second is the same as the first, by the key that this is to have."""
+    candidates = [
+        Candidate("Ann bought tea"),
+        Candidate("Ann purchased tea."),
+        Candidate("Bo sings"),
+    ]
+    verdicts = run(Gate().judge(candidates, adapter, NAMESPACE, keys=["a", "b", "c"]))
+
+    assert [each.action for each in verdicts] == ["keep", "refuse", "keep"]
+    assert verdicts[1].same_as == "a"
+
+
+def test_what_is_refused_takes_nothing_along(adapter: StoreAdapter) -> None:
+    """If a check turns down the first of two that say the same, the second is kept."""
+
+    def by_user(candidate: Candidate) -> Verdict | None:
+        return None if candidate.role == "user" else Verdict("refuse", "not the user's")
+
+    other, user = judged(
+        Gate([by_user]),
+        adapter,
+        Candidate("Ann likes tea", role="assistant"),
+        Candidate("Ann likes tea"),
+    )
+
+    assert (other.action, other.reason, other.check) == ("refuse", "not the user's", "by_user")
+    assert user.action == "keep"
+
+
+def test_a_memory_may_be_put_otherwise_under_its_own_key(adapter: StoreAdapter) -> None:
+    """A better wording of it is no duplicate of it; the same once more is."""
+    remember(adapter, "tea", "Ann bought green tea")
+    reworded = [Candidate("Ann purchased green tea"), Candidate("Ann bought green tea!")]
+    first, second = (
+        run(Gate().judge([each], adapter, NAMESPACE, keys=["tea"]))[0] for each in reworded
+    )
+
+    assert first.action == "keep"
+    assert (second.action, second.same_as) == ("refuse", "tea")
+
+
+def test_turns_may_be_said_again_and_do_not_stand_for_facts(adapter: StoreAdapter) -> None:
+    """What was said twice was said twice; that it was said is not that it is known."""
+    remember(adapter, "t1", "Ann likes tea", TURN)
+
+    assert verdict(Gate(), adapter, "Ann likes tea", kind=TURN).action == "keep"
+    assert verdict(Gate(), adapter, "Ann likes tea").action == "keep"
+
+
+def test_other_namespaces_do_not_count(adapter: StoreAdapter) -> None:
+    """Neither another user's memory nor one further down makes a fact known."""
+    for place in (("memories", "bo"), (*NAMESPACE, "work")):
+        run(adapter.written([put_of(place, "k", {"text": "Ann likes tea", "kind": "fact"})]))
+
+    assert verdict(Gate(), adapter, "Ann likes tea").action == "keep"
+
+
+def test_what_was_superseded_does_not_come_back_from_an_old_thread(adapter: StoreAdapter) -> None:
+    """What was said before a memory changed is no news; what is said later, or asked for, is."""
+    moved = datetime(2026, 5, 1, tzinfo=UTC)
+    former = {"text": "Ann lives in Ghent", "until": moved.isoformat(), "change": "superseded"}
+    value = {"text": "Ann lives in Bruges", "kind": "fact", "formerly": [former]}
+    run(adapter.written([put_of(NAMESPACE, "home", value)]))
+
+    def said(days: int, explicit: bool = False) -> Candidate:
+        source = Provenance(at=moved + timedelta(days=days))
+        return Candidate("ann lives in Ghent.", provenance=source, explicit=explicit)
+
+    old, later, asked = judged(Gate(), adapter, said(-9)) + [
+        verdict for each in (said(9), said(-9, True)) for verdict in judged(Gate(), adapter, each)
+    ]
+
+    assert (old.action, old.check) == ("refuse", "duplicate")
+    assert "2026-05-01" in old.reason
+    assert [later.action, asked.action] == ["keep", "keep"]
+
+
+def test_what_was_superseded_is_found_behind_any_number_of_nearer_memories(
+    adapter: StoreAdapter,
+) -> None:
+    """Facts and turns that are nearer do not hide that a memory said so before."""
+    remember(adapter, "home", "Ann lives in Ghent")
+    before = run(adapter.got(NAMESPACE, "home"))
+    assert before is not None
+    value = {"text": "Bo and she share a flat by the sea", "kind": "fact"}
+    put = put_of(NAMESPACE, "home", succeeding(before, value, "superseded"))
+    run(adapter.written([put]))
+    for number in range(40):
+        remember(
+            adapter, f"k{number}", f"Ann lives in Ghent {number}", TURN if number % 2 else "fact"
+        )
+    said = Provenance(at=datetime(2020, 1, 1, tzinfo=UTC))
+
+    assert verdict(Gate(), adapter, "ann lives in GHENT.", provenance=said).check == "duplicate"
+    assert verdict(Gate(), adapter, "Ann lives in Lille", provenance=said).action == "keep"
+
+
+# -- tombstones
+
+
+def test_what_was_deleted_is_not_extracted_again(adapter: StoreAdapter) -> None:
+    """As it was and as it was before; who asks for it may have it back."""
+    remember(adapter, "tea", "Ann likes tea")
+    memory = run(adapter.got(NAMESPACE, "tea"))
+    assert memory is not None
+    run(adapter.written([removal_of(NAMESPACE, "tea"), *tombstones_of(memory, "deleted")]))
+    unasked, asked = judged(
+        Gate(), adapter, Candidate("ann likes TEA!"), Candidate("Ann likes tea", explicit=True)
+    )
+
+    assert (unasked.action, unasked.check) == ("refuse", "tombstone")
+    assert asked.action == "keep"
+
+
+def test_a_turn_that_was_deleted_is_not_extracted_from_its_message_again(
+    adapter: StoreAdapter,
+) -> None:
+    """However it is put now; other messages, and other threads, are."""
+    source = Provenance(thread_id="t", message_ids=("m1",))
+    put = put_of(NAMESPACE, "k", {"text": "user: I sing", "kind": TURN}, provenance=source)
+    run(adapter.written([put]))
+    memory = run(adapter.got(NAMESPACE, "k"))
+    assert memory is not None
+    run(adapter.written(tombstones_of(memory, "forgotten")))
+    again, elsewhere, fact = judged(
+        Gate(),
+        adapter,
+        Candidate("Ann: I do sing", TURN, provenance=source),
+        Candidate("Ann: I do sing", TURN, provenance=Provenance("t2", message_ids=("m1",))),
+        Candidate("Ann sings", provenance=source),
+    )
+
+    assert [each.action for each in (again, elsewhere, fact)] == ["refuse", "keep", "keep"]
+
+
+def test_no_word_of_what_was_deleted_is_in_its_note(adapter: StoreAdapter) -> None:
+    """The note is under a hash, and is found by nobody who searches."""
+    remember(adapter, "tea", "Ann likes oolong")
+    memory = run(adapter.got(NAMESPACE, "tea"))
+    assert memory is not None
+    puts = tombstones_of(memory, "forgotten")
+
+    assert all("oolong" not in f"{put.key}{put.value}" for put in puts)
+    assert all(put.index is False and put.ttl is None for put in puts)
+
+
+def test_a_tombstone_of_the_first_version_goes_on_blocking(adapter: StoreAdapter) -> None:
+    """As it was written, under the digest of that time."""
+    value = {"change": "deleted", "at": "2026-01-02T03:04:05+00:00", "message_ids": []}
+    key = "d4ca60b91dce5d2cebfd3e515def85bb"  # of "Ann likes tea."
+    adapter.store.put(("perdure", "buried", *NAMESPACE), key, value, index=False)
+
+    assert verdict(Gate(), adapter, "ann likes TEA").check == "tombstone"
+    assert verdict(Gate(), adapter, "ann likes coffee").action == "keep"
+
+
+def test_many_tombstones_are_looked_up_in_one_batch(adapter: StoreAdapter) -> None:
+    """Where there are more notes than are read at once."""
+    remember(adapter, "gone", "Ann likes oolong")
+    memory = run(adapter.got(NAMESPACE, "gone"))
+    assert memory is not None
+    [note] = tombstones_of(memory, "deleted")
+    notes = [put_of(note.namespace, f"n{i}", {"n": i}, searched=False) for i in range(1_000)]
+    run(adapter.written([removal_of(NAMESPACE, "gone"), note, *notes]))
+    gone, new = judged(Gate(), adapter, Candidate("Ann likes oolong"), Candidate("Ann sings"))
+
+    assert [gone.check, new.check] == ["tombstone", ""]
