@@ -1,0 +1,364 @@
+"""`perdure memories`: what is remembered of a user is listed, found, added, looked back at, erased.
+
+The commands on what waits for somebody, and on quality, are in `memories_review.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import reduce
+from operator import add as sum_of
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from perdure.cli.app import (
+    DB,
+    AsJson,
+    AsOf,
+    Database,
+    User,
+    Yes,
+    confirm,
+    group,
+    opened,
+    the_one,
+    thread_id,
+)
+from perdure.cli.output import as_json, counted, day, line, moment, note, say, table
+from perdure.cli.progress import at_work
+from perdure.errors import ConfigurationError, InvalidMessages, InvalidNamespace, UnknownThread
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from perdure.memory import Memory
+    from perdure.stores import Receipt
+
+    Namespace = tuple[str, ...]
+    Place = tuple[Namespace, str]  # a namespace and a key
+
+memories = group("memories", "What is remembered of a user, across threads.")
+
+_LABELS: Final = ("memories", "profiles", "examples")  # of namespaces: each goes on with the user
+_INSTRUCTIONS: Final = ("instructions",)  # the agent's own, for all users; also their kind
+_HELD: Final = ("refused", "quarantined")
+_SHOWN: Final = 10  # memories that are shown before it is asked
+_PAGE: Final = 1_000  # memories read at once
+Limit = Annotated[int, typer.Option(min=1, help="At most so many.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The key; a beginning will do.")]
+
+
+@memories.command("list")
+def list_(
+    kind: Annotated[
+        str | None,
+        typer.Option(help="Only fact, turn, episode, profile, instructions, or one of your own."),
+    ] = None,
+    limit: Limit = 20,
+    as_of: AsOf = None,
+    user: User = None,
+    db: DB = None,
+    json: AsJson = False,
+) -> None:
+    """List memories, those that changed last first."""
+    with opened(db, user, reads=True) as file:
+        every = sorted(_every(file, as_of), key=_changed, reverse=True)
+        whose = file.user
+    found = [memory for memory in every if kind in (None, memory.kind)][:limit]
+    if json:
+        as_json([_whole(memory) for memory in found])
+    elif found:
+        _list(found)
+    elif every:
+        note(f"{whose!r} has no memories of the kind {kind!r}")
+    else:
+        note(f"nothing is remembered of {whose!r}; 'perdure memories add' adds facts")
+
+
+@memories.command()
+def search(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="A question, or some words.")],
+    limit: Limit = 10,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens that they may take when a model is shown them."),
+    ] = None,
+    as_of: AsOf = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show the parts of scores.")] = False,
+    user: User = None,
+    db: DB = None,
+    json: AsJson = False,
+) -> None:
+    """Show the memories that answer a question, best first."""
+    from perdure.memory import recall
+
+    options: dict[str, Any] = {"limit": limit, "max_tokens": max_tokens, "as_of": as_of}
+    with opened(db, user, reads=True) as file, at_work("reading the search index …"):
+        found = recall(query, store=file.store, config=file.config, **options)
+        whose = file.user
+    if json:
+        parts = ("parts",) if explain else ()
+        as_json([_whole(memory, "score", *parts) for memory in found.memories])
+    elif explain:
+        _explain(found.memories)
+    elif found.memories:
+        _list(found.memories)
+    if not json and not found.memories:
+        note(f"{whose!r} has no memory that answers that")
+    if not json and found.left_out:
+        note(f"{found.left_out} more do not fit into --max-tokens", "dim")
+
+
+@memories.command()
+def add(
+    text: Annotated[
+        list[str], typer.Argument(metavar="TEXT...", help="Facts; - reads one a line from stdin.")
+    ],
+    key: Annotated[
+        str | None,
+        typer.Option(help="Its key; what the memory of that key said becomes its history."),
+    ] = None,
+    user: User = None,
+    db: DB = None,
+    json: AsJson = False,
+) -> None:
+    """Add facts, unless they are known; exit code 1 if one was refused or is in quarantine."""
+    facts = list(_facts(text))
+    if key is not None and len(facts) != 1:
+        raise ConfigurationError(f"--key is the key of one fact, and {len(facts)} are given")
+    from perdure.memory import remember
+
+    with opened(db, user, create=True) as file:
+        outcomes = [remember(each, key=key, store=file.store, config=file.config) for each in facts]
+    if json:
+        as_json([asdict(outcome) for outcome in outcomes])
+    else:
+        for outcome in outcomes:
+            say(str(outcome))
+    if any(outcome.change in _HELD for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+@memories.command()
+def history(key: Key, user: User = None, db: DB = None, json: AsJson = False) -> None:
+    """Show the versions of a memory, oldest first."""
+    from perdure.memory.store_adapter import memory_of
+
+    with opened(db, user, reads=True) as file:
+        place, chosen = _place(file, key, [*_own(file), _INSTRUCTIONS])
+        versions = [memory_of(item) for item in file.store.history(place, chosen)]
+    if json:
+        as_json([_whole(version) for version in versions])
+        return
+    rows = [(v.version or 0, _second(v.valid_from), _second(v.valid_to), v.text) for v in versions]
+    table(["version", "from", "to", "text"], rows, ids=("from", "to"))
+    for thread in dict.fromkeys(v.provenance.thread_id for v in versions if v.provenance):
+        note(f"said on the thread {thread!r}" if thread else "said on no thread", "dim")
+
+
+@memories.command()
+def forget(
+    key: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY]...", help="Keys of memories; beginnings will do."),
+    ] = None,
+    query: Annotated[str | None, typer.Option(help="All that have these words.")] = None,
+    thread: Annotated[str | None, typer.Option(help="All that come from this thread.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="All that is known of the user, and all notes on it.")
+    ] = False,
+    yes: Yes = False,
+    user: User = None,
+    db: DB = None,
+    json: AsJson = False,
+) -> None:
+    """Erase memories for good, with all that they said before. They are not extracted again.
+
+    What was said stays on its thread. After --all it is extracted again, as from new threads:
+    delete those first.
+    """
+    if [bool(key), bool(query), bool(thread), every].count(True) != 1:
+        raise ConfigurationError("give keys of memories, or one of --query, --thread and --all")
+    with opened(db, user) as file:
+        if every:
+            confirm(f"Forget all that is known of {file.user!r} for good?", yes)
+            receipt = _forget_all(file)
+        else:
+            with at_work("reading what no worker has read …"):
+                extract_due(file, file.config["configurable"])  # else it would be, afterwards
+            erase = _forgetting(file, key or [], query, thread and _thread(file, thread))
+            found = erase(True).keys
+            if found and not yes:
+                _show(file, found)
+                confirm(f"Forget {_counted(len(found))} for good?", yes)
+            receipt = erase(False)
+    if json:
+        as_json(asdict(receipt))
+        return
+    say(f"forgot {_counted(sum(place[0] in _LABELS for place, _ in receipt.keys))}")
+    if receipt.keys and not receipt.clean:
+        note("bytes of it stay in the file until the other process that reads it ends")
+
+
+# -- finding them
+
+
+def _own(file: Database) -> list[Namespace]:
+    """The namespaces of a user; more may be below."""
+    return [(label, file.user) for label in _LABELS]
+
+
+def _every(file: Database, as_of: datetime | None) -> Iterator[Memory]:
+    """All memories of the user, and the instructions of the agent."""
+    from perdure.memory.store_adapter import memory_of
+
+    for place in [*_own(file), _INSTRUCTIONS]:
+        for start in range(0, sys.maxsize, _PAGE):
+            options: Any = {"limit": _PAGE, "offset": start, "as_of": as_of}
+            page = file.store.search(place, refresh_ttl=False, **options)
+            yield from map(memory_of, page)
+            if len(page) < _PAGE:
+                break
+
+
+def _place(file: Database, given: str, own: Sequence[Namespace]) -> Place:
+    """Where the memory of a key is, or the only one whose key begins so."""
+    for place in own:
+        with suppress(InvalidNamespace):  # nothing that can be a key
+            if file.store.history(place, given):  # deleted ones have a history, too
+                return place, given
+    found = {each.key: each.namespace for each in _every(file, None) if each.key.startswith(given)}
+    known = {key for key, place in found.items() if place in own}
+    chosen = the_one(given, known, "key", "perdure memories list")
+    return found[chosen], chosen
+
+
+def _thread(file: Database, given: str) -> str:
+    """The thread that is meant; one that is deleted may have left memories."""
+    return thread_id(file, given) if file.saver.threads(prefix=given, limit=1) else given
+
+
+def extract_due(file: Database, defaults: Mapping[str, str] | None = None) -> None:
+    """Extract what was said on the user's threads and no worker has read.
+
+    Args:
+        file: The database.
+        defaults: Values for threads whose runs did not say whose they are.
+    """
+    from perdure.memory.due import DueThreads, Pace
+
+    extraction = file.extraction()
+    for job in DueThreads(extraction, Pace(), defaults).jobs():
+        if job.namespace == ("memories", file.user) and job.state != "dead":
+            with suppress(UnknownThread, InvalidMessages):  # deleted; a program's own
+                extraction.extract(job.thread_id, job.config)
+
+
+# -- erasing them
+
+
+def _forgetting(
+    file: Database, given: list[str], query: str | None, thread: str | None
+) -> Callable[[bool], Receipt]:
+    """What erases the memories that are meant or, if it is called with True, only lists them."""
+    from perdure.memory import Collection
+
+    if not given:
+        labels = ("memories", "examples")
+        several = [Collection(file.store, (label, "{user_id}")) for label in labels]
+        what: Any = {"query": query, "thread_id": thread, "config": file.config}
+        return lambda dry: reduce(
+            sum_of, [each.forget_matching(**what, dry_run=dry) for each in several]
+        )
+    places = list(dict.fromkeys(_place(file, each, _own(file)) for each in given))
+    return lambda dry: reduce(
+        sum_of,
+        [
+            file.store.forget(place, key=key, dry_run=True) if dry else _forget(file, place, key)
+            for place, key in places
+        ],
+    )
+
+
+def _forget(file: Database, place: Namespace, key: str) -> Receipt:
+    """Erase the memory of a key; a profile with its sections, which are below it."""
+    from perdure.memory import Collection
+
+    if place[0] == "profiles":
+        return file.store.forget((*place, key)) + file.store.forget(place, key=key)
+    return Collection(file.store, (place[0], "{user_id}")).forget(key, config=file.config)
+
+
+def _forget_all(file: Database) -> Receipt:
+    """Erase all of a user: the notes first, so that it can be called again if it is cut off."""
+    from perdure.memory.store_adapter import NOTES, notes_of
+
+    own = _own(file)
+    notes = [notes_of(kind, place) for kind in NOTES for place in own]
+    return reduce(sum_of, [file.store.forget(place) for place in (*notes, *own)])
+
+
+def _show(file: Database, found: Sequence[Place]) -> None:
+    """Show what is to go: the last that each said. What is in quarantine may hold secrets."""
+    from perdure.memory.store_adapter import memory_of
+
+    for place, key in found[:_SHOWN]:
+        *_, last = file.store.history(place, key)
+        text = memory_of(last).text if place[0] in _LABELS else "in quarantine"
+        note(f"{key}: {line(text)}", "dim")
+    if len(found) > _SHOWN:
+        note(f"… and {len(found) - _SHOWN} more", "dim")
+
+
+# -- showing them
+
+
+def _list(found: Sequence[Memory]) -> None:
+    rows = [(_day(memory), memory.kind, memory.key, memory.text) for memory in found]
+    table(["day", "kind", "key", "text"], rows, ids=("day", "kind", "key"))
+
+
+def _explain(found: Sequence[Memory]) -> None:
+    for memory in found:
+        parts = ", ".join(f"{name} {part:.2f}" for name, part in (memory.parts or {}).items())
+        say(f"{memory.score or 0:.2f}  {memory.key}  {line(memory.text)}")
+        say(f"      {parts}", "dim")
+
+
+def _whole(memory: Memory, *scores: str) -> dict[str, Any]:
+    """A memory for programs."""
+    left_out = {"score", "parts"}.difference(scores)
+    return {name: part for name, part in asdict(memory).items() if name not in left_out}
+
+
+def _day(memory: Memory) -> str:
+    """The day on which it was said; if that is not known, since when it is kept."""
+    return day(memory.provenance.at if memory.provenance else None) or day(memory.valid_from)
+
+
+def _second(at: datetime | None) -> str:
+    return moment(None if at is None else at.replace(microsecond=0))
+
+
+def _changed(memory: Memory) -> datetime:
+    return memory.valid_from or datetime.min.replace(tzinfo=UTC)
+
+
+def _counted(count: int) -> str:
+    return counted(count, "memory", "memories")
+
+
+def _facts(given: list[str]) -> Iterator[str]:
+    """The facts that were given, all of them before one is kept."""
+    for text in given:
+        if text == "-":
+            yield from filter(None, map(str.strip, sys.stdin))
+        elif text.strip():
+            yield text
+        else:
+            raise ConfigurationError("one of the facts is empty; give each a text")
