@@ -25,7 +25,7 @@ from perdure.graphs import chat_graph
 from perdure.graphs.responder import NOTICE
 from tests.cli.commands import attempt, read, run
 from tests.cli.memory import talk, texts
-from tests.openai_server import PATIENCE, Failure, Held, OpenAIServer
+from tests.openai_server import PATIENCE, Failure, Held, OpenAIServer, Reply
 
 COMMAND = [sys.executable, "-c", "from perdure.cli import main; main()"]
 PIXEL = "My cat is called Pixel"
@@ -180,7 +180,7 @@ def test_a_chat_that_was_killed_finishes_its_turn(db: Path) -> None:
     The next chat, on any thread, remembers what was said.
     """
     let_go = threading.Event()
-    replies = ["noted", Held("too late", let_go), "hello", "now then", "bye"]
+    replies: list[Reply] = ["noted", Held("too late", let_go), "hello", "now then", "bye"]
     with OpenAIServer(replies) as server:
         given: Any = {"env": environment(server), "stdin": subprocess.PIPE}
         quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -107,8 +107,8 @@ def _moment(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError) as exc:
-        raise ConfigurationError(
-            f"the moment is {text!r}; expected ISO 8601, like 2026-01-31T09:30 or "
+        raise typer.BadParameter(
+            f"{text!r} is no moment; expected ISO 8601, like 2026-01-31T09:30 or "
             "2026-01-31T08:30:00Z"
         ) from exc
 

@@ -6,7 +6,7 @@ The commands on what waits for somebody, and on quality, are in `memories_review
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -48,7 +48,8 @@ _LABELS: Final = ("memories", "profiles", "examples")  # of namespaces: each goe
 _INSTRUCTIONS: Final = ("instructions",)  # the agent's own, for all users; also their kind
 _HELD: Final = ("refused", "quarantined")
 _SHOWN: Final = 10  # memories that are shown before it is asked
-_PAGE: Final = 1_000  # memories read at once
+_ALL: Final = 1 << 31
+_EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 Limit = Annotated[int, typer.Option(min=1, help="At most so many.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The key; a beginning will do.")]
 
@@ -67,9 +68,9 @@ def list_(
 ) -> None:
     """List memories, those that changed last first."""
     with opened(db, user, reads=True) as file:
-        every = sorted(_every(file, as_of), key=_changed, reverse=True)
+        every = sorted(_every(file, as_of), key=lambda each: each.valid_from or _EARLIEST)
         whose = file.user
-    found = [memory for memory in every if kind in (None, memory.kind)][:limit]
+    found = [memory for memory in reversed(every) if kind in (None, memory.kind)][:limit]
     if json:
         as_json([_whole(memory) for memory in found])
     elif found:
@@ -102,15 +103,16 @@ def search(
         found = recall(query, store=file.store, config=file.config, **options)
         whose = file.user
     if json:
-        parts = ("parts",) if explain else ()
-        as_json([_whole(memory, "score", *parts) for memory in found.memories])
-    elif explain:
-        _explain(found.memories)
-    elif found.memories:
+        as_json([_whole(memory, "score", *["parts"] * explain) for memory in found.memories])
+        return
+    if found.memories:
         _list(found.memories)
-    if not json and not found.memories:
+    else:
         note(f"{whose!r} has no memory that answers that")
-    if not json and found.left_out:
+    for memory in found.memories if explain else ():
+        parts = ", ".join(f"{name} {part:.2f}" for name, part in (memory.parts or {}).items())
+        say(f"{memory.key}: {memory.score or 0:.2f} of {parts}", "dim")
+    if found.left_out:
         note(f"{found.left_out} more do not fit into --max-tokens", "dim")
 
 
@@ -155,10 +157,10 @@ def history(key: Key, user: User = None, db: DB = None, json: AsJson = False) ->
     if json:
         as_json([_whole(version) for version in versions])
         return
-    rows = [(v.version or 0, _second(v.valid_from), _second(v.valid_to), v.text) for v in versions]
+    rows = [(v.version or 0, moment(v.valid_from), moment(v.valid_to), v.text) for v in versions]
     table(["version", "from", "to", "text"], rows, ids=("from", "to"))
-    for thread in dict.fromkeys(v.provenance.thread_id for v in versions if v.provenance):
-        note(f"said on the thread {thread!r}" if thread else "said on no thread", "dim")
+    for thread in {v.provenance.thread_id for v in versions if v.provenance} - {None}:
+        note(f"said on the thread {thread!r}", "dim")
 
 
 @memories.command()
@@ -191,16 +193,16 @@ def forget(
         else:
             with at_work("reading what no worker has read …"):
                 extract_due(file, file.config["configurable"])  # else it would be, afterwards
-            erase = _forgetting(file, key or [], query, thread and _thread(file, thread))
-            found = erase(True).keys
+            what: tuple[Any, ...] = (file, key or (), query, thread and _thread(file, thread))
+            found = _forget(*what, dry_run=True).keys
             if found and not yes:
                 _show(file, found)
-                confirm(f"Forget {_counted(len(found))} for good?", yes)
-            receipt = erase(False)
+                confirm(f"Forget {_counted(found)} for good?", yes)
+            receipt = _forget(*what)
     if json:
         as_json(asdict(receipt))
         return
-    say(f"forgot {_counted(sum(place[0] in _LABELS for place, _ in receipt.keys))}")
+    say(f"forgot {_counted(receipt.keys)}")
     if receipt.keys and not receipt.clean:
         note("bytes of it stay in the file until the other process that reads it ends")
 
@@ -213,17 +215,12 @@ def _own(file: Database) -> list[Namespace]:
     return [(label, file.user) for label in _LABELS]
 
 
-def _every(file: Database, as_of: datetime | None) -> Iterator[Memory]:
+def _every(file: Database, as_of: datetime | None = None) -> Iterator[Memory]:
     """All memories of the user, and the instructions of the agent."""
     from perdure.memory.store_adapter import memory_of
 
     for place in [*_own(file), _INSTRUCTIONS]:
-        for start in range(0, sys.maxsize, _PAGE):
-            options: Any = {"limit": _PAGE, "offset": start, "as_of": as_of}
-            page = file.store.search(place, refresh_ttl=False, **options)
-            yield from map(memory_of, page)
-            if len(page) < _PAGE:
-                break
+        yield from map(memory_of, file.store.search(place, limit=_ALL, as_of=as_of))
 
 
 def _place(file: Database, given: str, own: Sequence[Namespace]) -> Place:
@@ -232,9 +229,9 @@ def _place(file: Database, given: str, own: Sequence[Namespace]) -> Place:
         with suppress(InvalidNamespace):  # nothing that can be a key
             if file.store.history(place, given):  # deleted ones have a history, too
                 return place, given
-    found = {each.key: each.namespace for each in _every(file, None) if each.key.startswith(given)}
-    known = {key for key, place in found.items() if place in own}
-    chosen = the_one(given, known, "key", "perdure memories list")
+    found = {each.key: each.namespace for each in _every(file) if each.namespace in own}
+    keys = [key for key in found if key.startswith(given)]
+    chosen = the_one(given, keys, "key", "perdure memories list")
     return found[chosen], chosen
 
 
@@ -262,36 +259,30 @@ def extract_due(file: Database, defaults: Mapping[str, str] | None = None) -> No
 # -- erasing them
 
 
-def _forgetting(
-    file: Database, given: list[str], query: str | None, thread: str | None
-) -> Callable[[bool], Receipt]:
-    """What erases the memories that are meant or, if it is called with True, only lists them."""
+def _forget(
+    file: Database,
+    given: Iterable[str],
+    query: str | None,
+    thread: str | None,
+    *,
+    dry_run: bool = False,
+) -> Receipt:
+    """Erase the memories that are meant, or only list them."""
     from perdure.memory import Collection
 
-    if not given:
-        labels = ("memories", "examples")
-        several = [Collection(file.store, (label, "{user_id}")) for label in labels]
-        what: Any = {"query": query, "thread_id": thread, "config": file.config}
-        return lambda dry: reduce(
-            sum_of, [each.forget_matching(**what, dry_run=dry) for each in several]
-        )
-    places = list(dict.fromkeys(_place(file, each, _own(file)) for each in given))
-    return lambda dry: reduce(
-        sum_of,
-        [
-            file.store.forget(place, key=key, dry_run=True) if dry else _forget(file, place, key)
-            for place, key in places
-        ],
-    )
-
-
-def _forget(file: Database, place: Namespace, key: str) -> Receipt:
-    """Erase the memory of a key; a profile with its sections, which are below it."""
-    from perdure.memory import Collection
-
-    if place[0] == "profiles":
-        return file.store.forget((*place, key)) + file.store.forget(place, key=key)
-    return Collection(file.store, (place[0], "{user_id}")).forget(key, config=file.config)
+    of = {label: Collection(file.store, (label, "{user_id}")) for label in _LABELS}
+    what: Any = {"query": query, "thread_id": thread, "config": file.config, "dry_run": dry_run}
+    receipts = []
+    for place, key in dict.fromkeys(_place(file, each, _own(file)) for each in given):
+        if place[0] == "profiles":  # it may have sections, which are below it
+            receipts.append(file.store.forget((*place, key), dry_run=dry_run))
+        if dry_run or place[0] == "profiles":
+            receipts.append(file.store.forget(place, key=key, dry_run=dry_run))
+        else:
+            receipts.append(of[place[0]].forget(key, config=file.config))
+    if query or thread:
+        receipts = [of[label].forget_matching(**what) for label in ("memories", "examples")]
+    return reduce(sum_of, receipts)
 
 
 def _forget_all(file: Database) -> Receipt:
@@ -323,13 +314,6 @@ def _list(found: Sequence[Memory]) -> None:
     table(["day", "kind", "key", "text"], rows, ids=("day", "kind", "key"))
 
 
-def _explain(found: Sequence[Memory]) -> None:
-    for memory in found:
-        parts = ", ".join(f"{name} {part:.2f}" for name, part in (memory.parts or {}).items())
-        say(f"{memory.score or 0:.2f}  {memory.key}  {line(memory.text)}")
-        say(f"      {parts}", "dim")
-
-
 def _whole(memory: Memory, *scores: str) -> dict[str, Any]:
     """A memory for programs."""
     left_out = {"score", "parts"}.difference(scores)
@@ -341,16 +325,9 @@ def _day(memory: Memory) -> str:
     return day(memory.provenance.at if memory.provenance else None) or day(memory.valid_from)
 
 
-def _second(at: datetime | None) -> str:
-    return moment(None if at is None else at.replace(microsecond=0))
-
-
-def _changed(memory: Memory) -> datetime:
-    return memory.valid_from or datetime.min.replace(tzinfo=UTC)
-
-
-def _counted(count: int) -> str:
-    return counted(count, "memory", "memories")
+def _counted(places: Sequence[Place]) -> str:
+    """How many there are; notes on them are none."""
+    return counted(sum(place[0] in _LABELS for place, _ in places), "memory", "memories")
 
 
 def _facts(given: list[str]) -> Iterator[str]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json as jsonlib
 import os
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -20,10 +18,9 @@ from perdure.cli.progress import at_work
 from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from perdure.memory.background import Background
     from perdure.memory.due import Job
     from perdure.memory.proposals import Extractor
-    from perdure.memory.quarantine import Entry, Quarantine
+    from perdure.memory.quarantine import Entry
 
 _MADE: Final = ("added", "updated", "superseded", "deleted", "quarantined")
 _FORM: Final = (
@@ -50,63 +47,45 @@ def quarantine(
     json: AsJson = False,
 ) -> None:
     """List what the gate held back, with secrets redacted; with a key, show it as it was said."""
-    if (release and discard) or (key is None and (release or discard)):
+    changes = release or discard
+    if (release and discard) or (changes and key is None):
         raise ConfigurationError("give a key, and --release or --discard or neither")
     from perdure.memory.quarantine import Quarantine
 
-    with opened(db, user, reads=not (release or discard)) as file:
-        held = Quarantine(file.store)
-        entries = held.list(file.config)
+    with opened(db, user, reads=not changes) as file:
+        held, config = Quarantine(file.store), file.config
+        entries = {entry.key: entry for entry in held.list(config)}
         if key is None:
-            _list_entries(entries, json)
+            _list_entries(list(entries.values()), json)
             return
-        listing = "perdure memories quarantine"
-        chosen = the_one(key, (e.key for e in entries if e.key.startswith(key)), "entry", listing)
-        entry = next(entry for entry in entries if entry.key == chosen)
-        if release or discard:
-            _decide(file, held, entry, release=release, yes=yes, json=json)
-        elif json:
-            as_json(asdict(entry))
-        else:
-            _show_entry(entry)
+        keys = [each for each in entries if each.startswith(key)]
+        entry = entries[the_one(key, keys, "entry", "perdure memories quarantine")]
+        if discard and not yes:
+            note(f"{entry.key}: {entry.shown}", "dim")
+            confirm("Discard it for good?", yes)
+        if changes:
+            outcome = (held.release if release else held.discard)(entry.key, config)
+    if json:
+        as_json(asdict(outcome if changes else entry))
+    elif changes:
+        say(str(outcome) if release else f"discarded {entry.key}")
+    else:
+        thread = entry.provenance and entry.provenance.thread_id
+        source = f"the thread {thread!r}" if thread else "no thread"
+        note(f"{entry.kind} from {source}, held back on {day(entry.at)}: {entry.reason}", "dim")
+        say(entry.text)
 
 
 def _list_entries(entries: list[Entry], json: bool) -> None:
+    secret = ("text", "fields")  # as they were said
     if json:
-        as_json([_plain(entry) for entry in entries])
+        plain = [asdict(entry).items() for entry in entries]
+        as_json([{name: part for name, part in each if name not in secret} for each in plain])
     elif entries:
         rows = [(day(entry.at), entry.key, entry.shown, entry.reason) for entry in entries]
         table(["since", "key", "text", "why"], rows, ids=("since", "key"))
     else:
         note("nothing is in quarantine")
-
-
-def _plain(entry: Entry) -> dict[str, Any]:
-    """An entry for programs, without what it says as it was said."""
-    return {name: part for name, part in asdict(entry).items() if name not in ("text", "fields")}
-
-
-def _show_entry(entry: Entry) -> None:
-    source = entry.provenance
-    thread = f" on the thread {source.thread_id!r}" if source and source.thread_id else ""
-    note(f"{entry.kind}, {entry.role}{thread}, held back on {day(entry.at)}: {entry.reason}", "dim")
-    say(entry.text)
-
-
-def _decide(
-    file: Database, held: Quarantine, entry: Entry, *, release: bool, yes: bool, json: bool
-) -> None:
-    if release:
-        outcome = held.release(entry.key, file.config)
-    else:
-        if not yes:
-            note(f"{entry.key}: {entry.shown}", "dim")
-        confirm("Discard it for good?", yes)
-        outcome = held.discard(entry.key, file.config)
-    if json:
-        as_json(asdict(outcome))
-    else:
-        say(str(outcome) if release else f"discarded {entry.key}")
 
 
 # -- jobs
@@ -129,29 +108,38 @@ def jobs(
     json: AsJson = False,
 ) -> None:
     """List threads that wait to be extracted, and those extracted lately, of all users."""
-    with opened(db, reads=True) as file:
-        extractor = _extractor(file) if facts else None
-        with _background(file, extractor, database) as background:
-            found = _due(file, extractor) if background is None else background.jobs()
-            given_up = {job.thread_id: job for job in found if job.state == "dead"}
-            wanted = (
-                list(given_up) if retry_all else [_dead(each, given_up) for each in retry or ()]
-            )
-            for thread in wanted:
-                assert background is not None  # else nothing was ever tried
-                background.extract_now(thread, given_up[thread].config)
+    with opened(db, reads=True) as file, _known(file, database, facts=facts) as known:
+        found: list[Job] = known.jobs()
+        given_up = {job.thread_id: job for job in found if job.state == "dead"}
+        wanted = [*given_up] if retry_all else [_meant(each, given_up) for each in retry or ()]
+        for thread in wanted:
+            known.extract_now(thread, given_up[thread].config)
     if wanted:
         note(f"{counted(len(wanted), 'thread')} will be tried again")
-    listed = list(given_up.values()) if dead else found
+    listed = [*given_up.values()] if dead else found
     if json:
         as_json([asdict(job) for job in listed])
     elif listed:
-        rows = [
-            (job.thread_id, job.state, ago(job.at) if job.at else "", _made(job)) for job in listed
-        ]
+        rows = [(j.thread_id, j.state, ago(j.at) if j.at else "", _made(j)) for j in listed]
         table(["thread", "state", "at", "what came of it"], rows, ids=("thread", "state"))
     else:
         note("nothing was given up" if dead else "no thread has anything to extract")
+
+
+@contextmanager
+def _known(file: Database, database: str | None, *, facts: bool) -> Iterator[Any]:
+    """What knows of jobs; if no worker ever worked, what is due is all there is."""
+    from perdure.memory.due import DueThreads, Pace
+
+    extraction = file.extraction(_extractor(file) if facts else None)
+    defaults, given = file.config["configurable"], database or f"{file.settings.db}.jobs"
+    if "://" not in given and not os.path.exists(given):
+        yield DueThreads(extraction, Pace(), defaults)
+        return
+    from perdure.memory import Background
+
+    with Background(extraction, database=database, work=False, defaults=defaults) as background:
+        yield background
 
 
 def _extractor(file: Database) -> Extractor:
@@ -165,33 +153,7 @@ def _extractor(file: Database) -> Extractor:
     return ModelExtractor(model)
 
 
-@contextmanager
-def _background(
-    file: Database, extractor: Extractor | None, database: str | None
-) -> Iterator[Background | None]:
-    """What knows of jobs; None: no worker ever worked, so that what is due is all there is."""
-    given = database or f"{file.settings.db}.jobs"
-    if "://" not in given and not os.path.exists(given):
-        yield None
-        return
-    from perdure.memory import Background
-
-    extraction, defaults = file.extraction(extractor), file.config["configurable"]
-    background = Background(extraction, database=database, work=False, defaults=defaults)
-    try:
-        yield background
-    finally:
-        background.stop()
-
-
-def _due(file: Database, extractor: Extractor | None) -> list[Job]:
-    """The threads with something to extract."""
-    from perdure.memory.due import DueThreads, Pace
-
-    return DueThreads(file.extraction(extractor), Pace(), file.config["configurable"]).jobs()
-
-
-def _dead(given: str, dead: Iterable[str]) -> str:
+def _meant(given: str, dead: Iterable[str]) -> str:
     """The thread that is meant, of those that were given up."""
     found = [thread for thread in dead if thread.startswith(given)]
     return the_one(given, found, "thread given up", "perdure memories jobs --dead")
@@ -199,10 +161,11 @@ def _dead(given: str, dead: Iterable[str]) -> str:
 
 def _made(job: Job) -> str:
     """What came of a job: why it failed, or what is new."""
+    if job.error:
+        return f"{counted(job.attempts, 'attempt')}: {job.error}"
     report = job.report or {}
-    made = ", ".join(f"{report[name]} {name}" for name in _MADE if report.get(name))
-    tried = f"{counted(job.attempts, 'attempt')}: " if job.attempts else ""
-    return f"{tried}{job.error}" if job.error else made or "nothing new" * bool(report)
+    made = [f"{report[name]} {name}" for name in _MADE if report.get(name)]
+    return ", ".join(made) or ("nothing new" if report else "")
 
 
 # -- check
@@ -211,7 +174,13 @@ def _made(job: Job) -> str:
 @memories.command()
 def check(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="JSONL, a question a line; - is stdin.")
+        typer.FileText,
+        typer.Argument(
+            metavar="FILE",
+            encoding="utf-8",
+            errors="replace",
+            help="JSONL, a question a line; - is stdin.",
+        ),
     ],
     limit: Annotated[int, typer.Option(min=1, help="How many memories count as recalled.")] = 10,
     minimum: Annotated[
@@ -227,7 +196,11 @@ def check(
     """
     from perdure.memory.recall_check import check_recall
 
-    pairs = _pairs(file)
+    called = repr(getattr(file, "name", "-"))
+    lines = [(number, text) for number, text in enumerate(file, 1) if text.strip()]
+    pairs = [_pair(f"line {number} of {called}", text) for number, text in lines]
+    if not pairs:
+        raise ConfigurationError(f"{called} has no questions; {_FORM}, a line each")
     with opened(db, user, reads=True) as db_, at_work("asking …"):
         report = check_recall(pairs, store=db_.store, config=db_.config, limit=limit)
     passed = report.recall >= minimum
@@ -246,33 +219,13 @@ def check(
         raise typer.Exit(1)
 
 
-def _pairs(file: Path) -> list[tuple[str, list[str]]]:
-    """The questions of a file, each with what it is to recall."""
-    called = "stdin" if file == Path("-") else str(file)
-    try:
-        with nullcontext(sys.stdin) if file == Path("-") else file.open(encoding="utf-8") as lines:
-            texts = [(number, text) for number, text in enumerate(lines, 1) if text.strip()]
-    except OSError as exc:
-        raise ConfigurationError(f"{called!r} cannot be read: {exc.strerror}") from exc
-    except UnicodeDecodeError as exc:
-        raise ConfigurationError(f"{called!r} is not UTF-8 text: {exc.reason}") from exc
-    if not texts:
-        raise ConfigurationError(f"{called!r} has no questions; {_FORM}, a line each")
-    return [_pair(f"{called!r}, line {number}", text) for number, text in texts]
-
-
 def _pair(where: str, text: str) -> tuple[str, list[str]]:
-    try:
+    """A question, and the texts and keys that it is to recall."""
+    with suppress(ValueError, LookupError, TypeError):
         given = jsonlib.loads(text)
-    except ValueError as exc:
-        raise ConfigurationError(f"{where} is no JSON ({exc}); {_FORM}") from exc
-    question = given.get("question") if isinstance(given, dict) else None
-    if not isinstance(question, str) or not question.strip():
-        raise ConfigurationError(f"{where} has no question; {_FORM}")
-    expected = given.get("expected")
-    each = expected if isinstance(expected, list) else [expected]
-    named = [part.get("key") if isinstance(part, dict) else part for part in each]
-    texts = [part for part in named if isinstance(part, str) and part.strip()]
-    if not texts or len(texts) < len(each):
-        raise ConfigurationError(f"{where} expects {jsonlib.dumps(expected):.80}; {_FORM}")
-    return question, texts
+        question, expected = given["question"], given["expected"]
+        each = expected if isinstance(expected, list) else [expected]
+        named = [part["key"] if isinstance(part, dict) else part for part in each]
+        if named and all(isinstance(part, str) and part.strip() for part in (question, *named)):
+            return question, named
+    raise ConfigurationError(f"{where} is {text.strip():.80}; {_FORM}")
