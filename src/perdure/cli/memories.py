@@ -129,7 +129,10 @@ def add(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Add facts, unless they are known; exit code 1 if one was refused or is in quarantine."""
+    """Add facts, unless they are known.
+
+    Exit code 1 if one was refused or put into quarantine.
+    """
     facts = list(_facts(text))
     if key is not None and len(facts) != 1:
         raise ConfigurationError(f"--key is the key of one fact, and {len(facts)} are given")
@@ -157,7 +160,8 @@ def history(key: Key, user: User = None, db: DB = None, json: AsJson = False) ->
     if json:
         as_json([_whole(version) for version in versions])
         return
-    rows = [(v.version or 0, moment(v.valid_from), moment(v.valid_to), v.text) for v in versions]
+    times = [(moment(v.valid_from)[:16], moment(v.valid_to)[:16]) for v in versions]  # to a minute
+    rows = [(v.version or 0, *time, v.text) for v, time in zip(versions, times, strict=True)]
     table(["version", "from", "to", "text"], rows, ids=("from", "to"))
     for thread in {v.provenance.thread_id for v in versions if v.provenance} - {None}:
         note(f"said on the thread {thread!r}", "dim")

@@ -46,7 +46,10 @@ def quarantine(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """List what the gate held back, with secrets redacted; with a key, show it as it was said."""
+    """List what the gate held back, or decide on one entry.
+
+    In the list secrets are redacted; with a key, the entry is shown as it was said.
+    """
     changes = release or discard
     if (release and discard) or (changes and key is None):
         raise ConfigurationError("give a key, and --release or --discard or neither")
@@ -107,7 +110,10 @@ def jobs(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """List threads that wait to be extracted, and those extracted lately, of all users."""
+    """List threads that wait to be extracted.
+
+    They are of all users. Those that were extracted within a day are listed as well.
+    """
     with opened(db, reads=True) as file, _known(file, database, facts=facts) as known:
         found: list[Job] = known.jobs()
         given_up = {job.thread_id: job for job in found if job.state == "dead"}
@@ -190,9 +196,9 @@ def check(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Ask questions, and show at which rank each recalls what it should.
+    """Ask questions whose answers are known.
 
-    Exit code 1 if less is recalled than --minimum.
+    Shows at which rank each recalls what it should. Exit code 1 if less than --minimum is recalled.
     """
     from perdure.memory.recall_check import check_recall
 
