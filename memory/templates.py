@@ -13,7 +13,7 @@ from typing import Any, Final
 from langchain_core.runnables import RunnableConfig, ensure_config
 
 from perdure.errors import ConfigurationError, InvalidConfig
-from perdure.memory.options import instance
+from perdure.memory.options import instance, whole
 
 _LABEL: Final = re.compile(r"([^{}]*)(?:\{([^\W\d]\w*)\}([^{}]*))?")
 
@@ -28,7 +28,8 @@ class Template:
     def __init__(self, labels: Sequence[str]) -> None:
         expected = "labels, like ('notes', '{user_id}')"
         self.labels = tuple(instance("the template", labels, (list, tuple), expected))
-        self._parsed = [_parsed(label) for label in self.labels or ("",)]
+        whole("the number of labels of the template", len(self.labels), 1)
+        self._parsed = [_parsed(label) for label in self.labels]
 
     def __repr__(self) -> str:
         return f"Template({self.labels!r})"

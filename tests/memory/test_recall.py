@@ -331,8 +331,8 @@ def test_any_store_will_do(recalls: Any) -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"query": 7}, "query is 7"),
-    ({"namespace": []}, "expected labels"),
-    ({"namespace": [()]}, "expected labels"),
+    ({"namespace": []}, "the number of labels of the template is 0"),
+    ({"namespace": [()]}, "the number of labels of the template is 0"),
     ({"namespace": "memories"}, "expected labels"),
     ({"namespace": ["memories", ("shared",)]}, "the label"),
     ({"max_tokens": 0}, "max_tokens is 0"),
