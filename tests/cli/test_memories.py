@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
+from perdure.cli.app import opened
 from perdure.errors import ConfigurationError, PerdureError
 from perdure.memory import Instructions
 from perdure.memory.profile import Profile
@@ -127,6 +130,29 @@ def test_the_past_is_searched_and_listed() -> None:
     assert found("Where does Ann live?") == ["Ann lives in Bruges"]
     assert texts("--as-of", then) == ["Ann lives in Ghent"]
     assert attempt("memories", "list", "--as-of", "yesterday").exit_code == 2
+
+
+def test_a_search_is_quick_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It loads neither graphs nor tracers, and reads an index that was made when items came."""
+    talk("trip", *(f"I have {n} figs in the garden" for n in range(2, 40)))
+    with opened(None) as file:
+        file.index()
+    code = """if True:
+        import sys
+        import perdure.cli
+        from perdure.cli.app import app
+        from perdure.stores.offline import StaticEmbedder
+
+        embed, asked = StaticEmbedder.embed, []
+        StaticEmbedder.embed = lambda self, texts: asked.extend(texts) or embed(self, texts)
+        app(["memories", "search", "figs", "--json"], standalone_mode=False)
+        slow = ("langgraph.graph", "langgraph.runtime", "langchain_core.tracers", "langsmith")
+        print(asked, [name for name in slow if name in sys.modules], file=sys.stderr)
+    """
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8")
+
+    assert ran.stderr == "['figs'] []\n"
+    assert "figs in the garden" in ran.stdout
 
 
 def test_each_user_has_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
