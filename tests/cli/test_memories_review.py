@@ -8,10 +8,15 @@ from typing import Any
 
 import pytest
 
+from perdure.cli.app import opened
 from perdure.errors import ConfigurationError
+from perdure.graphs.configured import configured_model
+from perdure.memory import Background, ModelExtractor
 from tests.cli.commands import attempt, read, rows, run
 from tests.cli.memory import CARD, talk, texts
 from tests.cli.test_memories import raw
+from tests.memory.test_model_extractor import facts as facts_of
+from tests.openai_server import PATIENCE, Failure, OpenAIServer
 
 
 def line_of(**fields: Any) -> str:
@@ -88,18 +93,56 @@ def test_an_entry_must_be_named(given: tuple[str, ...], held: str) -> None:
 # -- jobs
 
 
-def test_threads_that_wait_are_listed() -> None:
-    """Without a worker ever, those with unread messages are all there is to know."""
+def test_threads_that_wait_are_listed(db: Path) -> None:
+    """Without a worker ever, those with unread messages are all there is; no file is begun."""
     talk("trip", "I like figs", extract=False)
     talk("other", "I play the violin")
     (job,) = read("memories", "jobs")
 
     assert (job["thread_id"], job["state"]) == ("trip", "waiting")
-    assert rows(run("memories", "jobs"))[1][:2] == ["trip", "waiting"]
+    assert rows(run("memories", "jobs"))[1][:3] == ["trip", "me", "waiting"]
+    retried = attempt("memories", "jobs", "--retry-all")
+    assert retried.stderr == "0 threads will be tried again\n"
+    assert {path.name for path in db.parent.glob("x.db*")} == {"x.db", "x.db.lock"}
     assert attempt("memories", "jobs", "--dead").stderr == "nothing was given up\n"
     assert "no thread given up 'trip'" in str(
         attempt("memories", "jobs", "--retry", "trip").exception
     )
+
+
+def work() -> None:
+    """Extract all facts there are, as a worker does."""
+    with opened(None) as file:
+        model = configured_model(file.settings)
+        assert model is not None
+        extraction = file.extraction(ModelExtractor(model))
+        with Background(extraction, defaults=file.config["configurable"]) as background:
+            background.flush(PATIENCE)
+
+
+def test_what_was_given_up_is_listed_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure that trying again does not mend is listed with its error, until --retry."""
+    nuts = {"action": "insert", "text": "The user is allergic to nuts.", "messages": [1]}
+    talk("trip", "I am allergic to nuts", extract=False)
+    with OpenAIServer([Failure(401, "no such key \x1b[2J"), facts_of(nuts)]) as server:
+        monkeypatch.setenv("PERDURE_MODEL", "scripted")
+        monkeypatch.setenv("PERDURE_BASE_URL", server.base_url)
+        work()
+        (dead,) = read("memories", "jobs", "--facts", "--dead")
+        listed = run("memories", "jobs", "--facts")
+        unknown = attempt("memories", "jobs", "--facts", "--retry", "nope")
+        retried = attempt("memories", "jobs", "--facts", "--retry", "tri")
+        work()
+        mended = attempt("memories", "jobs", "--facts", "--dead")
+
+    assert dead["thread_id"] == "trip"
+    assert "no such key" in dead["error"]
+    assert "1 attempt: " in listed
+    assert "\x1b" not in listed
+    assert isinstance(unknown.exception, ConfigurationError)
+    assert retried.stderr == "1 thread will be tried again\n"
+    assert mended.stderr == "nothing was given up\n"
+    assert texts("--kind", "fact") == ["The user is allergic to nuts."]
 
 
 def test_facts_need_a_model() -> None:

@@ -120,14 +120,17 @@ def jobs(
         wanted = [*given_up] if retry_all else [_meant(each, given_up) for each in retry or ()]
         for thread in wanted:
             known.extract_now(thread, given_up[thread].config)
-    if wanted:
+    if retry or retry_all:
         note(f"{counted(len(wanted), 'thread')} will be tried again")
     listed = [*given_up.values()] if dead else found
     if json:
         as_json([asdict(job) for job in listed])
     elif listed:
-        rows = [(j.thread_id, j.state, ago(j.at) if j.at else "", _made(j)) for j in listed]
-        table(["thread", "state", "at", "what came of it"], rows, ids=("thread", "state"))
+        rows = [
+            (job.thread_id, job.namespace[-1], job.state, ago(job.at) if job.at else "", _made(job))
+            for job in listed
+        ]
+        table(["thread", "user", "state", "at", "what came of it"], rows, ids=("thread", "state"))
     else:
         note("nothing was given up" if dead else "no thread has anything to extract")
 
