@@ -164,7 +164,8 @@ def test_each_user_has_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert texts() == found("what do I like?") == ["I like dates"]
     assert texts("--user", "me") == ["I like figs"]
-    assert (nothing.stdout, nothing.stderr) == ("", "'eve' has no memory that answers that\n")
+    assert (nothing.stdout, nothing.exit_code) == ("", 1)
+    assert nothing.stderr == "'eve' has no memory that answers that\n"
     assert "'nope'" in str(attempt("memories", "forget", "nope").exception)
     foreign = attempt("memories", "forget", keys("--user", "me")["I like figs"], "--yes")
     assert isinstance(foreign.exception, ConfigurationError)
@@ -309,10 +310,10 @@ def test_the_profile_is_forgotten_by_its_key(db: Path) -> None:
     with SQLiteStore.open(db) as store:
         for city in ("Ghent", "Bruges"):
             Profile(Person, store).merge({"city": city}, ME)
-    none = run("memories", "forget", "--query", "Bruges", "--yes")
+    none = attempt("memories", "forget", "--query", "Bruges", "--yes")
     run("memories", "forget", "profile", "--yes")
 
-    assert none == "forgot 0 memories\n"
+    assert (none.stdout, none.exit_code) == ("forgot 0 memories\n", 1)
     assert texts() == []
     assert b"Bruges" not in raw(db)
 

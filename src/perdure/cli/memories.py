@@ -29,7 +29,7 @@ from perdure.cli.app import (
     the_one,
     thread_id,
 )
-from perdure.cli.output import as_json, counted, day, line, moment, note, say, table
+from perdure.cli.output import as_json, counted, day, line, moment, note, room, say, table
 from perdure.cli.progress import at_work
 from perdure.errors import ConfigurationError, InvalidMessages, InvalidNamespace, UnknownThread
 
@@ -95,7 +95,10 @@ def search(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Show the memories that answer a question, best first."""
+    """Show the memories that answer a question, best first.
+
+    Exit code 1 if there is none.
+    """
     from perdure.memory import recall
 
     options: dict[str, Any] = {"limit": limit, "max_tokens": max_tokens, "as_of": as_of}
@@ -104,16 +107,16 @@ def search(
         whose = file.user
     if json:
         as_json([_whole(memory, "score", *["parts"] * explain) for memory in found.memories])
-        return
-    if found.memories:
+    elif found.memories:
         _list(found.memories)
-    else:
-        note(f"{whose!r} has no memory that answers that")
-    for memory in found.memories if explain else ():
-        parts = ", ".join(f"{name} {part:.2f}" for name, part in (memory.parts or {}).items())
-        say(f"{memory.key}: {memory.score or 0:.2f} of {parts}", "dim")
+        for memory in found.memories if explain else ():
+            parts = ", ".join(f"{name} {part:.2f}" for name, part in (memory.parts or {}).items())
+            say(f"{memory.key}: {memory.score or 0:.2f} of {parts}", "dim")
     if found.left_out:
         note(f"{found.left_out} more do not fit into --max-tokens", "dim")
+    if not found.memories:
+        note(f"{whose!r} has no memory that answers that")
+        raise typer.Exit(1)
 
 
 @memories.command()
@@ -183,10 +186,10 @@ def forget(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Erase memories for good, with all that they said before. They are not extracted again.
+    """Erase memories for good, with all that they said before.
 
-    What was said stays on its thread. After --all it is extracted again, as from new threads:
-    delete those first.
+    What was said stays on its thread, and is not extracted again; but after --all it is, as from
+    new threads: delete those first. Exit code 1 if there was nothing to forget.
     """
     if [bool(key), bool(query), bool(thread), every].count(True) != 1:
         raise ConfigurationError("give keys of memories, or one of --query, --thread and --all")
@@ -205,10 +208,12 @@ def forget(
             receipt = _forget(*what)
     if json:
         as_json(asdict(receipt))
-        return
-    say(f"forgot {_counted(receipt.keys)}")
+    else:
+        say(f"forgot {_counted(receipt.keys)}")
     if receipt.keys and not receipt.clean:
         note("bytes of it stay in the file until the other process that reads it ends")
+    if not receipt.keys:
+        raise typer.Exit(1)
 
 
 # -- finding them
@@ -224,7 +229,8 @@ def _every(file: Database, as_of: datetime | None = None) -> Iterator[Memory]:
     from perdure.memory.store_adapter import memory_of
 
     for place in [*_own(file), _INSTRUCTIONS]:
-        yield from map(memory_of, file.store.search(place, limit=_ALL, as_of=as_of))
+        items = file.store.search(place, limit=_ALL, as_of=as_of, refresh_ttl=False)
+        yield from map(memory_of, items)
 
 
 def _place(file: Database, given: str, own: Sequence[Namespace]) -> Place:
@@ -305,7 +311,7 @@ def _show(file: Database, found: Sequence[Place]) -> None:
     for place, key in found[:_SHOWN]:
         *_, last = file.store.history(place, key)
         text = memory_of(last).text if place[0] in _LABELS else "in quarantine"
-        note(f"{key}: {line(text)}", "dim")
+        note(f"{key}: {line(text, room(f'{key}: '))}", "dim")
     if len(found) > _SHOWN:
         note(f"… and {len(found) - _SHOWN} more", "dim")
 
