@@ -52,7 +52,6 @@ from perdure.checkpointers.address import (
 from perdure.checkpointers.cache import Cache
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.collector import collector_paused
-from perdure.checkpointers.erasure import erased, erased_thread
 from perdure.checkpointers.import_langgraph import Importer
 from perdure.checkpointers.items import Items
 from perdure.checkpointers.listing import Listing, apaged, paged
@@ -71,7 +70,7 @@ from perdure.checkpointers.reports import (
 )
 from perdure.checkpointers.threads import Threads
 from perdure.checkpointers.writer import Stale, Writer
-from perdure.errors import InvalidConfig, UnknownCheckpoint
+from perdure.errors import ConfigurationError, InvalidConfig, UnknownCheckpoint
 from perdure.storage.database import Database, DatabaseOwner, Lock, awaited
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, NamedSQL, rows_of
@@ -402,20 +401,26 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     athreads = awaited(threads)
 
     def heads(
-        self, *, limit: int = 200, after: str | None = None, active_since: datetime | None = None
+        self,
+        *,
+        limit: int = 200,
+        after: str | None = None,
+        prefix: str = "",
+        active_since: datetime | None = None,
     ) -> _List[ThreadHead]:
         """Where a page of threads stands, the latest activity first; cheaper than `threads`.
 
         Args:
             limit: See `threads`; as the others.
             after: The thread_id that ended the page before.
+            prefix: Only threads whose id begins with it.
             active_since: Only threads written to at this moment or later.
 
         Raises:
             ConfigurationError: See `threads`.
             UnknownThread: `after` names no thread.
         """
-        return self.database.read(self._threads.heads(limit, after, active_since))
+        return self.database.read(self._threads.heads(limit, after, prefix, active_since))
 
     aheads = awaited(heads)
 
@@ -449,8 +454,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes, counts, and the driver that is in use."""
         file = self.database.stats()
-        ((threads, checkpoints, items),) = self.database.read(rows_of(self._sql["totals"]))
-        return {**file, "threads": threads, "checkpoints": checkpoints, "items": items}
+        (counts,) = self.database.read(rows_of(self._sql["totals"]))
+        names = ("threads", "checkpoints", "items", "thread_bytes")
+        return {**file, **dict(zip(names, counts, strict=True))}
 
     astats = awaited(stats)
 
@@ -501,6 +507,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             InvalidConfig: `message_ids` is not a collection of texts.
             CorruptRecord: A row cannot be read. Nothing was erased.
         """
+        # langgraph.types, which erasure needs, is slow to import
+        from perdure.checkpointers.erasure import erased, erased_thread
+
         thread_id = check_thread_id(thread_id)
         parts = self._reader, self._maintenance, thread_id
         if message_ids is None:
@@ -550,20 +559,57 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     aprune = awaited(prune)
 
-    def retain(self, rule: Retention, *, thread_ids: Sequence[str] | None = None) -> PruneReport:
+    def retain(
+        self,
+        rule: Retention,
+        *,
+        thread_ids: Sequence[str] | None = None,
+        dry_run: bool = False,
+    ) -> PruneReport:
         """Apply a retention rule, in batches that let others write in between.
 
         Args:
             rule: Which checkpoints stay.
             thread_ids: Of which threads; None: of all.
+            dry_run: Only report what would go; nothing is written.
 
         Raises:
             ConfigurationError: The rule keeps nothing in particular, or has a negative number.
         """
         ids = None if thread_ids is None else check_thread_ids(thread_ids)
-        return self._maintenance.retain(rule, ids)
+        return self._maintenance.retain(rule, ids, dry_run=dry_run)
 
     aretain = awaited(retain)
+
+    def delete_idle(
+        self,
+        before: datetime,
+        *,
+        thread_ids: Sequence[str] | None = None,
+        dry_run: bool = False,
+    ) -> _List[ThreadInfo]:
+        """Delete the threads whose conversation did not go on since a moment.
+
+        The moment of a conversation is its head's `ts`, which for an imported thread is older than
+        the import. Each thread is checked again in the transaction that deletes it.
+
+        Args:
+            before: The moment, with a time zone.
+            thread_ids: Only of these threads; unknown ones are no error. None: of all.
+            dry_run: Only report which they are; nothing is written.
+
+        Returns:
+            The threads as they were.
+
+        Raises:
+            ConfigurationError: The moment has no time zone.
+        """
+        if before.tzinfo is None:
+            raise ConfigurationError(f"before is {before!r}; expected a datetime with a time zone")
+        ids = None if thread_ids is None else check_thread_ids(thread_ids)
+        return self._maintenance.delete_idle(before, ids, dry_run=dry_run)
+
+    adelete_idle = awaited(delete_idle)
 
     def rewind(self, thread_id: str, checkpoint_id: str, *, checkpoint_ns: str = "") -> None:
         """Make an older checkpoint the one the next run starts from. Nothing is deleted.

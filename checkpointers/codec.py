@@ -17,7 +17,6 @@ from typing import Any, Final
 from langchain_core.messages import BaseMessage
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.event_hooks import SerdeEvent, register_serde_event_listener
-from langgraph.types import Send
 from pydantic import BaseModel
 
 from perdure.checkpointers.extensions import Allowlist, Name, TooDeep, TypeNotAllowed, allowlist_of
@@ -194,6 +193,8 @@ def _refusal(
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
+    from langgraph.types import Send  # slow to import, and only an error needs it
+
     if isinstance(value, dict):
         return [(f"[{key!r}]", part) for key, part in value.items()]
     if isinstance(value, Send):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 from perdure.checkpointers.manifest import ALIASES, Ranges, covered, missing, references
@@ -23,8 +25,9 @@ from perdure.checkpointers.records import (
     span,
     tags_of,
 )
-from perdure.checkpointers.reports import PruneReport, Retention
+from perdure.checkpointers.reports import PruneReport, Retention, ThreadInfo
 from perdure.checkpointers.thread_copy import copied
+from perdure.checkpointers.threads import Threads
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.database import Database
 from perdure.storage.flow import Flow, Statement, rows_of
@@ -42,10 +45,19 @@ class Kept(NamedTuple):
     key: int
     uid: str
     parent: str | None
-    put_at: float
+    active_at: float
     metadata: Mapping[str, Any]
     channels: frozenset[str]
     is_head: bool
+    size: int
+
+
+class _Garbage(NamedTuple):
+    """Items of a log that nothing refers to: a range of keys, how many there are, and bytes."""
+
+    span: tuple[int, int]
+    items: int
+    size: int
 
 
 class Maintenance:
@@ -53,6 +65,7 @@ class Maintenance:
 
     def __init__(self, reader: Reader, database: Database) -> None:
         self.reader, self.sql, self.database = reader, reader.sql, database
+        self.threads = Threads(reader)
 
     # -- whole threads
 
@@ -94,18 +107,47 @@ class Maintenance:
         if thread_ids:
             self.database.shrink()
 
-    def retain(self, rule: Retention, thread_ids: Sequence[str] | None) -> PruneReport:
+    def retain(
+        self, rule: Retention, thread_ids: Sequence[str] | None, *, dry_run: bool = False
+    ) -> PruneReport:
         """See `Checkpointer.retain`."""
         _check_rule(rule)
         keep = _keep_rule(rule, time.time())
-        checkpoints = items = threads = 0
+        total = PruneReport()
         for thread_id in self._thread_ids() if thread_ids is None else thread_ids:
-            done = self._prune(thread_id, keep, history=rule.history)
-            checkpoints += done.checkpoints
-            items += done.items
-            threads += done.checkpoints > 0
-        self.database.shrink()
-        return PruneReport(checkpoints, items, threads)
+            if dry_run:
+                flow = self.prunable(thread_id, keep, history=rule.history)
+                done = self.database.read(flow)
+            else:
+                done = self._prune(thread_id, keep, history=rule.history)
+            total += replace(done, threads=int(done.checkpoints > 0))
+        if not dry_run:
+            self.database.shrink()
+        return total
+
+    def delete_idle(
+        self, before: datetime, thread_ids: Sequence[str] | None, *, dry_run: bool
+    ) -> list[ThreadInfo]:
+        """See `Checkpointer.delete_idle`."""
+        gone = []
+        for thread_id in self._thread_ids() if thread_ids is None else thread_ids:
+            info = self.database.read(self._idle(thread_id, before))
+            if info is not None and not dry_run:
+                info = self.write(thread_id, lambda: self._idle(thread_id, before, delete=True))  # noqa: B023
+            if info is not None:
+                gone.append(info)
+        if gone and not dry_run:
+            self.database.shrink()
+        return gone
+
+    def _idle(
+        self, thread_id: str, before: datetime, *, delete: bool = False
+    ) -> Flow[ThreadInfo | None]:
+        """A thread, if it is idle since then; it may be deleted in the same transaction."""
+        info = yield from self.threads.idle(thread_id, before)
+        if info is not None and delete:
+            yield from self.delete_thread(thread_id)
+        return info
 
     def _thread_ids(self) -> Iterator[str]:
         """Every thread, a page at a time."""
@@ -116,13 +158,12 @@ class Maintenance:
 
     def _prune(self, thread_id: str, keep: Keep, *, history: bool = True) -> PruneReport:
         """Delete all but what `keep` names, see `pruned`, a batch in each transaction."""
-        checkpoints = items = 0
+        total = PruneReport()
         while True:
             done = self.write(thread_id, lambda: self.pruned(thread_id, keep, history=history))
-            checkpoints += done.checkpoints
-            items += done.items
+            total += done
             if done.checkpoints < PRUNE_BATCH:
-                return PruneReport(checkpoints, items)
+                return total
 
     def write(self, thread_id: str, make: Callable[[], Flow[T]]) -> T:
         """Write what makes the cache of a thread stale."""
@@ -134,7 +175,7 @@ class Maintenance:
         if not rows:
             return PruneReport()
         thread = rows[0][0]
-        ((checkpoints, items, _),) = yield self.sql("sizes", thread)
+        ((checkpoints, items, size),) = yield self.sql("sizes", thread)
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
             for row in (yield self.sql("checkpoints_page", *span(namespace), -1)):
                 try:
@@ -149,7 +190,7 @@ class Maintenance:
             yield self.sql("drop_items", *span(log))
         for table in ("drop_namespaces", "drop_logs", "drop_thread"):
             yield self.sql(table, thread)
-        return PruneReport(checkpoints, items, 1)
+        return PruneReport(checkpoints, items, 1, size)
 
     def _untagged(self, key: int, metadata: Mapping[str, Any]) -> list[Statement]:
         return [self.sql("drop_tag", number, key) for number in tags_of(self.reader.seal, metadata)]
@@ -161,32 +202,58 @@ class Maintenance:
         rows = yield self.sql("find_thread", thread_id)
         if not rows:
             return PruneReport()
-        thread = rows[0][0]
-        dropped = 0
+        thread, size = rows[0][0], 0
+        doomed = yield from self._doomed(thread_id, thread, keep)
+        for namespace, each in doomed[:PRUNE_BATCH]:
+            at = namespace, pack_id(each.uid)
+            ((written,),) = yield self.sql("size_of_writes", *at)
+            size += each.size + written
+            yield [
+                *self._untagged(each.key, each.metadata),
+                self.sql("drop_writes", *at),
+                self.sql("drop_checkpoint", each.key),
+            ]
+            if each.is_head:
+                yield self.sql("pin", 0, namespace)
+        if not history:
+            for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
+                yield from self._forget_said(thread_id, ns, namespace)
+        elif not doomed:
+            return PruneReport()
+        items, freed = yield from self.sweep(thread_id, thread)
+        yield self.sql("removed", thread)
+        return PruneReport(min(len(doomed), PRUNE_BATCH), items, size_bytes=size + freed)
+
+    def prunable(self, thread_id: str, keep: Keep, *, history: bool) -> Flow[PruneReport]:
+        """What `pruned` would delete, all batches together. It only reads."""
+        rows = yield self.sql("find_thread", thread_id)
+        doomed = (yield from self._doomed(thread_id, rows[0][0], keep)) if rows else []
+        if not rows or (history and not doomed):
+            return PruneReport()
+        size, gone = 0, set[Any]()
+        for namespace, each in doomed:
+            at = namespace, pack_id(each.uid)
+            ((written,),) = yield self.sql("size_of_writes", *at)
+            size += each.size + written
+            gone |= {each.key, at}
+        garbage = yield from self._garbage(thread_id, rows[0][0], gone, history=history)
+        items = sum(each.items for each in garbage)
+        size += sum(each.size for each in garbage)
+        return PruneReport(len(doomed), items, size_bytes=size)
+
+    def _doomed(self, thread_id: str, thread: int, keep: Keep) -> Flow[list[tuple[int, Kept]]]:
+        """The checkpoints that `keep` does not name, each with its namespace, oldest first."""
+        doomed: list[tuple[int, Kept]] = []
         for namespace, ns, head in (yield self.sql("thread_namespaces", thread)):
             kept = []
             for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
                 metadata, is_head = self.reader.metadata(snapshot), row[0] == place(namespace, head)
-                known = row[0], snapshot.uid, snapshot.parent, row[4], metadata
-                kept.append(Kept(*known, frozenset(snapshot.refs), is_head))
+                at = self.reader.active_at(snapshot, row[4])
+                known = row[0], snapshot.uid, snapshot.parent, at, metadata
+                kept.append(Kept(*known, frozenset(snapshot.refs), is_head, len(row[5])))
             stay = _with_ancestors(kept, keep(kept))
-            doomed = [c for c in reversed(kept) if c.uid not in stay][: PRUNE_BATCH - dropped]
-            dropped += len(doomed)
-            for each in doomed:
-                yield [
-                    *self._untagged(each.key, each.metadata),
-                    self.sql("drop_writes", namespace, pack_id(each.uid)),
-                    self.sql("drop_checkpoint", each.key),
-                ]
-                if each.is_head:
-                    yield self.sql("pin", 0, namespace)
-            if not history:
-                yield from self._forget_said(thread_id, ns, namespace)
-        if not dropped and history:
-            return PruneReport()
-        items = yield from self.sweep(thread_id, thread)
-        yield self.sql("removed", thread)
-        return PruneReport(dropped, items)
+            doomed += [(namespace, each) for each in reversed(kept) if each.uid not in stay]
+        return doomed
 
     def _forget_said(self, thread_id: str, ns: str, namespace: int) -> Flow[None]:
         """Let kept checkpoints remember only what they hold."""
@@ -197,29 +264,52 @@ class Maintenance:
 
     # -- items
 
-    def sweep(self, thread_id: str, thread: int) -> Flow[int]:
-        """Delete the items of a thread that nothing refers to. Returns how many."""
+    def sweep(self, thread_id: str, thread: int) -> Flow[tuple[int, int]]:
+        """Delete the items of a thread that nothing refers to; returns how many, and bytes."""
+        garbage = yield from self._garbage(thread_id, thread)
+        for each in garbage:
+            yield self.sql("drop_items", *each.span)
+        return sum(each.items for each in garbage), sum(each.size for each in garbage)
+
+    def _garbage(
+        self, thread_id: str, thread: int, gone: Container[Any] = (), *, history: bool = True
+    ) -> Flow[list[_Garbage]]:
+        """The items that nothing refers to; see `_mark`."""
         live: dict[int, Ranges] = defaultdict(list)
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
-            yield from self._mark(thread_id, ns, namespace, live)
-        items = 0
+            yield from self._mark(thread_id, ns, namespace, live, gone, history)
+        garbage = []
         for log, name, *last in (yield self.sql("thread_logs", thread)):
             yield from self._mark_origins(thread_id, name, log, live[log])
             for start, stop in missing(log_spans(*last), covered(live[log])):
-                if start < ALIASES:
-                    rows = yield self.sql("count_items", *span(log, start, stop))
-                    items += rows[0][0]
-                yield self.sql("drop_items", *span(log, start, stop))
-        return items
+                keys = span(log, start, stop)
+                ((many, size),) = yield self.sql("count_items", *keys)
+                garbage.append(_Garbage(keys, many if start < ALIASES else 0, size))
+        return garbage
 
-    def _mark(self, thread_id: str, ns: str, namespace: int, live: dict[int, Ranges]) -> Flow[None]:
-        for _, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
+    def _mark(
+        self,
+        thread_id: str,
+        ns: str,
+        namespace: int,
+        live: dict[int, Ranges],
+        gone: Container[Any],
+        history: bool,
+    ) -> Flow[None]:
+        """Mark what a namespace refers to, as if the checkpoints and writes `gone` were deleted.
+
+        Without `history`, what was said on the way to its checkpoints is not marked.
+        """
+        for row, snapshot in (yield from self.reader.rows(thread_id, ns, namespace)):
+            if row[0] in gone:
+                continue
             yield from self._mark_refs(snapshot.refs.values(), live)
-            for log, numbers in snapshot.said.values():  # as written
+            for log, numbers in snapshot.said.values() if history else ():  # as written
                 yield from self._mark_ranges(log, numbers, live)
         for row in (yield self.sql("namespace_writes", namespace)):
-            writes = open_writes(self.reader.seal, thread_id, ns, row)
-            yield from self._mark_refs((ref for _, _, ref in writes), live)
+            if (namespace, row[0]) not in gone:
+                writes = open_writes(self.reader.seal, thread_id, ns, row)
+                yield from self._mark_refs((ref for _, _, ref in writes), live)
 
     def _mark_refs(self, refs: Iterable[Any], live: dict[int, Ranges]) -> Flow[None]:
         for ref in refs:
@@ -268,7 +358,7 @@ def _keep_rule(rule: Retention, now: float) -> Keep:
         if rule.last is not None:
             stay += namespace[: rule.last]
         if rule.days is not None:
-            stay += [c for c in namespace if c.put_at >= now - rule.days * 86400]
+            stay += [c for c in namespace if c.active_at >= now - rule.days * 86400]
         if rule.turns:
             inside = {c.parent for c in namespace if c.metadata.get("source") == "loop"}
             stay += [c for c in namespace if c.uid not in inside]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, cast
 
 from langgraph.checkpoint.base import (
@@ -158,6 +159,15 @@ class Reader:
         """A checkpoint's metadata, new at each call."""
         metadata: dict[str, Any] = self.items.codec.decode(snapshot.fields[1])
         return metadata
+
+    def active_at(self, snapshot: Snapshot, put_at: float) -> float:
+        """The moment of a checkpoint's `ts`; at the latest when it was put."""
+        ts = self.items.codec.decode(snapshot.fields[0]).get("ts")
+        try:
+            at = datetime.fromisoformat(ts)
+            return min(put_at, at.replace(tzinfo=at.tzinfo or UTC).timestamp())
+        except (TypeError, ValueError, OverflowError):
+            return put_at
 
     def step(self, snapshot: Snapshot) -> int | None:
         """The superstep of a checkpoint; None: its metadata has none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -39,6 +39,8 @@ class ThreadInfo:
         created_at: When its first checkpoint or write came (UTC).
         updated_at: When its last one came (UTC), to a tenth of a second.
         namespaces: Its checkpoint namespaces; `""` is the root graph.
+        active_at: When its conversation was last active (UTC): the `ts` of its head, which an
+            import of an old conversation gives the conversation's own time.
     """
 
     thread_id: str
@@ -48,6 +50,7 @@ class ThreadInfo:
     created_at: datetime
     updated_at: datetime
     namespaces: tuple[str, ...]
+    active_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +99,28 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What a prune, retention run or delete removed."""
+    """What a prune, retention run or delete removed, or would remove.
+
+    Attributes:
+        checkpoints: How many.
+        items: How many items of logs (messages and other elements).
+        threads: How many threads lost a checkpoint, or are gone.
+        size_bytes: Bytes of all that and of pending writes, without index overhead.
+    """
 
     checkpoints: int = 0
     items: int = 0
     threads: int = 0
+    size_bytes: int = field(default=0, compare=False)
+
+    def __add__(self, other: PruneReport) -> PruneReport:
+        """Both together."""
+        return PruneReport(
+            self.checkpoints + other.checkpoints,
+            self.items + other.items,
+            self.threads + other.threads,
+            self.size_bytes + other.size_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +157,7 @@ class Retention:
 
     Attributes:
         last: The newest so many of each namespace.
-        days: Those put within so many days.
+        days: Those whose `ts` is within so many days: of an import, the conversation's own time.
         turns: Those at which a turn ended (the last before the next input, and each branch's tip).
         history: Whether everything said on the way to a kept checkpoint stays readable through
             `history()`. What was said only on branches of which nothing is kept goes either way.

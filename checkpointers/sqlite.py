@@ -11,6 +11,7 @@ from langgraph.checkpoint.serde.base import CipherProtocol, SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
+from perdure import settings
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.checkpointers.extensions import Allowlist
 from perdure.checkpointers.objects import name_of
@@ -95,11 +96,12 @@ class SQLiteCheckpointer(Checkpointer):
         super().__init__(database, _SQL, serde=serde, seal=seal, cache_bytes=cache_bytes)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], **options: Any) -> Self:
+    def open(cls, path: str | os.PathLike[str] | None = None, **options: Any) -> Self:
         """Open a database now, creating it if need be; in a running event loop, at the first use.
 
         Args:
-            path: See the class.
+            path: See the class; None: the database of the settings, with their key: of
+                `PERDURE_DB`, else `perdure.toml`, else the user's data folder.
             **options: See the class.
 
         Raises:
@@ -109,6 +111,9 @@ class SQLiteCheckpointer(Checkpointer):
             WrongKey: The key does not open it, it needs one, or it was made without.
             StorageError: The file cannot be opened.
         """
+        if path is None:
+            chosen = settings.load()
+            path, options = chosen.db, {"key": chosen.key, **options}
         saver = cls(path, **options)
         saver.setup()
         return saver

@@ -57,8 +57,8 @@ SELECT id, body FROM items WHERE id >= ? AND id < ? ORDER BY id;
 SELECT t.thread_id, l.name, i.body
 FROM items i JOIN logs l ON l.log = i.id >> 32 JOIN threads t ON t.thread = l.thread WHERE i.id = ?;
 
--- count_items: how many there are in a range of a log
-SELECT count(*) FROM items WHERE id >= ? AND id < ?;
+-- count_items: how many there are in a range of a log, and their bytes
+SELECT count(*), coalesce(sum(length(body)), 0) FROM items WHERE id >= ? AND id < ?;
 
 -- drop_items: items nothing refers to
 DELETE FROM items WHERE id >= ? AND id < ?;
@@ -152,6 +152,9 @@ UNION ALL SELECT coalesce(t.thread_id, ''), n.ns, w.uid, w.task, w.path, w.body 
 -- namespace_writes: the pending writes of a namespace
 SELECT uid, task, path, body FROM writes WHERE namespace = ?;
 
+-- size_of_writes: bytes of the pending writes of a checkpoint
+SELECT coalesce(sum(length(body)), 0) FROM writes WHERE namespace = ? AND uid = ?;
+
 -- drop_writes: the pending writes of a checkpoint
 DELETE FROM writes WHERE namespace = ? AND uid = ?;
 
@@ -220,5 +223,7 @@ SELECT c.many, i.many, c.bytes + i.bytes + w.bytes FROM (
 -- thread_ids: every thread, in the order they came
 SELECT thread, thread_id, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t WHERE thread > ? ORDER BY thread LIMIT ?;
 
--- totals: over the whole database
-SELECT (SELECT count(*) FROM threads), (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM items WHERE h <> 0);
+-- totals: over the whole database, and the bytes of checkpoints, items and writes
+SELECT (SELECT count(*) FROM threads), (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM items WHERE h <> 0),
+    (SELECT coalesce(sum(length(body)), 0) FROM checkpoints) + (SELECT coalesce(sum(length(body)), 0) FROM items)
+    + (SELECT coalesce(sum(length(body)), 0) FROM writes);

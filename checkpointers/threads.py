@@ -126,12 +126,12 @@ class Threads:
         return out
 
     def heads(
-        self, limit: int, after: str | None, active_since: datetime | None
+        self, limit: int, after: str | None, prefix: str, active_since: datetime | None
     ) -> Flow[list[ThreadHead]]:
         """The heads of a page of threads; see `Checkpointer.heads`."""
         out = []
         for thread, thread_id, _, updated_at, _ in (
-            yield from self._rows(limit, after, "", active_since)
+            yield from self._rows(limit, after, prefix, active_since)
         ):
             heads = yield self.sql("thread_namespaces", thread)
             keys = [place(namespace, head) for namespace, ns, head in heads if ns == ""]
@@ -182,6 +182,11 @@ class Threads:
         if indexed != thread:
             raise damaged_index(f"thread {thread}")
         namespaces = yield self.sql("thread_namespaces", thread)
+        active_at = updated_at
+        for key in [place(namespace, head) for namespace, ns, head in namespaces if ns == ""]:
+            for row in (yield self.sql("checkpoint_at", key)):
+                head = self.reader.open_row(thread_id, "", row)
+                active_at = self.reader.active_at(head, updated_at)
         ((checkpoints, items, size),) = yield self.sql("sizes", thread)
         return ThreadInfo(
             thread_id,
@@ -191,7 +196,14 @@ class Threads:
             _time(thread_id, created_at),
             _time(thread_id, updated_at),
             tuple(ns for _, ns, _ in namespaces),
+            _time(thread_id, active_at),
         )
+
+    def idle(self, thread_id: str, before: datetime) -> Flow[ThreadInfo | None]:
+        """A thread whose conversation did not go on since a moment; None: it did, or is unknown."""
+        rows = yield self.sql("one_thread", check_thread_id(thread_id))
+        info = (yield from self._info(rows[0])) if rows else None
+        return info if info is not None and info.active_at < before else None
 
     # -- checkpoints
 

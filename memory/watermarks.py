@@ -21,6 +21,7 @@ from perdure.stores.base import Namespace, PutItem
 TURNS: Final = "turns"
 """The name of the extractor whose watermarks are at the place of the first version's."""
 _KNOWN: Final = 50  # messages that a watermark names
+_FAILURE: Final = ("attempts", "failed_at", "failed_head", "error", "final")
 
 
 class Known(NamedTuple):
@@ -163,6 +164,17 @@ def watermarks(
         _read(empty, there[space, _key(extractor, thread)], there[space, thread])
         for space, thread in places
     ]
+
+
+def settled(note: Item) -> PutItem:
+    """The operation that takes a failure off a note: nothing is due until the thread goes on.
+
+    The messages that were not read are read then.
+    """
+    value = {name: part for name, part in note.value.items() if name not in _FAILURE}
+    value["checkpoint_id"] = note.value.get("failed_head")
+    namespace, version = tuple(note.namespace), getattr(note, "version", None)
+    return note_of(namespace, note.key, value, if_version=version)
 
 
 def _read(empty: Watermark, own: Item | None, turns: Item | None) -> Watermark:

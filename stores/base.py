@@ -148,6 +148,25 @@ class VersionRetention:
 
 
 @dataclass(frozen=True, slots=True)
+class Removable:
+    """What of a key `sweep_ttl` and then `retain` would remove.
+
+    Attributes:
+        namespace: Of the key.
+        key: The key.
+        expired: Whether its present item is expired, and would become a closed version.
+        versions: How many closed versions would go, that of an expired item among them.
+        size_bytes: Bytes of their values and provenance.
+    """
+
+    namespace: Namespace
+    key: str
+    expired: bool
+    versions: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueryPlan:
     """How the database would answer a search."""
 
@@ -197,6 +216,7 @@ class Receipt:
             False while another process still reads an older snapshot, or for a dry run. What quotes
             it elsewhere, say an answer in a thread, is not among it.
         cancelled: Tasks that quoted a removed message and had not run: `thread_id: node:task_id`.
+        size_bytes: Bytes of the values and provenance of the items and versions.
     """
 
     items: int
@@ -208,6 +228,7 @@ class Receipt:
     at: datetime
     clean: bool
     cancelled: tuple[str, ...] = ()
+    size_bytes: int = 0
 
     def __add__(self, other: Receipt) -> Receipt:
         """What two removed: it is gone from the file if that holds for both."""
@@ -221,6 +242,7 @@ class Receipt:
             at=max(self.at, other.at),
             clean=self.clean and other.clean,
             cancelled=(*self.cancelled, *other.cancelled),
+            size_bytes=self.size_bytes + other.size_bytes,
         )
 
 

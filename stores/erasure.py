@@ -76,6 +76,17 @@ class _Doomed:
         found = {(row[1], row[2]) for row in (*self.present, *self.closed)}
         return tuple((labels(path[self.root :]), key) for path, key in sorted(found))
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of values and provenance."""
+        rows = (*self.present, *self.closed)
+        return sum(
+            len(str(part).encode() if isinstance(part, str) else part)
+            for row in rows
+            for part in row[8:10]
+            if part is not None
+        )
+
 
 class Eraser:
     """Erases items of a store."""
@@ -144,6 +155,7 @@ class Eraser:
             at=moment(self._parts.now()),
             clean=gone.clean,
             cancelled=gone.cancelled,
+            size_bytes=doomed.size_bytes,
         )
 
     def _doomed(self, choice: _Choice) -> Flow[_Doomed]:

@@ -71,8 +71,8 @@ class Model:
             )
         return EmbedderMismatch(
             f"the store's vectors come from {self.name!r} ({self.dims} dimensions, {self.kind}), "
-            f"this embedder is {given.name!r} ({given.dims} dimensions, {given.kind}): open the "
-            "store with that embedder, or call reembed() to make all vectors anew"
+            f"this embedder is {given.name!r} ({given.dims} dimensions, {given.kind}): search "
+            "by text, open the store with that embedder, or make all vectors anew (reembed)"
         )
 
 

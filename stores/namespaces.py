@@ -24,9 +24,7 @@ def check_namespace(namespace: Any, root: bytes = b"") -> bytes:
     """The path of a namespace under a root that items may be put in."""
     path = root + check_prefix(namespace)
     if not path:
-        raise InvalidNamespace(
-            "the namespace is empty; give at least one label, like ('memories',)"
-        )
+        raise InvalidNamespace("the namespace is empty; give at least one label, like memories")
     if len(path) > MAX_KEY:
         raise InvalidNamespace(f"the namespace takes {len(path)} bytes; at most {MAX_KEY} may be")
     if path.startswith(_RESERVED):

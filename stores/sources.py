@@ -119,8 +119,8 @@ def of_langgraph_file(path: str | os.PathLike[str]) -> Lines:
             if not {"prefix", "key", "value"} <= columns:
                 if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'store_items'").fetchall():
                     raise NotADatabase(
-                        f"{text!r} is a file of perdure's own: bring its items over with export() "
-                        "and import_lines(), or open it and give the open store"
+                        f"{text!r} is a file of perdure's own: export its items to "
+                        "JSON Lines and import those, or open it and give the open store"
                     )
                 raise NotADatabase(f"{text!r} has no table of langgraph's SqliteStore")
             timed = {"expires_at", "ttl_minutes"} <= columns

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, Self
 
 from langgraph.store.base import IndexConfig, TTLConfig
 
+from perdure import settings
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.encryption import Clear, agree_on_key, seal_for
 from perdure.storage.flow import Flow, load
@@ -170,11 +171,12 @@ class SQLiteStore(WholeStore):
         )
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], **options: Any) -> Self:
+    def open(cls, path: str | os.PathLike[str] | None = None, **options: Any) -> Self:
         """Open a database now, creating it if need be; in a running event loop, at the first use.
 
         Args:
-            path: See the class.
+            path: See the class; None: the database of the settings, with their key: of
+                `PERDURE_DB`, else `perdure.toml`, else the user's data folder.
             **options: See the class.
 
         Raises:
@@ -184,6 +186,9 @@ class SQLiteStore(WholeStore):
             WrongKey: The key does not open it, or it needs one.
             StorageError: The file cannot be opened.
         """
+        if path is None:
+            chosen = settings.load()
+            path, options = chosen.db, {"key": chosen.key, **options}
         store = cls(path, **options)
         store.setup()
         return store

@@ -162,6 +162,25 @@ AND (?4 >= 1 << 62 OR (SELECT count(*) FROM store_versions w
      WHERE w.ns = v.ns AND w.key = v.key AND w.version > v.version) >= ?4)
 LIMIT ?5;
 
+-- removable: what of each key is expired, and which closed versions a rule does not keep once those are closed
+WITH closed (ns, key, version, valid_to, size, expired) AS (
+    SELECT v.ns, v.key, v.version, v.valid_to,
+           length(CAST(v.value AS BLOB)) + coalesce(length(CAST(v.provenance AS BLOB)), 0), 0
+    FROM store_namespaces n CROSS JOIN store_versions v ON v.ns = n.ns WHERE n.path >= ?1 AND n.path < ?2
+    UNION ALL
+    SELECT i.ns, i.key, i.version, i.expires_at,
+           length(CAST(i.value AS BLOB)) + coalesce(length(CAST(i.provenance AS BLOB)), 0), 1
+    FROM store_namespaces n CROSS JOIN store_items i ON i.ns = n.ns
+    WHERE n.path >= ?1 AND n.path < ?2 AND i.expires_at <= ?3
+), ranked AS (
+    SELECT *, row_number() OVER (PARTITION BY ns, key ORDER BY version DESC) - 1 AS newer FROM closed
+), judged AS (
+    SELECT ns, key, size, expired, valid_to < ?4 AND (?5 >= 1 << 62 OR newer >= ?5) AS goes FROM ranked
+)
+SELECT n.path, j.key, max(j.expired), sum(j.goes), sum(j.goes * j.size)
+FROM judged j JOIN store_namespaces n ON n.ns = j.ns WHERE j.goes OR j.expired
+GROUP BY j.ns, j.key ORDER BY n.path, j.key;
+
 -- drop_version: forget a closed version
 DELETE FROM store_versions WHERE id = ?;
 

@@ -168,7 +168,7 @@ class Transfer:
         except PerdureError as exc:
             raise ImportFailed(f"{where}: {exc}") from exc
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:
-            raise ImportFailed(f"{where}: {exc}; expected what export() writes") from exc
+            raise ImportFailed(f"{where}: {exc}; expected what an export writes") from exc
 
 
 _NOTHING: Any = ()  # no mapping: the check of values says so

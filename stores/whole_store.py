@@ -20,13 +20,14 @@ from perdure.stores.base import (
     Namespace,
     Progress,
     QueryPlan,
+    Removable,
     StoreStats,
     TransferReport,
     VersionRetention,
 )
 from perdure.stores.filter_sql import index_expression, index_path
 from perdure.stores.models import Model
-from perdure.stores.namespaces import span
+from perdure.stores.namespaces import labels, span
 from perdure.stores.options import check_number
 from perdure.stores.parts import Parts
 from perdure.stores.reading import index_name
@@ -105,6 +106,32 @@ class WholeStore(DatabaseOwner, Store):
 
     # -- old versions
 
+    def removable(
+        self, rule: VersionRetention | None = None, *, prefix: Namespace = ()
+    ) -> list[Removable]:
+        """What `sweep_ttl` and then `retain` would remove now, key by key. It only reads.
+
+        Args:
+            rule: Which closed versions stay; None: all.
+            prefix: Only what is under it.
+
+        Raises:
+            ConfigurationError: See `retain`.
+        """
+        parts, now, bound = self._parts, self._parts.now(), (-1, 0)
+        if rule is not None:
+            _check_rule(rule)
+            bound = self._bound(rule, now)
+        path = parts.path(prefix)
+        rows = self.database.read(rows_of(parts.sql["removable"], *span(path), now, *bound))
+        root = len(parts.root)
+        return [
+            Removable(labels(path[root:]), key, bool(expired), versions, size)
+            for path, key, expired, versions, size in rows
+        ]
+
+    aremovable = awaited(removable)
+
     def retain(self, rule: VersionRetention, *, prefix: Namespace = ()) -> int:
         """Drop closed versions that a rule does not keep, in batches; returns how many.
 
@@ -113,9 +140,9 @@ class WholeStore(DatabaseOwner, Store):
         """
         _check_rule(rule)
         path = self._parts.path(prefix)
-        since = None if rule.days is None else self._parts.now() - int(rule.days * 86_400_000_000)
+        bound = self._bound(rule, self._parts.now())
         total = 0
-        while found := self.database.write(lambda: self._drop_versions(path, rule.last, since)):
+        while found := self.database.write(lambda: self._drop_versions(path, bound)):
             total += found
         if total:
             self.database.write(lambda: self._drop_empty(path))
@@ -124,10 +151,14 @@ class WholeStore(DatabaseOwner, Store):
 
     aretain = awaited(retain)
 
-    def _drop_versions(self, prefix: bytes, last: int | None, since: int | None) -> Flow[int]:
+    def _bound(self, rule: VersionRetention, now: int) -> tuple[int, int]:
+        """The moment at which a version must be closed, and how many newer ones it must have."""
+        since = _ALL if rule.days is None else now - int(rule.days * 86_400_000_000)
+        return since, _ALL if rule.last is None else rule.last
+
+    def _drop_versions(self, prefix: bytes, bound: tuple[int, int]) -> Flow[int]:
         sql = self._parts.sql
-        bound = (*span(prefix), _ALL if since is None else since, _ALL if last is None else last)
-        rows = yield sql("old_versions", *bound, _SWEEP)
+        rows = yield sql("old_versions", *span(prefix), *bound, _SWEEP)
         if rows:
             for name in ("drop_index_with", "drop_version", "drop_index"):
                 yield Statement(sql[name], rows, many=True)

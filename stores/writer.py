@@ -241,7 +241,7 @@ class Writer:
         if put.if_version is not None and put.if_version != found:
             at = f"at version {found}" if found else "not there"
             raise VersionConflict(
-                f"{put.key!r} in {labels(put.path[self.records.root :])!r} is {at}, if_version is "
+                f"{put.key!r} in {labels(put.path[self.records.root :])!r} is {at}, not at "
                 f"{put.if_version}: "
                 "get it again, apply your change to what it holds now, and put that"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +22,8 @@ settings.load_profile("default")
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keep the developer's own settings out of the tests."""
-    for name in ("DB", "KEY", "MODEL", "BASE_URL", "API_KEY", "CONFIG", "USER"):
-        monkeypatch.delenv(f"PERDURE_{name}", raising=False)
+    for name in [name for name in os.environ if name.startswith("PERDURE_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("LANGSMITH_TRACING", "false")

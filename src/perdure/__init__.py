@@ -1,7 +1,6 @@
 """Memory for LangGraph agents: threads that resume, history that stays, in one SQLite file."""
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import PerdureError
@@ -10,7 +9,8 @@ if TYPE_CHECKING:
     from perdure.checkpointers import SQLiteCheckpointer
     from perdure.stores import SQLiteStore
 
-__version__ = version("perdure")
+    __version__: str
+
 __all__ = ["PerdureError", "SQLiteCheckpointer", "SQLiteStore", "__version__"]
 
 _PARTS = {"SQLiteCheckpointer": "perdure.checkpointers", "SQLiteStore": "perdure.stores"}
@@ -20,4 +20,8 @@ def __getattr__(name: str) -> Any:
     """A part is imported when it is asked for: who takes the store does not pay for the rest."""
     if name in _PARTS:
         return getattr(import_module(_PARTS[name]), name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("perdure")
     raise AttributeError(f"module 'perdure' has no attribute {name!r}")

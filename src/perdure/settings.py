@@ -1,21 +1,113 @@
-"""Settings of the command line: from arguments, then `PERDURE_*`, then a file."""
+"""Settings: from `perdure.toml`, then `PERDURE_*`, then arguments; the later is stronger.
+
+They are the same for the library, the command line, the worker and the graphs of `langgraph.json`.
+"""
 
 from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import platformdirs
 
 from perdure.errors import ConfigurationError
 
+SECRETS: Final = ("key", "api_key")
+Given = tuple[Any, str]
+"""A value, and where it comes from."""
+_MOST: Final = 1_000_000  # days are more on no calendar
+_EXPECTED: Final = {
+    "str": "text",
+    "bool": "true or false",
+    "int": f"a whole number from 0 to {_MOST}",
+    "float": f"a number from 0 to {_MOST}",
+}
+_BOOLEANS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_PARSERS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "int": int,
+    "float": float,
+    "bool": lambda text: _BOOLEANS[text.lower()],
+}
+
+
+def _kinds(of: type) -> dict[str, str]:
+    """The names of a dataclass, each with its kind."""
+    return {each.name: str(each.type).removesuffix(" | None") for each in fields(of)}
+
+
+def _checked(name: str, value: Any, kind: str) -> Any:
+    """A value, if it is of a kind."""
+    if kind in ("int", "float") and not isinstance(value, bool):
+        right = isinstance(value, int if kind == "int" else int | float) and 0 <= value <= _MOST
+    else:
+        right = type(value).__name__ == kind
+    if not right:
+        shown = type(value).__name__ if kind == "str" else f"{value!r:.80}"  # it may be a secret
+        raise ConfigurationError(f"{name} is {shown}; expected {_EXPECTED[kind]}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What retention removes, the table `[retention]`; a rule that is not given removes nothing.
+
+    Attributes:
+        idle_days: Threads whose conversation did not go on for so long.
+        memories: Whether the memories that come from such threads go with them.
+        checkpoints_last, checkpoints_days, turns, history: See `checkpointers.Retention`.
+        versions_last, versions_days: See `stores.VersionRetention`.
+        quarantine_days: Entries that are in quarantine for longer.
+        jobs_days: Extractions that failed last so long ago and were not repeated: they are listed
+            no more. Their messages are read with the next message of the thread.
+    """
+
+    idle_days: float | None = None
+    memories: bool = False
+    checkpoints_last: int | None = None
+    checkpoints_days: float | None = None
+    turns: bool = False
+    history: bool = True
+    versions_last: int | None = None
+    versions_days: float | None = None
+    quarantine_days: float | None = None
+    jobs_days: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in _kinds(type(self)).items():
+            if getattr(self, name) is not None or kind == "bool":
+                _checked(f"retention.{name}", getattr(self, name), kind)
+        if not self.history and not self.checkpoints:
+            raise ConfigurationError(
+                "retention.history is false, and there is no rule for checkpoints; give "
+                "checkpoints_last, checkpoints_days or turns too"
+            )
+
+    @property
+    def checkpoints(self) -> bool:
+        """Whether there is a rule for checkpoints."""
+        return self.turns or not (self.checkpoints_last is None and self.checkpoints_days is None)
+
+    def __bool__(self) -> bool:
+        return self != Rules()
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """Defaults of the options of `perdure worker`, the table `[worker]`."""
+
+    delay_s: float | None = None
+    cron: str | None = None
+    timezone: str | None = None
+    facts: bool = False
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run of the command line works with.
+    """What perdure works with where nothing else is said.
 
     Attributes:
         db: The database file.
@@ -24,6 +116,9 @@ class Settings:
         api_key: Its key; local servers take any.
         key: Encryption key of the database, in hexadecimal.
         user: Whose long-term memories they are.
+        retention: What retention removes.
+        worker: What the worker does.
+        sources: Where values that are no defaults come from, by name: `"retention.idle_days"`.
     """
 
     db: str
@@ -32,46 +127,115 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     key: str | None = field(default=None, repr=False)
     user: str = "me"
+    retention: Rules = Rules()
+    worker: Worker = Worker()
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+
+_TABLES: Final = {"retention": Rules, "worker": Worker}
+NAMES: Final = {
+    **{name: kind for name, kind in _kinds(Settings).items() if kind == "str"},
+    **{f"{t}.{name}": kind for t, of in _TABLES.items() for name, kind in _kinds(of).items()},
+}
 
 
 def load(**arguments: str | None) -> Settings:
     """Put the settings together; an argument that is None is left to the environment and the file.
 
     Raises:
-        ConfigurationError: The file is malformed or holds something unknown.
+        ConfigurationError: The file cannot be read, or holds something unknown or of a wrong type.
     """
-    names = [f.name for f in fields(Settings)]
-    settings = Settings(db="")
-    for source in (_from_file(names), _from_environment(names), arguments):
-        settings = replace(settings, **{k: v for k, v in source.items() if v})
-    if settings.model and not settings.api_key and not settings.base_url:  # that key is OpenAI's
-        settings = replace(settings, api_key=os.environ.get("OPENAI_API_KEY"))
-    return replace(settings, db=os.path.expanduser(settings.db) or _default_db())
+    given = _in_file() | _in_environment()
+    given |= {name: (value, "argument") for name, value in arguments.items() if value}
+    if "model" in given and not {"api_key", "base_url"} & given.keys():  # that key is OpenAI's
+        given["api_key"] = os.environ.get("OPENAI_API_KEY"), "OPENAI_API_KEY"
+    given = {name: each for name, each in given.items() if each[0] not in ("", None)}
+    _check_endpoint({name: source for name, (_, source) in given.items()})
+    found: dict[str, Any] = {"db": "", **{table: {} for table in _TABLES}}
+    for name, (value, _) in given.items():
+        table, _, last = name.rpartition(".")
+        (found[table] if table else found)[last] = value
+    found |= {table: of(**found[table]) for table, of in _TABLES.items()}
+    sources = {name: source for name, (_, source) in given.items()}
+    db = os.path.expanduser(found.pop("db")) or _default_db()
+    if db != ":memory:" and sources.get("db") != "argument":
+        db = os.path.abspath(db)
+    return Settings(db, **found, sources=sources)
 
 
-def _from_environment(names: list[str]) -> dict[str, Any]:
-    return {name: os.environ.get(f"PERDURE_{name.upper()}") for name in names}
+def _check_endpoint(sources: Mapping[str, str]) -> None:
+    """Send no key of the environment to an endpoint of a file that merely lies in the folder."""
+    endpoint, key = sources.get("base_url", ""), sources.get("api_key", "")
+    found = Path(endpoint).name == "perdure.toml" and "PERDURE_CONFIG" not in os.environ
+    if found and key.endswith("_API_KEY"):
+        raise ConfigurationError(
+            f"base_url is in {endpoint!r}, and the key in {key}: whoever wrote the file would get "
+            f"the key. If you trust it, set PERDURE_BASE_URL, or PERDURE_CONFIG={endpoint}"
+        )
 
 
-def _from_file(names: list[str]) -> dict[str, Any]:
-    given = os.environ.get("PERDURE_CONFIG")
-    path = Path(given) if given else platformdirs.user_config_path("perdure") / "config.toml"
+def _in_environment() -> dict[str, Given]:
+    found: dict[str, Given] = {}
+    for name, kind in NAMES.items():
+        variable = f"PERDURE_{name.upper().replace('.', '_')}"
+        if text := os.environ.get(variable):
+            found[name] = _checked(variable, _parsed(text, kind), kind), variable
+    return found
+
+
+def _in_file() -> dict[str, Given]:
+    path = _file()
+    if path is None:
+        return {}
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if given:
-            raise ConfigurationError(
-                f"PERDURE_CONFIG names {given!r}, which is not there"
-            ) from None
-        return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as exc:
         raise ConfigurationError(f"the settings file {str(path)!r} cannot be read: {exc}") from exc
-    unknown = {k for k, v in found.items() if k not in names or not isinstance(v, str)}
-    if unknown:
-        raise ConfigurationError(
-            f"the settings file {str(path)!r} has {sorted(unknown)}; expected text for {names}"
-        )
-    return found
+    for table in _TABLES:
+        if isinstance(found.get(table), dict):
+            found |= {f"{table}.{name}": value for name, value in found.pop(table).items()}
+    for name, value in found.items():
+        where = f"{name} in the settings file {str(path)!r}"
+        if name not in NAMES:
+            raise ConfigurationError(f"unknown setting {where}; expected {', '.join(NAMES)}")
+        _checked(where, value, NAMES[name])
+    if found.get("db") not in (None, "", ":memory:"):  # beside the file that names it
+        found["db"] = str(path.parent / os.path.expanduser(found["db"]))
+    return {name: (value, str(path)) for name, value in found.items()}
+
+
+def _file() -> Path | None:
+    """The settings file: the named one, else the nearest `perdure.toml`, else the user's."""
+    if named := os.environ.get("PERDURE_CONFIG"):
+        if not os.path.exists(named):
+            raise ConfigurationError(f"PERDURE_CONFIG names {named!r}, which is not there")
+        return Path(named)
+    folder, home = Path(), _identity("~")
+    while True:  # in relative paths: langgraph's server forbids getcwd in its event loop
+        if os.path.isfile(path := folder / "perdure.toml"):
+            return path
+        last = (home, _identity(folder / ".."))
+        if os.path.exists(folder / ".git") or _identity(folder) in last:
+            break
+        folder /= ".."
+    path = platformdirs.user_config_path("perdure") / "config.toml"
+    return path if os.path.isfile(path) else None
+
+
+def _identity(folder: str | Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(os.path.expanduser(folder))
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _parsed(text: str, kind: str) -> Any:
+    """What the text of a variable means; itself, if it is not of the kind."""
+    try:
+        return _PARSERS[kind](text)
+    except (KeyError, ValueError):
+        return text
 
 
 def _default_db() -> str:

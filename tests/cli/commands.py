@@ -6,9 +6,10 @@ import json
 import re
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner, Result
 
-import perdure.cli  # noqa: F401 - it adds the commands
+from perdure.cli import main
 from perdure.cli.app import app
 
 
@@ -32,3 +33,16 @@ def read(*arguments: str) -> Any:
 def rows(table: str) -> list[list[str]]:
     """The cells of a table, its headings first."""
     return [re.split(r"  +", line.strip()) for line in table.splitlines()]
+
+
+def error(*arguments: str, into: pytest.CaptureFixture[str]) -> str:
+    """What the program itself says on stderr when it ends with an error, after how to call it."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("sys.argv", ["perdure", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    out, err = into.readouterr()
+    usage, _, said = err.rpartition("perdure: ")
+    assert (ended.value.code, out, usage.count("\n")) == (2, "", len(usage.splitlines()))
+    assert said.count("\n") == 1
+    return said

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from tests.cli.terminal import on_terminal
 
 
 @pytest.fixture(autouse=True)
@@ -16,3 +20,12 @@ def db(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("PERDURE_DB", str(path))
     monkeypatch.chdir(tmp_path)
     return path
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What the program shows on a terminal of 80 columns; see `on_terminal`."""
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return partial(on_terminal, monkeypatch)

@@ -136,7 +136,7 @@ def test_compare_and_swap(store: SQLiteStore) -> None:
     """A put or delete with if_version is done at that version only; 0 means: not there."""
     store.put(A, "k", {"n": 1}, if_version=0)
     store.put(A, "k", {"n": 2}, if_version=1)
-    with pytest.raises(VersionConflict, match=r"'k' in \('a',\) is at version 2, if_version is 1"):
+    with pytest.raises(VersionConflict, match=r"'k' in \('a',\) is at version 2, not at 1"):
         store.put(A, "k", {"n": 3}, if_version=1)
     with pytest.raises(VersionConflict, match="at version 2"):
         store.put(A, "k", {"n": 3}, if_version=0)

@@ -3,7 +3,24 @@
 A module is a command, or a group of them, and has its name.
 """
 
-from perdure.cli import chat, memories, memories_review
+from perdure.cli import (  # noqa: F401 - each adds its commands
+    chat,
+    config,
+    delete,
+    export,
+    fork,
+    history,
+    import_,
+    memories,
+    memories_review,
+    retain,
+    show,
+    stats,
+    store,
+    store_files,
+    threads,
+    worker,
+)
 from perdure.cli.app import main
 
-__all__ = ["chat", "main", "memories", "memories_review"]
+__all__ = ["main"]

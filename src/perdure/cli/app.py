@@ -78,7 +78,8 @@ def main() -> None:
         if isinstance(exc, typer.Abort):
             code = _failed("aborted", 1)
         elif hasattr(exc, "format_message"):  # an error of usage, whose class typer does not export
-            usage = exc.ctx.get_usage() + "\n" if getattr(exc, "ctx", None) else ""
+            context = getattr(exc, "ctx", None)
+            usage = context.get_usage() + "\n" if context else ""
             code = _failed(exc.format_message(), usage=usage)
         else:
             code = _failed(traceback.format_exc(), 1)
@@ -136,10 +137,11 @@ class Database:
         settings: Where it is, and whose memories are meant.
     """
 
-    def __init__(self, settings: Settings, stack: ExitStack, *, reads: bool) -> None:
+    def __init__(self, settings: Settings, stack: ExitStack, *, reads: bool, hasty: bool) -> None:
         self.settings = settings
         self._stack = stack
         self._reads = reads
+        self._synchronous = "normal" if hasty else "full"
 
     @cached_property
     def saver(self) -> SQLiteCheckpointer:
@@ -181,7 +183,8 @@ class Database:
 
         path, key = self.settings.db, self.settings.key
         try:
-            return self._stack.enter_context(part.open(path, key=key))
+            opened = part.open(path, key=key, synchronous=self._synchronous)
+            return self._stack.enter_context(opened)
         except StorageError as exc:
             # its kinds say that the file is locked, damaged or none: reading would say so again
             if not self._reads or type(exc) is not StorageError:
@@ -191,7 +194,12 @@ class Database:
 
 @contextmanager
 def opened(
-    db: str | None, user: str | None = None, *, create: bool = False, reads: bool = False
+    db: str | None,
+    user: str | None = None,
+    *,
+    create: bool = False,
+    reads: bool = False,
+    hasty: bool = False,
 ) -> Iterator[Database]:
     """The database that a command works on.
 
@@ -200,6 +208,8 @@ def opened(
         user: The same.
         create: Whether the command has something to begin a database with.
         reads: Whether it only reads, so that a file which cannot be written will do.
+        hasty: Whether a write need not wait for the disk: a power cut may lose the last of them,
+            so the command must be one that can be repeated.
 
     Raises:
         ConfigurationError: The database is not there, and is not to be begun.
@@ -213,7 +223,7 @@ def opened(
             "one, --db names another"
         )
     with ExitStack() as stack:
-        yield Database(settings, stack, reads=reads)
+        yield Database(settings, stack, reads=reads, hasty=hasty)
 
 
 # -- ids

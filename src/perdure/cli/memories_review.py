@@ -15,11 +15,11 @@ from perdure.cli.app import DB, AsJson, Database, User, Yes, confirm, opened, th
 from perdure.cli.memories import memories
 from perdure.cli.output import ago, as_json, counted, day, note, say, table
 from perdure.cli.progress import at_work
+from perdure.cli.worker import extractor
 from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from perdure.memory.due import Job
-    from perdure.memory.proposals import Extractor
     from perdure.memory.quarantine import Entry
 
 _MADE: Final = ("added", "updated", "superseded", "deleted", "quarantined")
@@ -140,7 +140,7 @@ def _known(file: Database, database: str | None, *, facts: bool) -> Iterator[Any
     """What knows of jobs; if no worker ever worked, what is due is all there is."""
     from perdure.memory.due import DueThreads, Pace
 
-    extraction = file.extraction(_extractor(file) if facts else None)
+    extraction = file.extraction(extractor(file) if facts else None)
     defaults, given = file.config["configurable"], database or f"{file.settings.db}.jobs"
     if "://" not in given and not os.path.exists(given):
         yield DueThreads(extraction, Pace(), defaults)
@@ -149,17 +149,6 @@ def _known(file: Database, database: str | None, *, facts: bool) -> Iterator[Any
 
     with Background(extraction, database=database, work=False, defaults=defaults) as background:
         yield background
-
-
-def _extractor(file: Database) -> Extractor:
-    """What asks the configured model."""
-    from perdure.graphs.configured import configured_model
-    from perdure.memory import ModelExtractor
-
-    model = configured_model(file.settings)
-    if model is None:
-        raise ConfigurationError("--facts needs a model; set PERDURE_MODEL, or leave it out")
-    return ModelExtractor(model)
 
 
 def _meant(given: str, dead: Iterable[str]) -> str:

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
+
+from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -153,6 +158,67 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], ids: Collection
     options = console().options.update(max_width=1_000_000)
     width = console().measure(shown, options=options).maximum if whole else needed
     Console(width=width, highlight=False).print(shown)
+
+
+class Line(NamedTuple):
+    """A line of something long to read.
+
+    Attributes:
+        text: What it says.
+        style: Of rich; empty: none.
+        wraps: Whether it is broken between words where the terminal ends, as prose is. Code and
+            tables are not: what is copied has no line breaks that were not there.
+    """
+
+    text: str
+    style: str = ""
+    wraps: bool = True
+
+
+def paged(lines: Iterable[Line], *, pager: bool = True) -> None:
+    """Print lines; on a terminal that is too short for them, in a pager."""
+    to = console()
+    if not to.is_terminal:
+        for each in lines:
+            sys.stdout.write(safe(each.text) + "\n")
+        return
+    from rich.text import Text
+
+    with to.capture() as captured:
+        for each in lines:
+            to.print(Text(safe(each.text), each.style), soft_wrap=not each.wraps)
+    shown = captured.get()
+    height = sum(1 + len(each) // to.width for each in shown.splitlines())
+    if pager and height > to.height and sys.stdin.isatty():
+        import pydoc
+
+        os.environ.setdefault("LESS", "FRX")  # as git does: colours pass, a short text needs no q
+        pydoc.pager(shown)
+    else:
+        to.file.write(shown)
+        to.file.flush()
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """A file that takes its place only when it is complete."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            yield file
+        partial.replace(path)
+    except OSError as exc:
+        raise ConfigurationError(f"{str(path)!r} cannot be written: {exc.strerror}") from exc
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def say_clean(clean: bool) -> None:
+    """Say whether the bytes of what was deleted are gone from the file."""
+    if clean:
+        say("no bytes of it are left in the file")
+    else:
+        note("bytes of it stay in the file until the other process that reads it ends")
 
 
 def line(text: str, limit: int | None = 100) -> str:

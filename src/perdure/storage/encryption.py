@@ -163,10 +163,11 @@ def agree_on_key(seal: Seal, path: str, *, read_only: bool = False) -> Flow[None
     proof = rows[0][0]
     if sealed and proof == _NO_KEY:
         raise WrongKey(
-            f"{path!r} was made without a key: open it without one, or make a new file with the key"
+            f"{path!r} was made without a key: unset PERDURE_KEY and pass none, or make a new file "
+            "with the key"
         )
     if not sealed and proof != _NO_KEY:
-        raise WrongKey(f"{path!r} is encrypted; pass key= or set PERDURE_KEY")
+        raise WrongKey(f"{path!r} is encrypted; set PERDURE_KEY, or pass key=")
     try:
         opened = not sealed or seal.open(proof, (_CHECK,)) == _PROOF
     except CorruptRecord:

@@ -1,0 +1,84 @@
+"""`perdure delete`: threads gone for good, with the memories that rest on them."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perdure.cli.app import (
+    DB,
+    AsJson,
+    Database,
+    Yes,
+    app,
+    completed_thread,
+    confirm,
+    opened,
+    thread_id,
+)
+from perdure.cli.output import as_json, counted, say, say_clean
+from perdure.cli.progress import at_work
+
+if TYPE_CHECKING:
+    from perdure.stores import Receipt
+
+
+@app.command()
+def delete(
+    thread: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ID...",
+            help="The threads; beginnings will do.",
+            autocompletion=completed_thread,
+        ),
+    ],
+    keep_memories: Annotated[
+        bool, typer.Option("--keep-memories", help="Leave the memories that rest on them.")
+    ] = False,
+    yes: Yes = False,
+    db: DB = None,
+    json: AsJson = False,
+) -> None:
+    """Delete threads for good, and the memories that rest on them."""
+    with opened(db) as file:
+        ids = list(dict.fromkeys(thread_id(file, each) for each in thread))
+        messages = sum(file.saver.thread(each).items for each in ids)
+        memories = 0 if keep_memories else _forget(file, ids, dry_run=True).items
+        what = _counted(len(ids), messages, memories)
+        names = ", ".join(map(repr, ids[:3])) + (", …" if len(ids) > 3 else "")
+        confirm(f"Delete {what}, of {names}, for good?", yes)
+        with at_work("deleting …"):
+            # the memories first: of a thread that is gone none would be found after a crash
+            clean = keep_memories or not memories or _forget(file, ids).clean
+            clean = _erase(file, ids) and clean
+    if json:
+        as_json({"threads": ids, "messages": messages, "memories": memories, "clean": clean})
+    else:
+        say(f"deleted {what}")
+        say_clean(clean)
+
+
+def _counted(threads: int, messages: int, memories: int) -> str:
+    rest = f" and {counted(memories, 'memory', 'memories')}" if memories else ""
+    return f"{counted(threads, 'thread')} with {counted(messages, 'message')}{rest}"
+
+
+def _forget(file: Database, ids: list[str], *, dry_run: bool = False) -> Receipt:
+    """Erase the memories of some threads, whosever they are, with what waits in quarantine."""
+    from perdure.memory.store_adapter import QUARANTINE, notes_of
+
+    own: list[tuple[str, ...]] = [("memories",), ("examples",)]
+    what: dict[str, Any] = {"provenance": {"thread_id": {"$in": ids}}, "dry_run": dry_run}
+    places = (*own, *(notes_of(QUARANTINE, place) for place in own))
+    return reduce(add, [file.store.forget(place, **what) for place in places])
+
+
+def _erase(file: Database, ids: list[str]) -> bool:
+    """Delete threads; whether no byte is left. The last one scrubs the file of all of them."""
+    *others, last = ids
+    file.saver.prune(others, strategy="delete")
+    return file.saver.erase(last).scrubbed

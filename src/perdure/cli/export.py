@@ -1,0 +1,66 @@
+"""`perdure export`: conversations as JSONL."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perdure.cli.app import DB, app, completed_thread, opened, thread_id
+from perdure.cli.output import json_safe, replacing
+from perdure.cli.progress import progress_bar
+from perdure.cli.threads import about
+from perdure.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from perdure.checkpointers import SQLiteCheckpointer
+
+
+@app.command()
+def export(
+    thread: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ID]...",
+            help="The threads; a beginning will do.",
+            autocompletion=completed_thread,
+        ),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All threads.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file.")] = None,
+    db: DB = None,
+) -> None:
+    """Write what was said on threads as JSONL, a conversation a line, as `import` reads it."""
+    if bool(thread) == every:
+        raise ConfigurationError("name threads, or give --all")
+    with opened(db, reads=True) as file:
+        ids = [thread_id(file, each) for each in thread or ()]
+        # all there are now: paging would miss those that are written to meanwhile
+        ids = ids or [each.thread_id for each in file.saver.threads(limit=sys.maxsize)]
+        target = replacing(output) if output else nullcontext(sys.stdout)
+        with target as to, progress_bar("exporting", "thread") as show:
+            for number, each in enumerate(ids, 1):
+                text = json.dumps(_exported(file.saver, each), ensure_ascii=False)
+                to.write(json_safe(text) + "\n")
+                show(number / len(ids), number)
+
+
+def _exported(saver: SQLiteCheckpointer, thread: str) -> dict[str, Any]:
+    from langchain_core.messages import convert_to_openai_messages
+
+    said = [item.value for item in saver.history(thread) if not item.branch]
+    messages: Any = convert_to_openai_messages(said, include_id=True)
+    for message, value in zip(messages, said, strict=True):
+        known = value.response_metadata
+        if "create_time" in known:
+            message["create_time"] = known["create_time"]
+        kept = {name: known[name] for name in ("model_name", "remember") if name in known}
+        if kept:
+            message["response_metadata"] = kept
+        if "canvas" in value.additional_kwargs:
+            message["canvas"] = value.additional_kwargs["canvas"]
+    return {"thread_id": thread, **about(saver, thread), "messages": messages}

@@ -1,0 +1,182 @@
+"""`perdure history`: everything that was said on a thread, to be read."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from perdure.cli.app import DB, AsJson, Database, Thread, app, checkpoint_id, opened, thread_id
+from perdure.cli.output import Line, as_json, note, paged, size
+from perdure.cli.threads import about, in_utc
+from perdure.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from perdure.checkpointers import HistoryItem
+
+NoPager = Annotated[bool, typer.Option("--no-pager", help="Print it all at once.")]
+_COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "yellow"}
+_CALLS: Final = ("tool_use", "tool_call", "function_call", "server_tool_call")
+_SHORT: Final = 60  # characters of arguments that stand beside a call
+_DATA: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,([A-Za-z0-9+/=]{64,})")
+_INDENT: Final = "    "
+
+
+@app.command()
+def history(
+    thread: Thread,
+    channel: Annotated[str, typer.Option(help="The channel to show.")] = "messages",
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Only the way to this one; a beginning will do.")
+    ] = None,
+    no_pager: NoPager = False,
+    db: DB = None,
+    json: AsJson = False,
+) -> None:
+    """Show everything that was said on a thread.
+
+    What is marked ● the model sees, ○ is only history, ◌ was said on a branch.
+    """
+    with opened(db, reads=True) as file:
+        chosen = thread_id(file, thread)
+        at = checkpoint_id(file, chosen, checkpoint) if checkpoint else None
+        said = file.saver.history(chosen, channel=channel, checkpoint_id=at)
+        if not said:
+            _check_channel(file, chosen, channel)
+        title = about(file.saver, chosen).get("title")
+    if json:
+        as_json([_plain(item) for item in said])
+    elif said:
+        paged(_lines(said, title), pager=not no_pager)
+    else:
+        note(f"nothing was said on {chosen!r}")
+
+
+def _check_channel(file: Database, thread: str, channel: str) -> None:
+    """Tell a channel in which nothing was said from one that the thread never had."""
+    known = {name for info in file.saver.checkpoints(thread) for name in info.counts}
+    known -= {name for name in known if name.startswith("__")}  # langgraph's own
+    if known and channel not in known:
+        raise ConfigurationError(
+            f"the thread {thread!r} has no channel {channel!r} that holds a list; --channel takes "
+            f"one of {', '.join(map(repr, sorted(known)))}"
+        )
+
+
+def _plain(item: HistoryItem) -> dict[str, Any]:
+    value: Any = item.value
+    said = {"content": value}
+    if _is_message(value):
+        said = {**value.model_dump(exclude_none=True), "content": value.content}
+    return {"seen": item.seen, "branch": item.branch, "position": item.position, **said}
+
+
+def _is_message(value: Any) -> bool:
+    return hasattr(value, "text") and hasattr(value, "model_dump")
+
+
+# -- for people
+
+
+def _lines(said: Iterable[HistoryItem], title: str | None) -> Iterator[Line]:
+    if title:
+        yield Line(" ".join(title.split()), "bold")
+        yield Line("")
+    for number, item in enumerate(said):
+        if number:
+            yield Line("")
+        mark = "●" if item.seen else "◌" if item.branch else "○"
+        yield heading(item.value, mark)
+        yield from spoken(item.value)
+
+
+def heading(value: Any, mark: str) -> Line:
+    """Who said something, when, and by which model, as far as that is known."""
+    if not _is_message(value):
+        return Line(mark, "bold")
+    known = value.response_metadata
+    name = value.name if value.type == "tool" else None
+    model, at = known.get("model_name") or known.get("model"), in_utc(known.get("create_time"))
+    parts = [value.type, name, at and f"{at:%Y-%m-%d %H:%M}", model]
+    text = " · ".join(" ".join(str(part).split()) for part in parts if part)
+    return Line(f"{mark} {text}", f"bold {_COLORS.get(value.type, '')}".strip())
+
+
+def spoken(value: Any) -> Iterator[Line]:
+    """What a message, or another item of a channel, says: text, calls, and other parts by kind."""
+    content = value.content if _is_message(value) else value
+    calls = [*getattr(value, "tool_calls", ()), *getattr(value, "invalid_tool_calls", ())]
+    if calls and isinstance(content, list):  # some models say their calls in the content as well
+        content = [part for part in content if _kind(part) not in _CALLS]
+    text = _text(content)
+    if getattr(value, "type", None) == "tool":
+        yield from _indented(text)
+    elif text:
+        yield from _prose(text)
+    for call in calls:
+        yield from _call(call)
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(isinstance(p, str) or _kind(p) for p in content):
+        return "\n".join(
+            part if isinstance(part, str) else str(part.get("text") or f"[{_kind(part)}]")
+            for part in content
+        )
+    return _json(content)
+
+
+def _kind(part: Any) -> str:
+    return str(part.get("type") or "") if isinstance(part, dict) else ""
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    return jsonlib.dumps(
+        value, ensure_ascii=False, indent=indent, default=lambda part: f"[{type(part).__name__}]"
+    )
+
+
+def _prose(text: str) -> Iterator[Line]:
+    fence = ""
+    for line in text.split("\n"):
+        opening = re.match(r" {0,3}(`{3,}|~{3,})", line)
+        if opening and (not fence or opening[1].startswith(fence)):
+            fence = "" if fence else opening[1]
+        fixed = fence or opening or line.startswith((_INDENT, "\t", "|"))
+        yield Line(line, wraps=not fixed)
+
+
+def _indented(text: str, by: str = _INDENT) -> Iterator[Line]:
+    """What a tool was given or gave back: JSON spread over lines, long data by size."""
+    text = _DATA.sub(_of_size, text)
+    if text[:1] in ("{", "["):
+        with suppress(ValueError, RecursionError):  # it only begins like JSON
+            text = _json(jsonlib.loads(text), 2)
+    for line in text.split("\n"):
+        yield Line(by + line, wraps=False)
+
+
+def _of_size(found: re.Match[str]) -> str:
+    return f"[{found[1] or 'data'}, {size(len(found[2]) * 3 // 4)}]"
+
+
+def _call(call: Any) -> Iterator[Line]:
+    given = call.get("args")
+    named = given if isinstance(given, dict) else {"arguments": given or ""}
+    texts = {name: _DATA.sub(_of_size, _text(value)) for name, value in named.items()}
+    short = ", ".join(f"{name}={text}" for name, text in texts.items())
+    if len(short) <= _SHORT and "\n" not in short:
+        yield Line(f"  → {call.get('name')}({short})", wraps=False)
+        return
+    yield Line(f"  → {call.get('name')}", wraps=False)
+    for name, text in texts.items():
+        first, *rest = [text] if "\n" not in text else ["", text]
+        yield Line(f"{_INDENT}{name}: {first}".rstrip(), wraps=False)
+        for lines in rest:
+            yield from _indented(lines, _INDENT * 2)

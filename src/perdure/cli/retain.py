@@ -1,0 +1,117 @@
+"""`perdure retain`: remove what is old, by the rules of `perdure.toml` and options."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from perdure.cli.app import DB, AsJson, Yes, app, completed_thread, confirm, opened, thread_id
+from perdure.cli.output import as_json, counted, note, say, size, table
+from perdure.cli.progress import at_work
+from perdure.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from perdure.retention import Report
+
+_NAMED = 20  # ids that are listed
+
+
+def _rule(option: str, metavar: str, help: str) -> Any:
+    return typer.Option(option, min=0, metavar=metavar, help=help)
+
+
+@app.command()
+def retain(
+    ctx: typer.Context,
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ID",
+            help="Only these threads; a beginning will do.",
+            autocompletion=completed_thread,
+        ),
+    ] = None,
+    idle_days: Annotated[
+        float | None, _rule("--idle-days", "DAYS", "Delete threads that rest for longer.")
+    ] = None,
+    memories: Annotated[
+        bool | None, typer.Option(help="Whether to forget what comes from such threads too.")
+    ] = None,
+    checkpoints_last: Annotated[
+        int | None, _rule("--last", "N", "Keep the newest N checkpoints of a thread.")
+    ] = None,
+    checkpoints_days: Annotated[
+        float | None, _rule("--days", "DAYS", "Keep checkpoints that are no older.")
+    ] = None,
+    turns: Annotated[
+        bool | None, typer.Option(help="Whether to keep the checkpoints at which turns ended.")
+    ] = None,
+    history: Annotated[
+        bool | None,
+        typer.Option("--keep-history/--drop-history", help="Messages that no checkpoint has."),
+    ] = None,
+    versions_last: Annotated[
+        int | None, _rule("--versions-last", "N", "Keep N old versions of an item.")
+    ] = None,
+    versions_days: Annotated[
+        float | None, _rule("--versions-days", "DAYS", "Keep versions replaced no longer ago.")
+    ] = None,
+    quarantine_days: Annotated[
+        float | None, _rule("--quarantine-days", "DAYS", "Erase older entries in quarantine.")
+    ] = None,
+    jobs_days: Annotated[
+        float | None, _rule("--jobs-days", "DAYS", "Drop extractions that failed longer ago.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
+    yes: Yes = False,
+    db: DB = None,
+    json: AsJson = False,
+) -> None:
+    """Remove what is old, by the rules under [retention] in perdure.toml and by options.
+
+    Expired items always go. Of checkpoints and versions, what any rule keeps stays.
+    """
+    from perdure import retention
+
+    given = {name: value for name, value in ctx.params.items() if value is not None}
+    with opened(db, reads=dry_run) as file:
+        names = {each.name for each in fields(retention.Rules)} & given.keys()
+        rules = replace(file.settings.retention, **{name: given[name] for name in names})
+        if ids and not rules.checkpoints and rules.idle_days is None:
+            raise ConfigurationError("no rule is for threads; give --idle-days, --last, …")
+        if not rules:
+            note("no rules are given: only expired items go; --help lists options")
+        threads = [thread_id(file, each) for each in ids] if ids else None
+        what = rules, file.saver, file.store
+        with at_work("looking for what is old"):
+            report = retention.plan(*what, thread_ids=threads)
+        if report and not dry_run:
+            if not yes:
+                note(f"would go: {summary(report)}")
+            confirm("Remove this for good?", yes)
+            with at_work("removing what is old"):
+                report = retention.apply(*what, thread_ids=threads)
+    _show(report, "would go" if dry_run else "gone", json=json)
+
+
+def summary(report: Report) -> str:
+    """What goes, on one line."""
+    counts = [f"{each.count:,} {each.what}" for each in report.removals if each.count]
+    return f"{', '.join(counts)}; about {size(report.size_bytes)}"
+
+
+def _show(report: Report, heading: str, *, json: bool) -> None:
+    if json:
+        as_json({**asdict(report), "size_bytes": report.size_bytes})
+        return
+    rows = [(each.what, f"{each.count:,}", size(each.size_bytes)) for each in report.removals]
+    table((heading, "count", "about"), rows)
+    for each in report.removals:
+        for name in each.ids[:_NAMED]:
+            say(f"  {name}")
+        if len(each.ids) > _NAMED:
+            say(f"  … and {counted(len(each.ids) - _NAMED, 'other')}; --json names all")
+    for name in report.left:
+        note(f"left for the next time, as a run has it locked: {name}")

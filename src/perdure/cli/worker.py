@@ -1,0 +1,150 @@
+"""`perdure worker`: extraction and retention in the background."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from perdure.cli.app import DB, AsJson, Database, app, opened
+from perdure.cli.output import as_json, note, say
+from perdure.cli.retain import summary
+from perdure.errors import ConfigurationError, PerdureError
+
+if TYPE_CHECKING:
+    from perdure.memory.background import Background
+    from perdure.memory.proposals import Extractor
+
+_DELAY_S: Final = 30.0
+_LONGEST_S: Final = 1e9  # --once ends when all is extracted
+_OFF: Final = "off"
+_HOUR_S: Final = 3600.0
+_LOG: Final = logging.getLogger("perdure.background")
+
+
+@app.command()
+def worker(
+    once: Annotated[bool, typer.Option("--once", help="Do all there is to do, and end.")] = False,
+    facts: Annotated[
+        bool | None, typer.Option(help="Whether to ask the model for facts, which costs calls.")
+    ] = None,
+    delay: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="Extract a thread after such a pause."),
+    ] = None,
+    cron: Annotated[
+        str | None, typer.Option(help="Extract all by the clock, '0 3 * * *'; 'off' ends that.")
+    ] = None,
+    timezone: Annotated[str | None, typer.Option(help="Of --cron; else UTC.")] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(help="Where jobs are kept: a file or a Postgres URL; else a file beside."),
+    ] = None,
+    db: DB = None,
+    json: AsJson = False,
+) -> None:
+    """Extract memories of all users' threads whose conversation pauses, until it is stopped.
+
+    Without --facts no model is asked: what was said is what is remembered. If perdure.toml has
+    rules under [retention], they are applied every hour. Options default to its table [worker].
+    """
+    from perdure.memory.background import Background, run_worker
+    from perdure.memory.due import Pace
+
+    with opened(db) as file, _logged():
+        preset = file.settings.worker
+        delay, cron = preset.delay_s if delay is None else delay, cron or preset.cron
+        timezone, facts = timezone or preset.timezone, preset.facts if facts is None else facts
+        if timezone is not None and cron is None:
+            raise ConfigurationError("--timezone is that of --cron, which is not given")
+        background = Background(
+            file.extraction(extractor(file) if facts else None),
+            pace=Pace(delay_s=_DELAY_S if delay is None and cron in (None, _OFF) else delay),
+            database=database,
+            defaults=file.config["configurable"],
+            on_job=lambda job: as_json(asdict(job), indent=None) if json else say(str(job)),
+        )
+        if cron is not None:
+            background.every(None if cron == _OFF else cron, timezone)
+        if not once:
+            with _hourly(lambda: _retain(file, background, json=json)):
+                run_worker(background)
+            return
+        with background:
+            left = background.flush(_LONGEST_S)
+            _retain(file, background, json=json)
+    for job in left:
+        note(f"not extracted: {job}")
+    if left:
+        raise typer.Exit(1)
+
+
+def extractor(file: Database) -> Extractor:
+    """What asks the configured model."""
+    from perdure.graphs.configured import configured_model
+    from perdure.memory.model_extractor import ModelExtractor
+
+    model = configured_model(file.settings)
+    if model is None:
+        raise ConfigurationError("--facts needs a model; set PERDURE_MODEL, or leave it out")
+    return ModelExtractor(model)
+
+
+def _retain(file: Database, background: Background, *, json: bool) -> None:
+    """Apply the rules of the settings, but to threads that wait to be extracted."""
+    if not file.settings.retention:
+        return
+    from perdure import retention
+
+    try:
+        waiting = {job.thread_id for job in background.jobs() if job.state not in ("dead", "done")}
+        rules = file.settings.retention
+        report = retention.apply(rules, file.saver, file.store, skip=waiting)
+    except PerdureError as exc:  # the next hour tries again
+        _LOG.warning("retention is held up: %s", exc)
+        return
+    if json:
+        as_json({"retention": asdict(report)}, indent=None)
+    elif report:
+        say(f"removed {summary(report)}")
+
+
+@contextmanager
+def _hourly(work: Callable[[], None]) -> Iterator[None]:
+    """Call a function now and every hour, in a thread."""
+    ended = threading.Event()
+
+    def run() -> None:
+        work()
+        while not ended.wait(_HOUR_S):
+            work()
+
+    thread = threading.Thread(target=run, name="perdure-retention", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_DELAY_S)  # it may be cut off, and goes on with the next start
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """Say on stderr what holds the worker up."""
+    from perdure.memory.due import Job  # a worker tells of its jobs by itself
+
+    class Notes(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if not any(isinstance(each, Job) for each in record.args or ()):
+                note(f"perdure: {record.getMessage()}")
+
+    _LOG.addHandler(handler := Notes())
+    try:
+        yield
+    finally:
+        _LOG.removeHandler(handler)

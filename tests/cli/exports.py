@@ -1,0 +1,220 @@
+"""Exports of the shape that ChatGPT (2023 to 2026) and Claude give, made up."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+START = 1_700_000_000.0
+CITE = "\ue200cite\ue202turn0search0\ue202turn0search3\ue201"
+WORDS = (  # noqa: SIM905
+    "garden bread violin ferry winter paper window river salt copper market lantern piano coffee "
+    "harbour ladder meadow needle orchard pepper quilt ribbon saddle timber umbrella velvet wagon"
+).split()
+
+
+class Talk:
+    """A conversation of ChatGPT's in the making; each message follows the last."""
+
+    def __init__(self, id: str, at: float = START, **about: Any) -> None:
+        root: dict[str, Any] = {"id": "client-created-root", "message": None, "parent": None}
+        self.mapping: dict[str, Any] = {"client-created-root": {**root, "children": []}}
+        self.last, self.at, self.id, self.about = "client-created-root", at, id, about
+
+    def add(self, role: str, content: Any, after: str | None = None, **fields: Any) -> str:
+        """Add a message; text is content of the kind text. Returns its key."""
+        if isinstance(content, str):
+            content = {"content_type": "text", "parts": [content]}
+        key, parent = f"{self.id}-{len(self.mapping)}", after or self.last
+        self.at += 20
+        author = {"role": role, "name": fields.pop("name", None), "metadata": {}}
+        message = {
+            **{"id": key, "author": author, "create_time": self.at, "update_time": None},
+            **{"content": content, "status": "finished_successfully", "end_turn": True},
+            **{"weight": 1.0, "metadata": {}, "recipient": "all", "channel": None, **fields},
+        }
+        self.mapping[parent]["children"].append(key)
+        self.mapping[key] = {"id": key, "message": message, "parent": parent, "children": []}
+        self.last = key
+        return key
+
+    def ask(self, question: str, answer: str, **fields: Any) -> None:
+        """A turn."""
+        self.add("user", question)
+        self.add("assistant", answer, metadata={"model_slug": "gpt-4o", **fields})
+
+    def call(self, tool: str, call: str, result: Any, **fields: Any) -> None:
+        """A call of one of ChatGPT's tools, and what it gave."""
+        language = "python" if tool == "python" else "json"
+        code = {"content_type": "code", "language": language, "text": call}
+        self.add("assistant", code, recipient=tool, metadata={"model_slug": "gpt-4o"})
+        self.add("tool", result, name=tool, metadata=fields)
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """As it is in conversations.json."""
+        return {
+            **{"title": f"About {self.id}", "create_time": START, "update_time": self.at},
+            **{"mapping": self.mapping, "moderation_results": [], "current_node": self.last},
+            **{"plugin_ids": None, "conversation_id": self.id, "gizmo_id": None, "id": self.id},
+            **{"is_archived": False, "safe_urls": [], "default_model_slug": "gpt-4o"},
+            **self.about,
+        }
+
+
+def tools() -> Talk:
+    """A conversation with all that is none in it."""
+    talk = Talk("tools", gizmo_id="g-trip", title="A trip to Ghent")
+    hidden = {"is_visually_hidden_from_conversation": True}
+    talk.add("system", "", metadata=hidden)
+    context = {
+        "content_type": "user_editable_context",
+        "user_profile": "x",
+        "user_instructions": "",
+    }
+    talk.add("user", context, metadata={**hidden, "is_user_system_message": True})
+    known = {"content_type": "model_editable_context", "model_set_context": "1. Likes figs"}
+    talk.add("assistant", known)
+    picture = {"content_type": "image_asset_pointer", "asset_pointer": "file-service://file-a"}
+    parts = [{**picture, "width": 8}, "Plan my trip to Ghent, I am allergic to nuts"]
+    files = [{"name": "dates.pdf", "mime_type": "application/pdf"}, {"mime_type": "image/png"}]
+    talk.add(
+        "user", {"content_type": "multimodal_text", "parts": parts}, metadata={"attachments": files}
+    )
+    thought = {"summary": "Weighing", "content": "The user…", "chunks": [], "finished": True}
+    talk.add("assistant", {"content_type": "thoughts", "thoughts": [thought]})
+    talk.add("assistant", {"content_type": "reasoning_recap", "content": "Thought for 8s"})
+    talk.call("bio", "User is allergic to nuts.", "Model set context updated.")
+    browsed = {"content_type": "tether_browsing_display", "result": "L0: Ghent", "summary": ""}
+    talk.call("web", '{"search_query":[{"q":"ghent ferry times"}]}', browsed)
+    talk.add("assistant", '{"open":[{"ref_id":"turn0search1"}]}', recipient="web.run")
+    quote = {"content_type": "tether_quote", "url": "https://a.example", "title": "Ferries"}
+    talk.add("tool", {**quote, "text": "A long quote", "domain": "a.example"}, name="browser")
+    source = {"title": "Ferries of Ghent", "url": "https://ferry.example/ghent"}
+    reference = {"matched_text": CITE, "type": "grouped_webpages", "items": [source], "alt": "x"}
+    named = '\ue200entity\ue202["city","Ghent","in Belgium"]\ue201'
+    talk.add(
+        "assistant",
+        f"The ferry to {named} leaves at nine.{CITE} It is slow.\ue200video\ue202turn0\ue201",
+        metadata={"content_references": [reference], "model_slug": "gpt-5-thinking"},
+    )
+    canvas = {"name": "Packing list", "type": "document", "content": "# Bring\n\n- a coat"}
+    talk.call("canmore.create_textdoc", json.dumps(canvas), "Successfully created text document")
+    change = {"updates": [{"pattern": ".*", "multiple": False, "replacement": "- two coats"}]}
+    talk.call("canmore.update_textdoc", json.dumps(change), "Successfully updated text document")
+    made = {**picture, "metadata": {"dalle": {"prompt": "A ferry at dawn", "gen_id": "1"}}}
+    talk.call(
+        "dalle.text2im",
+        '{"size":"1024x1024","prompt":"A ferry at dawn, in oils"}',
+        {"content_type": "multimodal_text", "parts": [made]},
+    )
+    code = "for day in range(2):\n    if day:\n        print(day)"
+    talk.call("python", code, {"content_type": "execution_output", "text": "1\n"})
+    talk.add("tool", {"content_type": "system_error", "name": "Timeout", "text": "it took long"})
+    heard = {"content_type": "audio_transcription", "text": "Thank you", "direction": "in"}
+    sound = {"content_type": "real_time_user_audio_video_asset_pointer", "frames": []}
+    talk.add("user", {"content_type": "multimodal_text", "parts": [heard, sound]})
+    cited = {"extra": {"cited_message_idx": 12}, "title": "Nuts", "url": "https://nuts.example"}
+    talk.add(
+        "assistant",
+        "Walnuts are in it【12†source】, so mind【7:3†x.pdf】:\n\n"
+        "```python\ndef f():\n    return 1\n```",
+        metadata={"citations": [{"start_ix": 0, "end_ix": 5, "metadata": cited}]},
+    )
+    return talk
+
+
+def claude(id: str = "pond", **about: Any) -> dict[str, Any]:
+    """A conversation of Claude's export."""
+    artifact = {"command": "create", "title": "Pond plan", "content": "<svg/>", "id": "plan"}
+    searched = {"type": "tool_use", "name": "web_search", "input": {"query": "pond depth"}}
+    messages: list[dict[str, Any]] = [
+        {
+            **{"sender": "human", "text": "How deep is this pond?"},
+            "content": [{"type": "text", "text": "How deep is this pond?"}],
+            "attachments": [
+                {"file_name": "pond.txt", "file_type": "txt", "extracted_content": "2 m\n3 m"},
+                {"file_name": "", "extracted_content": "pasted: it has carps"},
+            ],
+            "files": [{"file_name": "pond.png"}],
+        },
+        {
+            **{"sender": "assistant", "text": ""},
+            "content": [
+                {"type": "thinking", "thinking": "The user asks"},
+                {"type": "text", "text": "Let me look."},
+                searched,
+                {"type": "tool_result", "name": "web_search", "content": []},
+                {"type": "text", "text": "Three metres."},
+                {"type": "tool_use", "name": "artifacts", "input": artifact},
+            ],
+        },
+        {"sender": "human", "text": "Thank you for that", "content": []},
+    ]
+    for number, message in enumerate(messages):
+        message["uuid"] = f"{id}-{number}"
+        message["created_at"] = f"2024-05-01T10:0{number}:00.123456Z"
+        message["parent_message_uuid"] = (
+            f"{id}-{number - 1}" if number else "00000000-0000-4000-8000-000000000000"
+        )
+    return {
+        **{"uuid": id, "name": "The pond", "summary": "", "chat_messages": messages},
+        **{"created_at": "2024-05-01T10:00:00Z", "updated_at": "2024-05-01T10:09:00Z"},
+        **about,
+    }
+
+
+def many(conversations: int = 300, messages: int = 7000, seed: int = 1) -> list[dict[str, Any]]:
+    """Conversations of different lengths, with code, tools and regenerated answers in them."""
+    chance = random.Random(seed)
+    weights = [chance.lognormvariate(0, 1) for _ in range(conversations)]
+    found = []
+
+    def text(low: int, high: int) -> str:
+        words = [chance.choice(WORDS) for _ in range(chance.randint(low, high))]
+        return f"{' '.join(words)} {chance.randint(0, 10**6)}."
+
+    for number, weight in enumerate(weights):
+        talk = Talk(f"talk-{number:04}", START + number * 86_400)
+        turns = max(1, round(messages * weight / sum(weights) / 2.3))
+        for turn in range(turns):
+            answer = text(30, 200)
+            if turn % 7 == 3:
+                answer += f"\n\n```python\nfor x in {turn}:\n    print(x)\n```"
+            talk.ask(text(8, 40), answer)
+            if turn % 11 == 5:
+                talk.call(
+                    "python", f"print({turn})", {"content_type": "execution_output", "text": "1"}
+                )
+            if turn % 13 == 7:
+                parent = talk.mapping[talk.last]["parent"]
+                talk.add("assistant", text(30, 200), after=parent)
+        found.append(talk.json)
+    return found
+
+
+def written(path: Path, value: Any) -> Path:
+    """A JSON file."""
+    path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+def lines(path: Path, values: list[dict[str, Any]]) -> Path:
+    """A JSONL file."""
+    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+    return path
+
+
+def zipped(files: Mapping[str, Any]) -> bytes:
+    """A ZIP of JSON files."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, value in files.items():
+            data = value if isinstance(value, str | bytes) else json.dumps(value)
+            archive.writestr(name, data)
+    return buffer.getvalue()

@@ -1,0 +1,216 @@
+"""No command lets what somebody said control the terminal, or hide in it.
+
+Everything stored here is hostile. Every command of the program runs on it, on a terminal and into
+a pipe, with --json and without; a new command without a case in `CASES` fails the test.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.cli import main
+from perdure.cli.app import app
+from perdure.graphs import chat_graph
+from perdure.stores import Provenance, SQLiteStore
+from tests.store_backends import Words
+
+Terminal = Callable[..., str]
+
+# a colour, the title of the window, the clipboard, a cursor, DEL, C1's CSI and OSC, NEL; then
+# directions, joiners, a byte order mark, separators, fillers, tags, and a half of a pair
+SPOKEN = (
+    "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b]52;c;cm0gLXJm\x07 \x1b[2J\r\b\x00 \x7f "
+    "\x9b31m \x9d0;t\x9c \x85 \u202e\u202d\u2066\u2069\u200e\u061c \u200b\u200d\u2060\ufeff "
+    "\u2028\u2029 \u3164\u115f\u00ad \U000e0041\U000e007f [bold]markup[/bold] [link=x]y[/link]"
+)
+NAME = SPOKEN.replace("\x00", "")  # what may hold no NUL
+NONE = f"no{NAME}\udc9b"  # what nothing is called; on the command line any byte may be
+FORBIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+)
+# what rich draws on a terminal: colours, and for progress the cursor hidden, shown and moved up
+DRAWN = re.compile(r"\r?\x1b\[(?:[\d;]*m|\?25[lh]|1A|2K)")
+
+THREAD, MESSAGE, KEY, USER = f"t {NAME}", f"m {NAME}", f"k {NAME}", f"u {NAME}"
+FILE = NAME.replace("/", "") + ".jsonl"
+LABEL = f"l {NAME}"
+PLACE = json.dumps([LABEL])
+VALUE = json.dumps({SPOKEN: [SPOKEN]})
+
+# by command, what is typed after it: the runs of it. A comment says what a run is for.
+CASES: dict[str, list[list[str]]] = {
+    "threads": [[], ["t "], [NAME], ["--after", NONE]],
+    "history": [["t "], ["t ", "--channel", NAME], [NONE], ["t ", "--checkpoint", NAME]],
+    "show": [["t "], ["t ", "--all"], [NONE], ["x"]],  # several ids begin with x
+    "fork": [["t ", f"copy {NAME}"], ["t ", THREAD], ["t ", "y", "--at", NAME]],
+    "rewind": [["t ", "--to", NAME], ["t ", "--to", ""]],
+    "delete": [["t "], [NONE], ["x1", "x2", "--yes"]],  # the first is asked, and told no
+    "stats": [[], ["--db", f"no{NAME}.db"]],
+    "store put": [[PLACE, KEY, VALUE], [NAME, "k", NAME], [f"/{NAME}", "k", "{}"]],
+    "store get": [[PLACE, "k "], [PLACE, NAME], [PLACE, "k ", "--as-of", NAME]],
+    "store search": [
+        ["/"],
+        ["/", NAME],
+        ["/", "red", "--explain", "--filter", '{"x": {"$ne": 1}}'],
+        ["/", "red", "--why-not", "k "],
+        ["/", NAME, "--mode", "text"],
+        [PLACE, "--filter", f'{{"{NAME}'],
+        ["/", "--filter", json.dumps({"x": {f"${NAME}": 1}})],
+        ["/", "--provenance", json.dumps({NAME: 1})],
+        [f"nowhere{NAME}"],
+    ],
+    "store history": [[PLACE, "k "], [PLACE, NAME]],
+    "store namespaces": [[]],
+    "store delete": [[PLACE, "other"], [PLACE, NAME], [PLACE, "k ", "--if-version", "9"]],
+    "store forget": [["/", "--query", "red"], ["/", "--dry-run"]],
+    "store import": [["bad.jsonl"], [f"no{NAME}.jsonl"], [FILE], ["their.db"]],
+    "store export": [["/"], [PLACE], [NAME], ["/", "--out", f"no/{NAME}"]],
+    "store index": [[], [NAME], [NAME, "--drop"]],
+    "store reembed": [["--list"], []],
+    # of other modules; a case for what is not there yet is skipped
+    "chat": [["-t", "t ", "-m", NAME], ["-t", "t ", "-m", "red"], ["-t", NAME, "-m", "hi"]],
+    "import": [["chat.json"], ["bad.jsonl"], [f"no{NAME}.json"], [FILE]],
+    "export": [["--all"], ["t "], [NONE], ["t ", "-o", f"no/{NAME}"]],
+    "retain": [["--last", "1"], ["--idle-days", "0", "--dry-run"], [NONE, "--last", "1"]],
+    "worker": [["--once"], ["--once", "--cron", NAME]],
+    "config": [[]],
+    "memories list": [[], ["--kind", NAME]],
+    "memories search": [["red"], [NAME], ["red", "--explain"]],
+    "memories add": [[f"I like {NAME}"], ["my password is hunter2 " + NAME]],
+    "memories forget": [["k "], [NONE], ["--query", "red"], ["--thread", "t "], ["--all"]],
+    "memories history": [["k "], [NONE]],
+    "memories quarantine": [[], ["k "], [NONE], ["k ", "--discard"]],
+    "memories jobs": [[], ["--dead"], ["--retry", NAME]],
+    "memories check": [["check.jsonl"], [f"no{NAME}.jsonl"]],
+}
+TEXT_ONLY = {"fork", "rewind", "chat", "worker", "store delete", "store export", "export"}
+
+
+def commands(of: typer.Typer, before: str = "") -> Iterator[str]:
+    """The names of all commands of the program."""
+    for command in of.registered_commands:
+        function: Any = command.callback
+        yield before + (command.name or function.__name__.replace("_", "-"))
+    for inner in of.registered_groups:
+        assert inner.typer_instance is not None
+        yield from commands(inner.typer_instance, f"{inner.typer_instance.info.name} ")
+
+
+def test_every_command_has_a_case() -> None:
+    """Who adds a command says here what it is shown."""
+    assert set(commands(app)) - set(CASES) == set()
+
+
+@pytest.fixture
+def hostile(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database, and files, in which every text is hostile; it belongs to a hostile user."""
+    monkeypatch.setenv("PERDURE_USER", USER)
+    calls: Any = [{"name": NAME, "args": {SPOKEN: SPOKEN, "x": f"{SPOKEN}\n{SPOKEN}"}, "id": "c"}]
+    known = {"model_name": SPOKEN, "create_time": SPOKEN}
+    kinds: Any = [{"type": "text", "text": SPOKEN}, {"type": SPOKEN}, SPOKEN]
+    messages: list[AnyMessage] = [
+        HumanMessage(SPOKEN, id=MESSAGE),
+        HumanMessage(kinds, id="h"),
+        AIMessage(f"```\n{SPOKEN}\n```\n{SPOKEN}", tool_calls=calls, response_metadata=known),
+        ToolMessage(json.dumps({SPOKEN: SPOKEN}), tool_call_id="c", name=SPOKEN, id="r"),
+    ]
+    whence = Provenance(thread_id=THREAD, message_ids=(MESSAGE,), actor=NAME, trust=NAME)
+    with SQLiteCheckpointer.open(db) as saver:
+        graph: Any = chat_graph(checkpointer=saver)
+        for thread in (THREAD, f"x1 {NAME}", f"x2 {NAME}"):
+            metadata = {"title": SPOKEN, "titled": True, "source": SPOKEN, "step": SPOKEN}
+            config = {"configurable": {"thread_id": thread}, "metadata": metadata}
+            graph.update_state(config, {"messages": messages}, as_node="respond")
+            saver.rewind(thread, saver.checkpoints(thread)[0].checkpoint_id)
+            graph.update_state(config, {"messages": [("human", SPOKEN)]}, as_node="respond")
+    held = {"text": f"red {SPOKEN}", "kind": NAME, "reason": NAME, "detail": NAME, NAME: SPOKEN}
+    words: Any = Words()
+    with SQLiteStore.open(db, index={"embed": words, "dims": words.dims}) as store:
+        for place in ((LABEL,), ("memories", USER), ("perdure", "quarantine", "memories", USER)):
+            store.put(place, KEY, {"text": SPOKEN}, provenance=whence)
+            store.put(place, KEY, held, provenance=whence)
+            store.put(place, "other", held, provenance=whence)
+        words.embed = fails
+        store.put((LABEL,), "late", held)
+    line = {"namespace": [LABEL], "key": KEY, "value": {"x": SPOKEN}}
+    Path("bad.jsonl").write_text(json.dumps(line) + '\n{"' + NAME + '": ', encoding="utf-8")
+    Path(FILE).write_text(json.dumps({NAME: NAME}) + "\n", encoding="utf-8")
+    Path("chat.json").write_text(json.dumps([conversation()]), encoding="utf-8")
+    Path("check.jsonl").write_text(json.dumps({"query": NAME, "expected": [NAME]}) + "\n")
+    Path("their.db").write_bytes(b"SQLite format 3\0" + SPOKEN.encode())
+
+
+def fails(texts: Any) -> Any:
+    """An embedder whose error quotes what it was given."""
+    raise OSError(f"the model is away: {SPOKEN}")
+
+
+def conversation() -> dict[str, Any]:
+    """As ChatGPT exports it, with an unknown role."""
+    content = {"content_type": "text", "parts": [SPOKEN]}
+    nodes: dict[str, Any] = {}
+    for key, parent, role in (("a", None, "user"), ("b", "a", "assistant"), ("c", "b", NAME)):
+        message = {"id": key, "author": {"role": role, "name": NAME}, "content": content}
+        nodes[key] = {"id": key, "message": message, "parent": parent, "children": []}
+    return {"conversation_id": NAME, "title": SPOKEN, "mapping": nodes, "current_node": "c"}
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, *arguments: str, typed: str = "") -> str:
+    """What the program writes into pipes."""
+    into = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "argv", ["perdure", *arguments])
+        patched.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode())))
+        for name in ("stdout", "stderr"):
+            patched.setattr(sys, name, into)
+        with pytest.raises(SystemExit):
+            main()
+    written = into.buffer.getvalue()
+    assert "Traceback" not in written.decode()
+    return str(written.decode())
+
+
+@pytest.mark.usefixtures("hostile")
+@pytest.mark.parametrize("command", CASES)
+def test_nothing_stored_is_a_control(
+    command: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal only what rich draws is left, in a pipe nothing; prompts and errors too."""
+    if command not in set(commands(app)):
+        pytest.skip("the command is not there yet")
+    monkeypatch.setattr("pydoc.pager", lambda text: sys.stdout.write(text))
+    for case in CASES[command]:
+        for as_json in ([], ["--json"]) if command not in TEXT_ONLY else ([],):
+            words = [*command.split(), *as_json, *case]
+            for shown in (
+                piped(monkeypatch, *words, typed="n\n"),
+                DRAWN.sub("", terminal(*words, typed="n\n", color=True)),
+            ):
+                found = FORBIDDEN.search(shown)
+                where = "" if found is None else shown[max(0, found.start() - 60) : found.end() + 9]
+
+                assert found is None, (words[:3], where)
+                assert shown
+
+
+@pytest.mark.usefixtures("hostile")
+def test_the_test_sees_controls(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that prints what somebody said as it is would fail; colours alone would not."""
+    monkeypatch.setattr("perdure.cli.output.safe", str)
+    shown = piped(monkeypatch, "history", "t "), terminal("threads", color=True)
+
+    assert all(FORBIDDEN.search(DRAWN.sub("", text)) for text in shown)
+    assert not DRAWN.sub("", "\x1b[1;32m\x1b[0m\x1b[?25l")
+    assert all(DRAWN.sub("", text) for text in ("\x1b[2J", "\x1b]0;t\x07", "\x1b[H", "a\rb"))

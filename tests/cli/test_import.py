@@ -1,0 +1,609 @@
+"""`perdure import` and `export`: every file that holds conversations, again, broken and mended."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import START as BEGIN
+from langgraph.graph import StateGraph
+from typer.testing import CliRunner
+
+from perdure.checkpointers import Retention, SQLiteCheckpointer
+from perdure.cli import conversation
+from perdure.cli import import_ as module
+from perdure.cli.app import app
+from perdure.errors import ConfigurationError, ImportFailed
+from perdure.graphs import chat_graph
+from perdure.stores import SQLiteStore
+from tests.cli.commands import attempt, read, run
+from tests.cli.exports import START, Talk, claude, lines, tools, written, zipped
+
+CALL = {"type": "function", "id": "call-1", "function": {"name": "depth", "arguments": '{"m": 1}'}}
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.invalid/pond.png"}}
+TALK: list[dict[str, Any]] = [
+    {"role": "system", "content": "You look things up."},
+    {"role": "user", "content": "How deep is the pond?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "2 m", "tool_call_id": "call-1"},
+    {"role": "assistant", "content": "Two metres."},
+    {"role": "user", "content": [{"type": "text", "text": "This pond?"}, IMAGE]},
+]
+USER = {"role": "user", "content": "hello"}
+
+
+def simple(id: str = "trip", at: float = START) -> Talk:
+    """Two turns."""
+    talk = Talk(id, at)
+    talk.ask("I am allergic to nuts", "I will keep that in mind")
+    talk.ask("I live in Ghent", "A fine city that is")
+    return talk
+
+
+def said(thread: str, db: Path | str = "x.db") -> list[str]:
+    with SQLiteCheckpointer.open(db) as saver:
+        items = [item.value for item in saver.history(thread) if not item.branch]
+        return [f"{item.type}: {item.text}" for item in items]
+
+
+def memories(user: str = "me") -> list[str]:
+    with SQLiteStore.open("x.db") as store:
+        return sorted(item.value["text"] for item in store.search(("memories", user), limit=1000))
+
+
+def done(*arguments: Path | str) -> tuple[int, int, int]:
+    """The conversations, new messages and unchanged conversations of an import."""
+    report = read("import", *map(str, arguments), "--no-memories")
+    return report["conversations"], report["messages"], report["unchanged"]
+
+
+def problems(*arguments: Path | str) -> list[tuple[str, str | None]]:
+    found = read("import", *map(str, arguments))["skipped"]
+    return [(each["reason"], each["message"]) for each in found]
+
+
+# -- ChatGPT
+
+
+def test_what_is_no_conversation_reads_well_and_is_no_memory(tmp_path: Path) -> None:
+    """Calls of tools are a line or a code block, what tells nothing is counted, glyphs are gone."""
+    (tmp_path / "e.zip").write_bytes(zipped({"conversations.json": [tools().json]}))
+    result = attempt("import", "e.zip")
+    code = "for day in range(2):\n    if day:\n        print(day)"
+
+    assert result.stdout == "1 conversation: 14 new messages, 4 memories\n"
+    assert result.stderr == (
+        "left out: user_editable_context (1), model_editable_context (1), thoughts (1), "
+        "reasoning_recap (1), bio (1), tether_browsing_display (1), web.run (1), "
+        "canmore.create_textdoc (1), canmore.update_textdoc (1)\n"
+    )
+    assert said("tools") == [
+        "human: [file: dates.pdf]\n[image]\nPlan my trip to Ghent, I am allergic to nuts",
+        "ai: [memory: User is allergic to nuts.]",
+        "ai: [web: ghent ferry times]",
+        "ai: [quote: Ferries, https://a.example]",
+        "ai: The ferry to Ghent leaves at nine. (Ferries of Ghent, https://ferry.example/ghent) "
+        "It is slow.",
+        "ai: [canvas: Packing list]",
+        "ai: [canvas changed]",
+        "ai: [image: A ferry at dawn, in oils]",
+        "ai: [image: A ferry at dawn]",
+        f"ai: [python]\n```python\n{code}\n```",
+        "ai: [python]\n```\n1\n```",
+        "ai: [error: it took long]",
+        "human: Thank you",
+        "ai: Walnuts are in it (Nuts, https://nuts.example), so mind:\n\n"
+        "```python\ndef f():\n    return 1\n```",
+    ]
+    assert [text.split()[1] for text in memories()] == ["The", "Walnuts", "Thank", "[file:"]
+    with SQLiteCheckpointer.open("x.db") as saver:
+        items = [item.value for item in saver.history("tools")]
+        (head, *_) = saver.checkpoints("tools")
+    assert "a coat" in items[5].additional_kwargs["canvas"]
+    assert items[4].response_metadata["model_name"] == "gpt-5-thinking"
+    assert [head.metadata[name] for name in ("title", "model", "gizmo_id")] == [
+        "A trip to Ghent",
+        "gpt-4o",
+        "g-trip",
+    ]
+
+
+def test_an_export_is_taken_in_every_form(tmp_path: Path) -> None:
+    """ZIP, split or within folders, an unpacked folder, files, one object, stdin: all the same."""
+    one, two = simple("one").json, simple("two", START + 9).json
+    split = {"a/conversations-000.json": [one], "a/conversations-001.json": [two]}
+    (tmp_path / "split.zip").write_bytes(
+        zipped({**split, "a/user.json": {}, "__MACOSX/a/._conversations.json": b"\x00"})
+    )
+    folder = tmp_path / "unpacked" / "within"
+    folder.mkdir(parents=True)
+    both = written(folder / "conversations.json", [one, two])
+    (folder / "chat.html").write_text("<html>")
+    apart = [str(written(tmp_path / f"{talk['id']}.json", talk)) for talk in (one, two)]
+    (tmp_path / "odd name.dat").write_bytes(zipped({"x.json": [one, two]}))
+    given = [
+        *(["split.zip"], ["unpacked"], [str(both)], apart, ["odd name.dat"]),
+        [str(written(tmp_path / "indented.json", [one, two]))],
+    ]
+    for number, files in enumerate(given):
+        assert done(*files, "--db", f"{number}.db") == (2, 8, 0)
+    for data in (json.dumps([one, two]), zipped(split)):
+        piped = CliRunner().invoke(app, ["import", "-", "--db", "-.db", "--json"], input=data)
+        assert json.loads(piped.stdout)["conversations"] == 2
+
+
+def test_a_shared_link_is_a_conversation(tmp_path: Path) -> None:
+    """Its messages stand in a list, somewhere in what the page holds."""
+    talk = simple().json
+    line = list(talk.pop("mapping").values())
+    page = {"props": {"pageProps": {"serverResponse": {"data": talk}}}}
+    talk["linear_conversation"] = line
+
+    assert done(written(tmp_path / "share.json", page)) == (1, 4, 0)
+    assert said("trip")[0] == "human: I am allergic to nuts"
+
+
+def test_threads_have_the_conversations_own_times(tmp_path: Path) -> None:
+    """Lists and age rules go by them, the newest first; what is due for memories does not."""
+    week = timedelta(days=7).total_seconds()
+    talks = [simple(name, START + week * n).json for name, n in (("b", 2), ("c", 3), ("a", 1))]
+    before = datetime.now(UTC)
+    run("import", str(written(tmp_path / "c.json", talks)), "--no-memories")
+    with SQLiteCheckpointer.open("x.db") as saver:
+        found = saver.threads()
+        days = (time.time() - START - week * 2.5) / 86400
+        report = saver.retain(Retention(days=days))
+
+        assert [each.thread_id for each in found] == ["c", "b", "a"]
+        assert [each.active_at.timestamp() - START - 80 for each in found] == [
+            *(week * 3, week * 2, week)
+        ]
+        assert len(saver.heads(active_since=before)) == 3
+        assert report.threads == 2  # that only heads are left of
+        assert len(saver.checkpoints("c")) > 1
+
+
+def test_regenerated_answers_are_forks(tmp_path: Path) -> None:
+    """The branch that was shown last is the thread; growing exports bring only what is new."""
+    talk = simple()
+    first = done(written(tmp_path / "c.json", [talk.json]))
+    kept = talk.last
+    talk.last = talk.mapping[kept]["parent"]
+    other = talk.add("assistant", "A rainy city that is")
+    second = done(written(tmp_path / "c.json", [talk.json]))
+    shown = said("trip")[-1]
+    back = done(written(tmp_path / "c.json", [{**talk.json, "current_node": kept}]))
+
+    assert (first, second, back) == ((1, 4, 0), (1, 1, 0), (1, 0, 1))
+    assert shown == "ai: A rainy city that is"
+    assert said("trip")[-1] == "ai: A fine city that is"
+    with SQLiteCheckpointer.open("x.db") as saver:
+        assert [item.value.id for item in saver.history("trip") if item.branch] == [other]
+
+
+# -- what is not as expected
+
+
+def broken() -> dict[str, Any]:
+    """A conversation of which much is broken, with two turns that are not."""
+    talk = simple("broken")
+    for message in (
+        *({"author": {"role": "robot"}}, {"author": None}, {"content": None}, {"content": "x"}),
+        *({"content": {"content_type": "hologram"}}, {"content": {"parts": 5}}),
+    ):
+        talk.mapping[talk.add("assistant", "x")]["message"].update(message)
+    found = talk.json
+    found["mapping"]["odd"] = {"message": 5, "parent": talk.last}
+    found["mapping"]["lost"] = {**found["mapping"]["broken-1"], "parent": "gone"}
+    loop = {**found["mapping"]["broken-2"], "parent": "loop"}
+    return {**found, "mapping": {**found["mapping"], "loop": loop}, "create_time": "soon"}
+
+
+def test_nothing_bad_is_the_end(tmp_path: Path) -> None:
+    """It is left out and named; what is good is imported, the exit code is 0."""
+    talks = [5, {"title": "x"}, {"id": "m", "mapping": None}, broken(), simple().json]
+    file = written(tmp_path / "c.json", talks)
+    result = attempt("import", str(file))
+
+    assert (result.exit_code, result.exception) == (0, None)
+    assert result.stdout.startswith("2 conversations: 10 new messages, 1 without messages, ")
+    assert "unknown role 'robot' (1)" in result.stderr
+    assert said("broken")[:2] == ["human: I am allergic to nuts", "ai: I will keep that in mind"]
+    assert sorted(problems(file), key=lambda each: each[0]) == [
+        ("'mapping' is missing or no object", None),
+        ("'parts' is no list", "broken-10"),
+        ("its own ancestor, read as a beginning", "loop"),
+        ("no content", "broken-7"),
+        ("no content", "broken-8"),
+        ("no conversation", None),
+        ("no conversation", None),
+        ("parent missing, read as a beginning", "lost"),
+        ("the message is no object", "odd"),
+        ("unknown content 'hologram'", "broken-9"),
+        ("unknown role 'None'", "broken-6"),
+        ("unknown role 'robot'", "broken-5"),
+    ]
+
+
+@pytest.mark.parametrize("cut", [0.5, 0.99])
+def test_a_file_that_was_cut_off_gives_what_is_whole(tmp_path: Path, cut: float) -> None:
+    """The mended file brings the rest."""
+    text = json.dumps([simple("a").json, simple("b").json, simple("c").json])
+    (tmp_path / "c.json").write_text(text[: int(len(text) * cut)])
+
+    assert problems("c.json") == [("not JSON: the rest", None)]
+    assert done(written(tmp_path / "c.json", json.loads(text))) == (
+        3,
+        12 - 4 * round(3 * cut - 0.6),
+        1 + (cut > 0.9),
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"hello", "no conversations"),
+        (b"", "no conversations"),
+        (b"[5]", "no conversations"),
+        (b"[", "no conversations"),
+        (b" [ ]", "no conversations"),
+        (b'[{"title": "x"}]', "no conversations"),
+        (b'{"role": "user", "content": "caf\xe9"}', "not UTF-8 text: byte 32"),
+        (b"PK\x03\x04 and no more", "cannot be unpacked"),
+        (zipped({"user.json": {"id": "x"}, "chat.html": "x"}), "no conversations"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_of_no_known_kind_is_an_error(data: bytes | None, why: str, tmp_path: Path) -> None:
+    """It is named, and no database is begun."""
+    if data is not None:
+        (tmp_path / "a.json").write_bytes(data)
+    failed = attempt("import", "a.json").exception
+
+    assert isinstance(failed, ImportFailed)
+    assert "'a.json'" in str(failed)
+    assert why in str(failed)
+    assert not (tmp_path / "x.db").exists()
+
+
+def test_a_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a ZIP that is larger than any export is not unpacked whole."""
+    monkeypatch.setattr(module, "_LARGEST", 1000)
+    (tmp_path / "a.zip").write_bytes(zipped({"conversations.json": "[" + " " * 10**6 + "]"}))
+
+    assert "more than" in str(attempt("import", "a.zip").exception)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every container within a JSON value, with each of its keys."""
+    if not isinstance(value, dict | list):
+        return []
+    keys = list(value) if isinstance(value, dict) else range(len(value))
+    return [p for key in keys for p in [(value, key), *places(value[key])]]
+
+
+EXPORTS = [tools().json, broken(), claude(), {"thread_id": "t", "messages": TALK}]
+
+
+@given(st.data(), st.sampled_from(EXPORTS))
+def test_no_change_of_an_export_breaks_the_importer(data: st.DataObject, export: Any) -> None:
+    """With anything in the place of any value, there is a report, or the file is of no kind."""
+    changed = [copy.deepcopy(export), simple().json]
+    within, key = data.draw(st.sampled_from(places(changed)))
+    odd: list[Any] = [None, 5, 0.5, True, "", "x", "\ud800", [], ["x"], [[]], {}]
+    within[key] = data.draw(st.sampled_from([*odd, {"x": 1}, 1e300, -1]))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "c.json"
+        file.write_text(json.dumps(changed))
+        result = attempt("import", str(file), "--db", f"{folder}/x.db", "--no-memories")
+
+    assert result.exception is None or isinstance(result.exception, ImportFailed)
+
+
+# -- Claude
+
+
+def test_claudes_export_is_imported(tmp_path: Path) -> None:
+    """Pasted text is the user's own, files and tools are no memories, thoughts are left out."""
+    twice = [claude(), claude("other", name="")]
+    (tmp_path / "data.zip").write_bytes(zipped({"conversations.json": twice, "users.json": []}))
+    report = read("import", "data.zip")
+
+    assert (report["conversations"], report["left_out"]) == (2, {"thinking": 2, "tool_result": 2})
+    assert said("pond") == [
+        "human: [file: pond.txt]\n```\n2 m\n3 m\n```",
+        "human: pasted: it has carps",
+        "human: [file: pond.png]",
+        "human: How deep is this pond?",
+        "ai: Let me look.",
+        "ai: [web_search: pond depth]",
+        "ai: Three metres.",
+        "ai: [artifact: Pond plan]",
+        "human: Thank you for that",
+    ]
+    assert not [text for text in memories() if "[" in text or "2 m" in text]
+    with SQLiteCheckpointer.open("x.db") as saver:
+        assert saver.thread("pond").active_at.isoformat() == "2024-05-01T10:02:00.123456+00:00"
+        assert saver.checkpoints("pond")[0].metadata["title"] == "The pond"
+
+
+def test_claudes_branches_and_faults(tmp_path: Path) -> None:
+    """An edited question is a fork; what is broken is named."""
+    talk = claude()
+    again = {**talk["chat_messages"][2], "uuid": "again", "text": "Is it?"}
+    odd = [5, {**again, "uuid": "odd", "sender": "robot"}]
+    blocks = {**again, "uuid": "blocks", "content": [{"type": "hologram"}, {"type": "text"}]}
+    talk["chat_messages"] += [again, *odd, blocks]
+    talk["current_leaf_message_uuid"] = "again"
+    file = written(tmp_path / "c.json", [talk, {"uuid": "none", "chat_messages": 5}])
+
+    assert [reason for reason, _ in problems(file)] == [
+        "the message is no object",
+        "unknown sender 'robot'",
+        "unknown content 'hologram'",
+        "no content",
+        "'chat_messages' is no list",
+    ]
+    assert said("pond")[-2:] == ["ai: [artifact: Pond plan]", "human: Is it?"]
+
+
+# -- JSONL
+
+
+def test_both_forms_of_jsonl_say_the_same(tmp_path: Path) -> None:
+    """A message a line, a conversation a line, and an array of either, tool calls and all."""
+    loose = [{"thread_id": "t", **message} for message in TALK]
+    whole = {"thread_id": "t", "messages": TALK}
+    files = [
+        *(lines(tmp_path / "1.jsonl", [whole]), lines(tmp_path / "2.jsonl", loose)),
+        *(written(tmp_path / "3.json", [whole]), written(tmp_path / "4.json", loose)),
+    ]
+    for file in files:
+        assert done(file, "--db", f"{file.stem}.db") == (1, 6, 0)
+        with SQLiteCheckpointer.open(f"{file.stem}.db") as saver:
+            talk = [item.value for item in saver.history("t")]
+        assert [m.type for m in talk] == ["system", "human", "ai", "tool", "ai", "human"]
+        assert talk[2].tool_calls[0]["args"] == {"m": 1}
+        assert talk[3].tool_call_id == talk[2].tool_calls[0]["id"] == "call-1"
+
+
+def test_jsonl_is_imported_once_and_grows(tmp_path: Path) -> None:
+    """Again changes nothing, appended lines are new messages, and --prefix makes other threads."""
+    file = tmp_path / "log.jsonl"
+    loose = [{"role": m["role"], "content": f"line {n}"} for n, m in enumerate(TALK[:2] * 2)]
+    told = [done(lines(file, loose[:count])) for count in (2, 2, 4)]
+    told.append(done(file, "--prefix", "old/"))
+
+    assert told == [(1, 2, 0), (1, 0, 1), (1, 2, 0), (1, 4, 0)]
+    assert said("log") == said("old/log") != []
+
+
+def test_lines_of_several_threads_may_be_mixed(tmp_path: Path) -> None:
+    """A log that many threads wrote to gives each of them its messages in order."""
+    mixed = [{"thread_id": t, "role": "user", "content": f"{t}{n}"} for n in range(3) for t in "ab"]
+    assert done(lines(tmp_path / "log.jsonl", mixed)) == (2, 6, 0)
+    assert said("a") == ["human: a0", "human: a1", "human: a2"]
+
+
+def test_functions_of_old_are_tools(tmp_path: Path) -> None:
+    """An answer belongs to the newest call of its function that has none yet."""
+    call = {"name": "depth", "arguments": '{"m": 1}'}
+    asked = {"role": "assistant", "content": None, "function_call": call}
+    told = [{"role": "function", "name": "depth", "content": f"{n} m"} for n in (2, 3)]
+    run("import", str(lines(tmp_path / "t.jsonl", [USER, asked, told[0], asked, told[1]])))
+    with SQLiteCheckpointer.open("x.db") as saver:
+        found: list[Any] = [item.value for item in saver.history("t")]
+
+    assert [m.type for m in found] == ["human", "ai", "tool", "ai", "tool"]
+    assert [m.tool_call_id for m in found[2::2]] == [m.tool_calls[0]["id"] for m in found[1::2]]
+    assert found[2].tool_call_id != found[4].tool_call_id
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"role": "user", "content": "cut', "not JSON"),
+        ("[1]", "no conversation"),
+        ('{"role": "robot", "content": "x"}', "unknown role 'robot'"),
+        ('{"role": ["user"], "content": "x"}', "unknown role \"['user']\""),
+        ('{"role": "user"}', "no content"),
+        ('{"role": "assistant"}', "no content"),
+        ('{"role": "user", "content": 5}', "content is neither text nor a list of parts"),
+        ('{"role": "user", "content": ["x", 5]}', "content is neither text nor a list of parts"),
+        ('{"role": "tool", "content": "x"}', "malformed message (tool)"),
+        ('{"role": "function", "name": "f", "content": "x"}', "the answer of a function"),
+        ('{"role": "assistant", "content": "", "tool_calls": [{}]}', "malformed message (tool_"),
+        ('{"role": "user", "content": "other", "id": "u"}', "the id of another message"),
+        ('{"thread_id": "t", "messages": []}', "the thread 't' is there already"),
+        ('{"thread_id": "n", "messages": 5}', "'messages' is no list"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_bad_line_is_named_and_the_others_are_read(line: str, why: str, tmp_path: Path) -> None:
+    """Also a message that has another's id, and a thread that says something else."""
+    good = [
+        {"thread_id": "t", "id": f"u{n or ''}", "role": "user", "content": n} for n in ("", "1")
+    ]
+    first, last = (json.dumps({**each, "content": f"says {each['id']}"}) for each in good)
+    name = "t" if '"id"' in line else "bad"
+    (tmp_path / f"{name}.jsonl").write_text(f"{first}\n{line}\n\n{last}\n")
+    found = problems(f"{name}.jsonl")
+
+    assert [reason[: len(why)] for reason, _ in found] == [why]
+    assert said("t") == ["human: says u", "human: says u1"]
+
+
+def test_a_thread_may_go_on_on_a_later_line(tmp_path: Path) -> None:
+    """The longer one is the thread; the same again is no fault, another one is named."""
+    talk = [{"role": "user", "content": str(n)} for n in range(4)]
+    found = [{"thread_id": "t", "messages": talk[:count]} for count in (2, 2, 4)]
+    other = {"thread_id": "t", "messages": [{"role": "user", "content": "other"}]}
+
+    assert done(lines(tmp_path / "c.jsonl", found)) == (3, 4, 1)
+    assert len(problems(lines(tmp_path / "c.jsonl", [*found, other]))) == 1
+    assert said("t") == ["human: 0", "human: 1", "human: 2", "human: 3"]
+
+
+# -- export
+
+
+def test_what_is_exported_is_imported_the_same(tmp_path: Path) -> None:
+    """The same messages, titles, models and times; what is no memory stays none."""
+    jsonl = lines(tmp_path / "t.jsonl", [{"thread_id": "t", "messages": TALK}])
+    run("import", str(written(tmp_path / "c.json", [tools().json, simple().json])), str(jsonl))
+    expected = run("export", "--all")
+    run("export", "--all", "-o", "all.jsonl")
+    os.rename("x.db", "old.db")
+    run("import", "all.jsonl")
+
+    assert (tmp_path / "all.jsonl").read_text() == expected
+    assert run("export", "--all") == expected
+    assert said("tools") == said("tools", "old.db")
+    with SQLiteCheckpointer.open("x.db") as saver:
+        assert "a coat" in saver.history("tools")[5].value.additional_kwargs["canvas"]
+    assert json.loads(run("export", "too"))["gizmo_id"] == "g-trip"
+    assert len(memories()) == 4 + 4 + 3
+    for wrong in ([], ["t", "--all"], ["gone"], ["t", "-o", "no/folder"]):
+        assert isinstance(attempt("export", *wrong).exception, ConfigurationError)
+
+
+# -- langgraph's database, and pipes
+
+
+class Own(TypedDict, total=False):
+    """A state whose messages are what a program makes of them."""
+
+    messages: list[Any]
+
+
+def test_a_database_of_langgraphs_saver_is_taken_over(tmp_path: Path) -> None:
+    """With all its checkpoints, and memories; what holds no messages is named, and kept."""
+    old = tmp_path / "old.sqlite"
+    with SqliteSaver.from_conn_string(str(old)) as saver:
+        for name, message in (("trip", HumanMessage("I like figs")), ("own", ["user", "I like"])):
+            builder: Any = StateGraph(Own)
+            builder.add_node("say", lambda state: state)
+            builder.add_edge(BEGIN, "say")
+            graph = builder.compile(checkpointer=saver)
+            graph.invoke({"messages": [message]}, {"configurable": {"thread_id": name}})
+    first, again = read("import", str(old)), read("import", str(old))
+    piped = CliRunner().invoke(app, ["import", "-", "--db", "y.db"], input=old.read_bytes())
+
+    assert (first["conversations"], first["checkpoints"], first["memories"]) == (2, 6, 1)
+    assert (again["checkpoints"], again["memories"]) == (0, 0)
+    assert [each["conversation"] for each in first["skipped"]] == ["own"]
+    assert piped.stdout == "2 conversations: 6 new checkpoints, 1 memory\n"
+    assert memories() == ["user: I like figs"]
+    assert "keeps its own thread ids" in str(attempt("import", str(old), "--prefix", "x").exception)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no named pipes")
+def test_a_named_pipe_is_a_file(tmp_path: Path) -> None:
+    """It is read once."""
+    os.mkfifo("pipe.json")
+    data = json.dumps(simple().json).encode()
+    writing = threading.Thread(target=Path("pipe.json").write_bytes, args=(data,))
+    writing.start()
+
+    assert done("pipe.json") == (1, 4, 0)
+    writing.join()
+
+
+# -- memories, and what cuts an import off
+
+
+def test_memories_are_made_once(tmp_path: Path) -> None:
+    """Of whom, of which thread, and when, is known; --no-memories and --later leave them out."""
+    file = str(written(tmp_path / "c.json", [simple().json]))
+    without = run("import", file, "--no-memories")
+    later = run("import", file, "--later", "--prefix", "later/", "--user", "bo")
+    before = memories(), memories("bo")
+    after = run("import", file), run("import", file, "--user", "ann", "--prefix", "old/")
+    with SQLiteStore.open("x.db") as store:
+        item: Any = store.search(("memories", "ann"), query="nuts", limit=1)[0]
+
+    assert without == later == "1 conversation: 4 new messages\n"
+    assert before == ([], [])
+    assert after[0] == "1 conversation: 1 unchanged, 4 memories\n"
+    assert (item.provenance.thread_id, item.provenance.actor) == ("old/trip", "user")
+    assert item.provenance.at.timestamp() == START + 20
+
+
+def test_ctrl_c_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the next import goes on."""
+    talks = [simple(name).json for name in "abc"]
+    file = str(written(tmp_path / "c.json", talks))
+    store, left = conversation.store, [1]
+
+    def cut_off(*given: Any) -> int:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        return store(*given)
+
+    monkeypatch.setattr(module, "store", cut_off)
+    result = attempt("import", file)
+    monkeypatch.setattr(module, "store", store)
+
+    assert result.exit_code == 130
+    assert "cut off: 1 conversation: 4 new messages, 4 memories; that is kept" in result.stderr
+    assert done(file) == (3, 8, 1)
+
+
+def test_an_import_that_was_killed_goes_on(tmp_path: Path) -> None:
+    """SIGKILL in the middle, and the same import again: each message once, and one memory each."""
+    talks = []
+    for number in range(40):
+        talk = Talk(f"t{number}")
+        for turn in range(8):
+            talk.ask(f"On day {number} I ate {turn} plums", f"{turn} plums on day {number} is fine")
+        talks.append(talk.json)
+    file = str(written(tmp_path / "c.json", talks))
+    main = [sys.executable, "-c", "from perdure.cli import main; main()", "import", file]
+    killed = subprocess.Popen(main, stdout=subprocess.DEVNULL)
+    while not Path("x.db").exists() and killed.poll() is None:
+        time.sleep(0.05)
+    time.sleep(0.4)
+    killed.kill()
+    killed.wait()
+    run("import", file)
+
+    assert len(memories()) == 640
+    assert [len(said(talk["id"])) for talk in talks] == [16] * 40
+
+
+def test_an_id_that_no_memory_can_name_is_named(tmp_path: Path) -> None:
+    """Its thread is there, and so are the other threads with their memories."""
+    talks = [simple("a\0b").json, simple().json]
+    report = read("import", str(written(tmp_path / "c.json", talks)))
+
+    assert (report["conversations"], report["memories"]) == (2, 4)
+    assert [each["conversation"] for each in report["skipped"]] == ["a\0b"]
+
+
+def test_an_import_continues_a_talk_that_went_on(tmp_path: Path) -> None:
+    """A thread that was talked on stays where it was; the rest of the export is a branch."""
+    talk = simple()
+    done(written(tmp_path / "c.json", [talk.json]))
+    with SQLiteCheckpointer.open("x.db") as saver:
+        graph: Any = chat_graph(checkpointer=saver)
+        graph.invoke({"messages": [("user", "hi")]}, {"configurable": {"thread_id": "trip"}})
+    before = said("trip")
+    talk.ask("And later?", "Later as well")
+
+    assert done(written(tmp_path / "c.json", [talk.json])) == (1, 2, 0)
+    assert said("trip") == before

@@ -1,0 +1,401 @@
+"""`perdure threads`, `history`, `show`, `fork`, `rewind`, `delete` and `stats`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+
+from perdure.checkpointers import SQLiteCheckpointer
+from perdure.cli.history import spoken
+from perdure.errors import ConfigurationError
+from perdure.memory import Keep
+from perdure.stores import Provenance, SQLiteStore
+from tests.cli.commands import attempt, error, read, rows, run
+from tests.cli.talk import ids, put, said, say
+
+DATA = "data:image/png;base64," + "iVBORw0KGgo" * 500
+
+
+@pytest.fixture
+def trip() -> str:
+    """A thread of two turns."""
+    say("trip", "I pack a red tent", "What do I pack?")
+    return "trip"
+
+
+# -- threads
+
+
+def test_threads_are_listed_latest_first(trip: str) -> None:
+    """The list has limit, pages and prefixes, and says the same in both forms."""
+    say("other", "hello")
+    found = read("threads")
+    table = rows(run("threads"))
+
+    assert [info["thread_id"] for info in found] == ["other", trip]
+    assert [(info["items"], info["checkpoints"]) for info in found] == [(2, 3), (4, 6)]
+    assert table[0] == ["id", "title", "messages", "last activity"]
+    assert [row[:2] for row in table[1:]] == [["other", "2"], ["trip", "4"]]
+    assert read("threads", "--limit", "1") == found[:1]
+    assert read("threads", "--after", "oth") == read("threads", "--prefix", "tr") == found[1:]
+
+
+def test_threads_are_found_by_title_and_id(trip: str) -> None:
+    """In any case; the title stays when a program of its own goes on, which tells none."""
+    say("x-1", "hello", title="Planning a TRIP", titled=True, update_time=1.7e9)
+    say("x-1", "more")
+    say("y", "hello")
+    found = read("threads", "tRiP")
+    none = attempt("threads", "nowhere")
+
+    assert [(t["thread_id"], t["title"]) for t in found] == [
+        ("x-1", "Planning a TRIP"),
+        (trip, None),
+    ]
+    assert read("threads", "trip", "--limit", "1") == found[:1]
+    assert (none.exit_code, none.stdout) == (1, "")
+    assert none.stderr == "no thread has 'nowhere' in its title or id\n"
+    assert run("history", "x").startswith("Planning a TRIP\n\n● human")
+
+
+def test_a_conversation_has_its_own_time(db: Path) -> None:
+    """What an import knows of the last activity is shown."""
+    told = {"thread_id": "old", "messages": [{"role": "user", "content": "hello"}]}
+    (db.parent / "old.jsonl").write_text(json.dumps({**told, "update_time": 1.6e9}))
+    run("import", str(db.parent / "old.jsonl"))
+
+    assert rows(run("threads"))[1][-1] == "2020-09-13"
+
+
+def test_a_piped_table_is_whole(db: Path) -> None:
+    """A long id or path is one word on one line for whatever reads the pipe."""
+    say("long-" * 40, "hello")
+
+    assert run("threads").splitlines()[1].split()[0] == "long-" * 40
+    assert str(db) in run("stats")
+
+
+def test_ids_fit_eighty_columns(terminal: Any) -> None:
+    """On a terminal an id is whole, what is beside it is cut, and a thread takes a line."""
+    thread = "68a1f2aa-7e1c-8001-9d5e-0c6b1a2b3c4d"
+    say(thread, "hello", title="A conversation with quite a long title, which has to be cut")
+    shown = terminal("threads").splitlines()
+
+    assert len(shown) == 2
+    assert shown[1].startswith(f"{thread}  A conversation w")
+    assert "…" in shown[1]
+    assert max(map(len, shown)) <= 80
+    assert terminal("history", thread[:5]).count("hello") == 1
+
+
+@pytest.mark.parametrize("thread", ["[red]x", "[/b]", "a b", "*", "größe", "--x"])
+def test_ids_are_shown_as_they_are(thread: str) -> None:
+    """No character of an id means anything to the terminal."""
+    say(thread, "hello")
+
+    assert run("show", "--", thread).splitlines()[0].strip() == thread
+    assert run("threads").splitlines()[1].startswith(thread)
+    assert run("history", "--", thread).startswith("● human\nhello\n")
+
+
+# -- history
+
+
+def test_history_marks_what_the_model_sees(db: Path) -> None:
+    """With a short window the first turn is only history, for people and for programs."""
+    say("trip", "one", "two")
+    put("trip", Keep(-2))
+    found = read("history", "trip")
+    shown = run("history", "trip").split("\n\n")
+
+    assert [(item["type"], item["seen"]) for item in found] == [
+        *(("human", False), ("ai", False), ("human", True), ("ai", True)),
+    ]
+    assert [item["position"] for item in found] == [0, 1, 2, 3]
+    assert shown[0] == "○ human\none"
+    assert [each[:4] for each in shown if each] == ["○ hu", "○ ai", "● hu", "● ai"]
+
+
+def test_history_of_a_checkpoint_and_of_a_channel(trip: str) -> None:
+    """A checkpoint may be named by its beginning; of an unknown channel the others are named."""
+    first = ids(trip)[1]
+    unknown = attempt("history", trip, "--channel", "nothing")
+    nothing = attempt("history", trip, "--checkpoint", ids(trip)[0])
+
+    assert read("history", trip, "--checkpoint", first) == read("history", trip)[:1]
+    assert run("history", trip, "--checkpoint", first[:18]) == "● human\nI pack a red tent\n"
+    assert (nothing.stdout, nothing.stderr) == ("", "nothing was said on 'trip'\n")
+    assert isinstance(unknown.exception, ConfigurationError)
+    assert re.search("no channel 'nothing' .* one of 'messages'$", str(unknown.exception))
+
+
+CODE = "Look:\n\n```python\ndef f():\n\treturn  1  # " + "long " * 30 + "\n```\n    x\n| a | b |"
+
+
+def test_history_shows_everything_with_its_lines(db: Path) -> None:
+    """Code stands as it was; calls and results are indented, other parts named; JSON has all."""
+    parts: list[str | dict[str, Any]] = [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": DATA}},
+        "Say.",
+    ]
+    long = {"at": "pond", "code": "a = 1\nprint(a)", "url": DATA}
+    calls = [
+        {"name": "look", "args": {"at": 1, "how": {"deep": True}}, "id": "1"},
+        {"name": "run", "args": long, "id": "2"},
+    ]
+    known = {"create_time": 1.7e9, "model_name": "gpt-4o"}
+    messages: list[AnyMessage] = [
+        HumanMessage(parts, id="h"),
+        AIMessage([{"type": "tool_use", "name": "look"}], tool_calls=calls, id="a"),
+        ToolMessage('{"deep": [1]}', tool_call_id="1", name="look", id="t"),
+        AIMessage(CODE, id="b", response_metadata=known),
+    ]
+    put("t", messages)
+    shown, whole = run("history", "t"), read("history", "t")
+
+    assert shown == (
+        "● human\nWhat is this?\n[image_url]\nSay.\n\n"
+        '● ai\n  → look(at=1, how={"deep": true})\n'
+        "  → run\n    at: pond\n    code:\n        a = 1\n        print(a)\n"
+        "    url: [image/png, 4.0 kB]\n\n"
+        '● tool · look\n    {\n      "deep": [\n        1\n      ]\n    }\n\n'
+        f"● ai · 2023-11-14 22:13 · gpt-4o\n{CODE}\n"
+    )
+    assert whole[0]["content"] == parts
+    assert whole[1]["tool_calls"][1]["args"] == long
+
+
+def test_only_prose_is_wrapped(terminal: Any) -> None:
+    """On a terminal code, tables and what is indented keep their lines, for copying."""
+    wide = "x" * 50 + " " + "y" * 50
+    put("t", [AIMessage(f"{wide}\n```\n{wide}\n```\n    {wide}\n| {wide}", id="a")])
+    shown = terminal("history", "t", "--no-pager").splitlines()
+
+    assert [line.rstrip() for line in shown[1:]] == [
+        "x" * 50,
+        "y" * 50,
+        "```",
+        wide,
+        "```",
+        f"    {wide}",
+        f"| {wide}",
+    ]
+
+
+def test_long_history_is_paged_on_a_terminal(
+    terminal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its colours; --no-pager prints it, and what fits the screen needs none."""
+    seen: list[str] = []
+    monkeypatch.setattr("pydoc.pager", seen.append)
+    put("t", [AIMessage("\n".join(map(str, range(50))), id="a")])
+    put("u", [HumanMessage("short", id="a")])
+    printed = terminal("history", "t"), terminal("history", "t", "--no-pager")
+    short = terminal("history", "u", color=True)
+
+    assert printed[0] == ""
+    assert re.match(r"\x1b\[1;32m● ai\x1b\[0m\n0\n", seen[0])
+    assert printed[1].splitlines()[-1] == "49"
+    assert len(seen) == 1
+    assert short == "\x1b[1;36m● human\x1b[0m\nshort\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"a": [1, None]}, '{"a": [1, null]}'),
+        ([1, b"x"], '[1, "[bytes]"]'),
+        (("key", {"x": "ö"}), '["key", {"x": "ö"}]'),
+        (AIMessage("", tool_calls=[{"name": "stop", "args": {}, "id": "2"}]), "  → stop()"),
+        (ToolMessage("{not json", tool_call_id="1"), "    {not json"),
+    ],
+)
+def test_no_value_is_shown_as_python(value: Any, expected: str) -> None:
+    """Items of other channels are JSON."""
+    assert [line.text for line in spoken(value)] == [expected]
+
+
+# -- show
+
+
+def test_show_draws_forks_as_branches(trip: str) -> None:
+    """After a rewind the old end is one branch and the new one another, with the head marked."""
+    run("rewind", trip, "--to", ids(trip)[2])
+    say(trip, "Something else?")
+    lines = run("show", trip).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("└── "))
+
+    assert lines[0] == trip
+    assert [line[:4] for line in lines[1:at]] == ["├── "] * 2
+    assert ids(trip)[2].startswith(lines[at].split()[1])
+    assert [line[:8] for line in lines[at + 1 :]] == [
+        *("    ├── ", *["    │   "] * 2, "    └── ", *["        "] * 2),
+    ]
+    assert [i for i, line in enumerate(lines) if "← head" in line] == [len(lines) - 1]
+    assert lines[-1].endswith("4 messages ← head")
+
+
+def test_show_leaves_out_the_middle_of_a_long_run(trip: str) -> None:
+    """Without --all a long run is cut to its ends, and says by how much."""
+    say(trip, "More?")
+    short, whole = run("show", trip).splitlines(), run("show", trip, "--all").splitlines()
+
+    assert [*whole[:4], "├── … 3 more (--all shows them)", *whole[7:]] == short
+    assert [line.split()[1] for line in whole[1:]] == [name[:18] for name in ids(trip)]
+
+
+def test_show_for_programs_is_what_python_gives(db: Path, trip: str) -> None:
+    """The tree as JSON has every field of checkpoints()."""
+    with SQLiteCheckpointer.open(db) as saver:
+        expected = [
+            (i.checkpoint_id, i.parent_id, i.is_head, dict(i.counts), dict(i.metadata), i.ts)
+            for i in saver.checkpoints(trip)
+        ]
+    names = ("checkpoint_id", "parent_id", "is_head", "counts", "metadata", "ts")
+
+    assert [tuple(info[name] for name in names) for info in read("show", trip)] == expected
+
+
+# -- fork, rewind
+
+
+def test_fork_copies_a_thread_or_its_beginning(trip: str) -> None:
+    """The copy goes its own way; a taken id is refused."""
+    run("fork", trip, "copy")
+    run("fork", "tri", "start", "--at", ids(trip)[3][:18])
+    say("copy", "hello")
+    taken = attempt("fork", trip, "copy").exception
+
+    assert said("copy")[:4] == said(trip)
+    assert len(said("copy")) == 6
+    assert said("start") == said(trip)[:2]
+    assert str(taken) == "there is a thread 'copy' already; give another id"
+
+
+def test_rewind_moves_the_head_and_deletes_nothing(trip: str) -> None:
+    """The thread is what it was then, its checkpoints are all there; a vague id is refused."""
+    before, talk = ids(trip), said(trip)
+    done = run("rewind", trip, "--to", before[3][:18])
+    vague, wrong = (attempt("rewind", trip, "--to", name) for name in ("1", "zzz"))
+
+    assert done == f"'trip' goes on from {before[3]}\n"
+    assert said(trip) == talk[:2]
+    assert ids(trip) == before
+    assert "6 ids of checkpoints begin with '1'" in str(vague.exception)
+    assert "no checkpoint 'zzz'; 'perdure show trip --all'" in str(wrong.exception)
+
+
+# -- delete
+
+
+def remember(db: Path) -> None:
+    """Memories of two users, in quarantine too, that rest on the threads trip and other."""
+    with SQLiteStore.open(db) as store:
+        for place, thread in (
+            (("memories", "ann", "trip"), "trip"),
+            (("memories", "bob"), "trip"),
+            (("perdure", "quarantine", "memories", "bob"), "trip"),
+            (("memories", "bob", "other"), "other"),
+        ):
+            whence = Provenance(thread_id=thread, message_ids=("m",))
+            store.put(place, "k", {"text": f"a lagoon in {place}"}, provenance=whence)
+
+
+def test_delete_asks_with_counts_and_takes_memories(db: Path, trip: str) -> None:
+    """A no leaves everything; a yes takes the thread and the memories of all users."""
+    say("trap", "a lagoon")
+    remember(db)
+    refused = attempt("delete", trip, typed="n\n")
+    there = read("threads", "--prefix", "trip"), read("store", "search", "memories")
+    done = attempt("delete", "tri", typed="y\n")
+
+    assert refused.exit_code == 1
+    assert "Delete 1 thread with 4 messages and 3 memories, of 'trip', for good?" in refused.stderr
+    assert [len(each) for each in there] == [1, 3]
+    assert done.stdout.endswith(
+        "deleted 1 thread with 4 messages and 3 memories\nno bytes of it are left in the file\n"
+    )
+    assert [item["namespace"][-1] for item in read("store", "search", "/")] == ["other"]
+    assert said("trap")[0] == "a lagoon"
+    assert b"red tent" not in b"".join(p.read_bytes() for p in db.parent.glob("x.db*"))
+
+
+def test_delete_may_keep_memories_and_takes_all_or_nothing(db: Path, trip: str) -> None:
+    """An unknown thread leaves everything; JSON has the counts."""
+    remember(db)
+    run("fork", trip, "copy")
+    unknown = attempt("delete", trip, "nope", "--yes")
+    kept = [info["thread_id"] for info in read("threads")]
+    done = read("delete", trip, "copy", "trip", "--yes", "--keep-memories")
+
+    assert "there is no thread 'nope'; 'perdure threads' lists them" in str(unknown.exception)
+    assert kept == ["copy", trip]
+    assert done == {"threads": [trip, "copy"], "messages": 8, "memories": 0, "clean": True}
+    assert read("threads") == []
+    assert len(read("store", "search", "memories")) == 3
+
+
+# -- stats
+
+
+def test_stats_count_both_halves(db: Path, trip: str) -> None:
+    """Threads and items in one table, and SQLite in words."""
+    remember(db)
+    found, shown = read("stats"), rows(run("stats"))
+    line = next(row[1] for row in shown if row[0] == "wal_reset_bug")
+
+    assert (found["path"], found["threads"], found["checkpoints"]) == (str(db), 1, 6)
+    assert (found["messages"], found["items"], found["namespaces"]) == (4, 4, 4)
+    assert found["thread_bytes"] > 0 < found["item_bytes"]
+    assert [row[0] for row in shown] == list(found)
+    assert type(found["wal_reset_bug"]) is bool
+    assert line == f"in SQLite {found['sqlite_version']}, and avoided" or line == "no"
+
+
+# -- errors
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("history nope", "there is no thread 'nope'; 'perdure threads' lists them"),
+        ("show nope", "there is no thread 'nope'; 'perdure threads' lists them"),
+        ("fork nope x", "there is no thread 'nope'; 'perdure threads' lists them"),
+        ("rewind nope --to 1", "there is no thread 'nope'; 'perdure threads' lists them"),
+        ("delete nope --yes", "there is no thread 'nope'; 'perdure threads' lists them"),
+        ("threads --after nope", "there is no thread 'nope'; 'perdure threads' lists them"),
+        (
+            "threads --limit 0",
+            "Invalid value for '--limit': Input should be greater than or equal to 1",
+        ),
+        ("history t", "2 ids of threads begin with 't' (trip, trap)"),
+        ("fork trip trip", "there is a thread 'trip' already"),
+        ("history trip --channel x", "--channel takes one of 'messages'"),
+        ("stats --db no.db", "there is no database 'no.db' yet"),
+    ],
+)
+def test_errors_speak_of_commands(
+    words: str, expected: str, trip: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One line on stderr, in words of the command line, and exit code 2."""
+    say("trap", "hello")
+    said = error(*words.split(), into=capfd)
+
+    assert expected in said.replace("trap, trip", "trip, trap")
+    assert not re.search(r"\w\(\)|\b\w+=\w|\bb'", said)
+    assert not Path("no.db").exists()
+
+
+def test_history_is_json_that_programs_read(trip: str) -> None:
+    """It parses also when somebody said what JSON need not escape."""
+    put("odd", [HumanMessage("a\u2028b\x1b\x9b\u202e", id="h")])
+    shown = run("history", "odd", "--json")
+
+    assert json.loads(shown)[0]["content"] == "a\u2028b\x1b\x9b\u202e"
+    assert not re.search("[\x1b\x9b\u2028\u202e]", shown)
