@@ -11,7 +11,7 @@ from langgraph.store.base import BaseStore
 from pydantic import BaseModel
 
 from perdure.memory.effects import Effects, awaiting, blocking
-from perdure.memory.erasure import forgotten, forgotten_all
+from perdure.memory.erasure import forgotten, forgotten_all, forgotten_matching
 from perdure.memory.gate import Gate
 from perdure.memory.options import instance, moment, text, whole
 from perdure.memory.records import FACT, Memory, Outcome
@@ -30,7 +30,7 @@ class Collection:
     """Memories of one kind or several under a namespace of a store.
 
     Methods that begin with `a` are async. What is written passes the gate first: see the `Outcome`.
-    Only `forget` and `forget_all` destroy earlier texts. Arguments of several methods:
+    Only methods that begin with `forget` destroy earlier texts. Arguments of several methods:
 
     - `memory`: a text, a dict with `text` and other fields, or an instance of the schema.
     - `provenance`: where it comes from. Its `trust` says whose words it rests on: `"user"`,
@@ -128,6 +128,23 @@ class Collection:
         """
         return forgotten(*self._place(config), check_key(key))
 
+    def _forget_matching(
+        self,
+        *,
+        query: str | None = None,
+        thread_id: str | None = None,
+        dry_run: bool = False,
+        config: RunnableConfig | None = None,
+    ) -> Effects[Receipt]:
+        """Erase the memories that match, also below the namespace; or only list them.
+
+        A memory matches if one of its versions has all words of the query and comes from the
+        thread. Its entries in quarantine go as well. Only of a store of perdure's.
+        """
+        adapter, namespace = self._place(config)
+        what: dict[str, Any] = {"query": query, "thread_id": thread_id}
+        return forgotten_matching(adapter, namespace, **what, dry_run=dry_run)
+
     def _forget_all(self, *, config: RunnableConfig | None = None) -> Effects[Receipt]:
         """Erase all memories of the namespace, its quarantine, and all notes.
 
@@ -211,6 +228,7 @@ class Collection:
     supersede, asupersede = blocking(_supersede), awaiting(_supersede)
     delete, adelete = blocking(_delete), awaiting(_delete)
     forget, aforget = blocking(_forget), awaiting(_forget)
+    forget_matching, aforget_matching = blocking(_forget_matching), awaiting(_forget_matching)
     forget_all, aforget_all = blocking(_forget_all), awaiting(_forget_all)
     get, aget = blocking(_get), awaiting(_get)
     search, asearch = blocking(_search), awaiting(_search)

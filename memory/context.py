@@ -19,7 +19,7 @@ from perdure.errors import BudgetExceeded
 from perdure.memory.conversation import Turn
 from perdure.memory.nodes import MessagesNode, Shown, channel, checked
 from perdure.memory.options import whole
-from perdure.memory.quotation import memory_line, quoted, section
+from perdure.memory.quotation import fitting, memory_line, quoted, section
 from perdure.memory.summary import summary_of
 from perdure.memory.tokens import Countable, TokenCounter
 from perdure.memory.tokens import token_counter as counter_of
@@ -35,33 +35,6 @@ SHARES: Final[Mapping[str, float]] = {
 
 Given = Callable[[Any, RunnableConfig | None], Any]
 """A function that gives a part: of the state (None for plain messages) and the run's config."""
-
-
-class Fitting(NamedTuple):
-    """The numbers of the entries that fit, and the tokens of the section with them."""
-
-    taken: list[int]
-    tokens: int
-
-
-def fitting(
-    name: str, entries: Sequence[str], budget: int | None, counter: TokenCounter
-) -> Fitting:
-    """The entries of a section that fit, frame included; without a budget all of them."""
-    taken: list[int] = []
-    tokens = counter.text(section(name, []))
-    for number, entry in enumerate(entries):
-        more = counter.text("\n" + entry)
-        if budget is None or tokens + more <= budget:
-            taken.append(number)
-            tokens += more
-    whole = 0
-    while taken:
-        whole = counter.text(section(name, [entries[number] for number in taken]))
-        if budget is None or whole <= budget:
-            break
-        taken.pop()  # the parts of a text may count less than the whole
-    return Fitting(taken, whole if taken else 0)
 
 
 class PartReport(NamedTuple):

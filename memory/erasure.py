@@ -7,7 +7,7 @@ A store that is not perdure's deletes, which leaves bytes: the receipt is then n
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -63,13 +63,13 @@ def forgotten_all(adapter: StoreAdapter, namespace: Namespace) -> Effects[Receip
 
 def forgotten_matching(
     adapter: StoreAdapter,
-    namespaces: Sequence[Namespace],
+    namespace: Namespace,
     *,
     thread_id: str | None = None,
     query: str | None = None,
     dry_run: bool = False,
 ) -> Effects[Receipt]:
-    """Erase the memories under namespaces that match, with their quarantine; or only count them.
+    """Erase the memories under a namespace that match, with their quarantine; or only count them.
 
     A memory matches if one version comes from the thread and holds all words of the query.
     """
@@ -78,7 +78,7 @@ def forgotten_matching(
     what: dict[str, Any] = {"query": query}
     if thread_id is not None:
         what["provenance"] = {"thread_id": thread_id}
-    places = [each for own in namespaces for each in (own, notes_of(QUARANTINE, own))]
+    places = (namespace, notes_of(QUARANTINE, namespace))
     found = _nothing(clean=False)
     for place in places:
         found += yield adapter.call("forget", place, **what, dry_run=True)

@@ -17,11 +17,10 @@ from pydantic import BaseModel, Field, model_validator
 
 from perdure.errors import InvalidValue
 from perdure.memory.collection import Collection
-from perdure.memory.context import fitting
 from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.gate import Gate
 from perdure.memory.options import instance, whole
-from perdure.memory.quotation import memory_line, section
+from perdure.memory.quotation import fitting, memory_line, section
 from perdure.memory.records import EPISODE, Memory, Outcome
 from perdure.memory.tokens import token_counter
 from perdure.memory.writer import provenance_of

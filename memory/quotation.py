@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from langchain_core.messages import (
     AIMessage,
@@ -22,6 +22,7 @@ from perdure.memory.conversation import CALL_BLOCKS, THOUGHT_BLOCKS
 
 if TYPE_CHECKING:
     from perdure.memory.records import Memory
+    from perdure.memory.tokens import TokenCounter
 
 _ANGLE: Final = "\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}"
 _DELIMITER: Final = re.compile(r"<(?=/?\s*(?:conversation|summary|part)\b)", re.IGNORECASE)
@@ -89,6 +90,33 @@ def middle_out(text: str, keep: int) -> str:
 def section(name: str, entries: Sequence[str]) -> str:
     """A named section: a line that says what it is, and a line for each entry."""
     return "\n".join([f"<{name}>", _HEADS[name], *entries, f"</{name}>"])
+
+
+class Fitting(NamedTuple):
+    """The numbers of the entries that fit, and the tokens of the section with them."""
+
+    taken: list[int]
+    tokens: int
+
+
+def fitting(
+    name: str, entries: Sequence[str], budget: int | None, counter: TokenCounter
+) -> Fitting:
+    """The entries of a section that fit, frame included; without a budget all of them."""
+    taken: list[int] = []
+    tokens = counter.text(section(name, []))
+    for number, entry in enumerate(entries):
+        more = counter.text("\n" + entry)
+        if budget is None or tokens + more <= budget:
+            taken.append(number)
+            tokens += more
+    whole = 0
+    while taken:
+        whole = counter.text(section(name, [entries[number] for number in taken]))
+        if budget is None or whole <= budget:
+            break
+        taken.pop()  # the parts of a text may count less than the whole
+    return Fitting(taken, whole if taken else 0)
 
 
 def memory_line(memory: Any) -> str:

@@ -10,10 +10,9 @@ from typing import Any, Final
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
-from perdure.memory.context import fitting
 from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.options import instance, whole
-from perdure.memory.quotation import memory_line, past_since, section
+from perdure.memory.quotation import fitting, memory_line, past_since, section
 from perdure.memory.records import TURN, Memory
 from perdure.memory.sameness import normal
 from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of

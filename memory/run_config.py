@@ -7,8 +7,6 @@ from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
 from langchain_core.runnables import RunnableConfig, ensure_config
-from langgraph.config import get_store
-from langgraph.runtime import get_runtime
 
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.memory.options import instance
@@ -27,6 +25,8 @@ class Versioned(Protocol):
 
 def store_of_graph(what: str) -> Any:
     """The store that the graph in which this runs was compiled with; `what` needs one."""
+    from langgraph.config import get_store  # half a second, and a store is mostly given
+
     try:
         store: Any = get_store()
     except (RuntimeError, KeyError):  # not within a graph
@@ -44,6 +44,8 @@ def source(config: RunnableConfig | None) -> tuple[str | None, str | None]:
     thread = given.get("thread_id")
     if thread is None:
         return None, None
+    from langgraph.runtime import get_runtime
+
     try:
         runtime: Any = get_runtime()
     except (RuntimeError, KeyError):  # not within a run

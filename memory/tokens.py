@@ -18,18 +18,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, HumanMessage
-from langchain_core.messages.utils import count_tokens_approximately
-from langchain_core.runnables import Runnable, RunnableBinding
-from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from perdure.errors import ConfigurationError, UnknownModel
 from perdure.memory.conversation import CALL_BLOCKS, THOUGHT_BLOCKS, has_block, role
-from perdure.memory.nodes import checked
 from perdure.memory.options import instance, whole
+
+if TYPE_CHECKING:  # they take a second to import, and an estimate of texts needs none
+    from langchain_core.runnables import Runnable
 
 # around each; source: https://cookbook.openai.com/examples/how_to_count_tokens_with_tiktoken
 _FRAME, _NAME, _CALL, _RESULT, _REPLY = 4, 1, 3, 3, 3
@@ -71,11 +69,15 @@ class TokenCounter:
     def message(self, message: BaseMessage) -> int:
         """Tokens of a message: frame, name, content, tool calls."""
         if self._function is not None:
+            from perdure.memory.nodes import checked
+
             given = list(checked([message], "the messages"))
             return whole("what the token counter returned", self._function(given), 0)
         try:
             content, kind = message.content, role(message)
         except AttributeError:
+            from perdure.memory.nodes import checked
+
             checked([message], "the messages")
             raise
         total = _FRAME + (self.text(content) if type(content) is str else self._blocks(content))
@@ -127,11 +129,13 @@ class TokenCounter:
             if text is not None:
                 total += self.text(text)
             elif given.get("type") not in CALL_BLOCKS:
+                from langchain_core.messages.utils import count_tokens_approximately
+
                 total += count_tokens_approximately([HumanMessage([given])]) - _FRAME
         return total
 
 
-Countable = str | Runnable[Any, Any] | Callable[..., int] | TokenCounter
+Countable: TypeAlias = "str | Runnable[Any, Any] | Callable[..., int] | TokenCounter"
 
 
 def token_counter(of: Countable | None = None) -> TokenCounter:
@@ -157,10 +161,12 @@ def token_counter(of: Countable | None = None) -> TokenCounter:
                 "or a function that counts the tokens of a list of messages"
             )
         return TokenCounter(encoding)
-    if isinstance(model, BaseChatModel):
-        return TokenCounter(_encoding_name(_name_of(model)), tools=tools)
     if isinstance(model, TokenCounter):
         return model
+    from langchain_core.language_models import BaseChatModel
+
+    if isinstance(model, BaseChatModel):
+        return TokenCounter(_encoding_name(_name_of(model)), tools=tools)
     expected = "'approximate', a model, its name, a callable over messages, or a TokenCounter"
     instance("token_counter", model, Callable, expected)  # type: ignore[arg-type]
     annotations = getattr(model, "__annotations__", {}).values()
@@ -177,6 +183,8 @@ def count_tokens(
     >>> count_tokens([HumanMessage("What is the capital of France?")], "gpt-4o")
     14
     """
+    from perdure.memory.nodes import checked
+
     fitted = token_counter(counter).fitted(checked(messages, "the messages"))
     return fitted.request + sum(map(fitted.message, messages)) + fitted.tools(tools)
 
@@ -187,6 +195,8 @@ def context_window(of: str | Runnable[Any, Any]) -> int:
     Raises:
         UnknownModel: The model does not say, or the name is not known.
     """
+    from langchain_core.language_models import BaseChatModel
+
     expected = "a chat model or the name of an OpenAI model, whose window is known"
     model: Any = instance("the model", _unbound(of)[0], (str, BaseChatModel), expected)
     if isinstance(model, str) and _encoding_name(model) is not None:
@@ -203,6 +213,8 @@ def context_window(of: str | Runnable[Any, Any]) -> int:
 
 
 def _schema(tool: Any) -> Any:
+    from langchain_core.utils.function_calling import convert_to_openai_tool
+
     try:
         return convert_to_openai_tool(tool)
     except Exception as exc:
@@ -228,6 +240,10 @@ _REMEMBERED: Final = 1 << 16
 def _unbound(of: Any) -> tuple[Any, Sequence[Any]]:
     """A model without what was bound to it, and the tools that were."""
     tools: Sequence[Any] = ()
+    if of is None or isinstance(of, str | TokenCounter):
+        return of, tools
+    from langchain_core.runnables import RunnableBinding
+
     while isinstance(of, RunnableBinding):
         of, tools = of.bound, tools or of.kwargs.get("tools") or ()
     return of, tools

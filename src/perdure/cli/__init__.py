@@ -4,12 +4,15 @@ A module is a command, or a group of them, and has its name.
 """
 
 from perdure.cli import (  # noqa: F401 - each adds its commands
+    chat,
     config,
     delete,
     export,
     fork,
     history,
     import_,
+    memories,
+    memories_review,
     retain,
     show,
     stats,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -81,6 +83,7 @@ def main() -> None:
             code = _failed(exc.format_message(), usage=usage)
         else:
             code = _failed(traceback.format_exc(), 1)
+    gc.freeze()  # else Python looks through all modules for cycles at exit: a tenth of a second
     raise SystemExit(code)
 
 
@@ -98,6 +101,23 @@ User = Annotated[
     str | None, typer.Option("--user", help="Whose memories; else PERDURE_USER, else me.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def _moment(text: str) -> datetime:
+    """A moment that was typed; without a time zone it is one of this machine's."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError) as exc:
+        raise typer.BadParameter(
+            f"{text!r} is no moment; expected ISO 8601, like 2026-01-31T09:30 or "
+            "2026-01-31T08:30:00Z"
+        ) from exc
+
+
+AsOf = Annotated[
+    datetime | None,
+    typer.Option(parser=_moment, metavar="MOMENT", help="As it was then, in ISO 8601."),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -146,6 +166,10 @@ class Database:
     def config(self) -> RunnableConfig:
         """What fills in the namespaces of memories."""
         return {"configurable": {"user_id": self.user}}
+
+    def index(self) -> None:
+        """Index the user's memories, so that the first search does not have to."""
+        self.store.search(("memories", self.user), query="memories", limit=1)
 
     def extraction(self, extractor: Extractor | None = None) -> Extraction:
         """The extraction of the threads; without an extractor, of turns."""

@@ -110,6 +110,24 @@ def note(text: str, style: str | None = None) -> None:
     say(text, style, stderr=True)
 
 
+def speak(text: str, style: str | None = None) -> None:
+    """Print a part of a text that comes in parts, at once."""
+    to = console()
+    if to.is_terminal:
+        from rich.text import Text
+
+        to.print(Text(safe(text), style or ""), end="", soft_wrap=True)
+    else:
+        sys.stdout.write(safe(text))
+        sys.stdout.flush()
+
+
+def room(head: str) -> int:
+    """The characters that a line of the terminal has after its head; when piped, many."""
+    to = console(stderr=True)
+    return to.width - len(head) if to.is_terminal else 10_000
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], ids: Collection[str] = ()) -> None:
     """Print rows under headings, a line each; when piped, nothing is cut.
 

@@ -63,7 +63,7 @@ def worker(
         if timezone is not None and cron is None:
             raise ConfigurationError("--timezone is that of --cron, which is not given")
         background = Background(
-            file.extraction(_extractor(file) if facts else None),
+            file.extraction(extractor(file) if facts else None),
             pace=Pace(delay_s=_DELAY_S if delay is None and cron in (None, _OFF) else delay),
             database=database,
             defaults=file.config["configurable"],
@@ -84,7 +84,7 @@ def worker(
         raise typer.Exit(1)
 
 
-def _extractor(file: Database) -> Extractor:
+def extractor(file: Database) -> Extractor:
     """What asks the configured model."""
     from perdure.graphs.configured import configured_model
     from perdure.memory.model_extractor import ModelExtractor

@@ -1,0 +1,181 @@
+"""`perdure chat`: talk on a thread, from where it was left."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import typer
+
+from perdure.cli.app import DB, Database, User, app, completed_thread, opened
+from perdure.cli.memories import extract_due
+from perdure.cli.output import counted, line, note, room, speak
+from perdure.cli.progress import at_work
+from perdure.errors import ConfigurationError, ModelFailed, PerdureError
+
+_SHOWN: Final = 4  # messages repeated when a thread is resumed
+_CARRIED: Final = ("title", "titled", "create_time")  # of the newest checkpoint, to the next ones
+_COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "yellow"}
+
+
+@app.command()
+def chat(
+    thread: Annotated[
+        str,
+        typer.Option(
+            *("--thread", "-t"),
+            help="The conversation to begin or to go on with.",
+            autocompletion=completed_thread,
+        ),
+    ],
+    message: Annotated[
+        str | None, typer.Option("--message", "-m", help="Say this, print the answer, and end.")
+    ] = None,
+    keep_last: Annotated[
+        int | None,
+        typer.Option(min=1, help="Show the model so many earlier messages; history keeps all."),
+    ] = None,
+    no_memory: Annotated[
+        bool, typer.Option("--no-memory", help="Recall nothing of other threads, add nothing.")
+    ] = False,
+    user: User = None,
+    db: DB = None,
+) -> None:
+    """Talk on a thread, also after a crash; /quit or the end of input ends.
+
+    The model is shown what was said on other threads and bears on what you say.
+    """
+    if message is not None and not message.strip():
+        raise ConfigurationError("--message is empty; give it a text, or leave it out to type one")
+    with (
+        opened(db, user, create=True) as file,
+        nullcontext() if no_memory else _extracted(file),
+    ):
+        # without a user the thread is nobody's, so that no worker extracts it either
+        whose = "" if no_memory else file.user
+        talk = _talk(file, {"thread_id": thread, "user_id": whose}, keep_last)
+        _resume(talk, file, thread)
+        talk.config["metadata"] = _carried(file, thread)
+        for said in [message] if message is not None else _typed():
+            new = {"messages": [{"role": "user", "content": said}]}
+            talk.turn(new, "What you said is stored; start the chat again for an answer")
+
+
+@contextmanager
+def _extracted(file: Database) -> Iterator[None]:
+    """Extract the turns of runs that were cut off, before the chat and after it."""
+    _extract(file)
+    try:
+        yield
+    finally:
+        _extract(file)
+
+
+def _extract(file: Database) -> None:
+    try:
+        with at_work("reading what was cut off …"):
+            extract_due(file)
+    except PerdureError as exc:  # the next chat, or a worker, tries again
+        note(f"memories could not be extracted yet: {exc}", "dim")
+
+
+@dataclass(frozen=True, slots=True)
+class _Talk:
+    """A conversation as it goes on.
+
+    Attributes:
+        graph: Answers.
+        config: Of its runs.
+        window: What the thread keeps in its state after a turn; empty: everything.
+    """
+
+    graph: Any
+    config: Any
+    window: list[Any]
+
+    def turn(self, given: Any, otherwise: str) -> None:
+        """Run a turn and print the answer; `otherwise`: how things stand if none comes."""
+        from openai import OpenAIError
+
+        try:
+            self._answer(given)
+        except OpenAIError as exc:
+            why = line(str(exc), 300).rstrip(".")
+            raise ModelFailed(f"the model did not answer: {why}. {otherwise}") from exc
+        speak("\n")
+
+    def _answer(self, given: Any) -> None:
+        stream = self.graph.stream(given, self.config, stream_mode="messages", durability="sync")
+        for chunk, meta in stream:
+            if meta.get("langgraph_node") == "respond" and chunk.type in ("AIMessageChunk", "ai"):
+                speak(chunk.text, _COLORS["ai"])
+        for part in self.window:
+            if update := part.invoke(self.graph.get_state(self.config).values):
+                self.graph.update_state(self.config, update, as_node="respond")
+
+
+def _talk(file: Database, configurable: dict[str, str], keep_last: int | None) -> _Talk:
+    """The graph that answers; a user without a name has no memory."""
+    from perdure.graphs import chat_graph
+    from perdure.graphs.configured import configured_model
+    from perdure.memory import remember_turns, trim, use_memories
+
+    window = [trim(max_tokens=keep_last + 1, token_counter=len)] if keep_last else []
+    memory: list[Any] = [*window]  # before what is recalled, which is no earlier message
+    if configurable["user_id"]:
+        memory += [use_memories(file.store), remember_turns(file.store)]
+    graph = chat_graph(configured_model(file.settings), memory=memory, checkpointer=file.saver)
+    return _Talk(graph, {"configurable": configurable}, window)
+
+
+def _resume(talk: _Talk, file: Database, thread: str) -> None:
+    """Say where the thread stands, and finish what was cut off."""
+    state = talk.graph.get_state(talk.config)
+    if not state.created_at:
+        note(f"thread {thread!r} is new", "dim")
+        return
+    said = [item for item in file.saver.history(thread) if not item.branch]
+    seen = sum(item.seen for item in said)
+    note(
+        f"thread {thread!r}: {counted(len(said), 'message')} said, the model sees {seen}, "
+        f"{len(said) - seen} are only history",
+        "dim",
+    )
+    for item in said[-_SHOWN:]:
+        head = f"{'●' if item.seen else '○'} {item.value.type}: "
+        text = item.value.text or ", ".join(
+            call["name"] for call in getattr(item.value, "tool_calls", ())
+        )
+        note(head + line(text, room(head)), _COLORS.get(item.value.type))
+    if state.tasks:  # also when the answer was stored and the turn not yet ended
+        note("the last turn was cut off; finishing it", "dim")
+        talk.turn(None, "That turn stays to be finished; nothing new was said")
+
+
+def _carried(file: Database, thread: str) -> dict[str, Any]:
+    """What each new checkpoint is to say of an imported conversation, as the newest does."""
+    with suppress(PerdureError):  # it is new
+        [newest] = file.saver.checkpoints(thread, checkpoint_ns="", limit=1)
+        known: Any = newest.metadata
+        return {name: known[name] for name in _CARRIED if name in known}
+    return {}
+
+
+def _typed() -> Iterator[str]:
+    """What the user types, a line a turn, until /quit or the end of input."""
+    by_hand = sys.stdin.isatty()
+    if by_hand:
+        with suppress(ImportError):
+            import readline  # noqa: F401 - gives input() line editing, where it is there
+    while True:
+        try:
+            text = input("> " if by_hand else "").strip()
+        except EOFError:
+            return
+        if text == "/quit":
+            return
+        if text:
+            yield text
