@@ -1,4 +1,4 @@
-"""A chat that resumes by `thread_id`, with memory of its thread and of others."""
+"""A chat that resumes by `thread_id`, and an agent that remembers by tools as well."""
 
 from __future__ import annotations
 
@@ -19,11 +19,17 @@ from langgraph.store.base import BaseStore
 from langgraph.types import Command
 
 from perdure.graphs.responder import QuotingResponder
+from perdure.memory.extraction import remember_turns
+from perdure.memory.gate import Gate
+from perdure.memory.instructions import UseInstructions
 from perdure.memory.model_call import chat_model, with_tools
 from perdure.memory.nodes import Learner, MessagesNode, view
 from perdure.memory.options import instance
+from perdure.memory.recall import NAMESPACE
 from perdure.memory.reducers import ChatState
 from perdure.memory.summary import Summarize, SummaryState
+from perdure.memory.tools import manage_memory, search_memory
+from perdure.memory.use_memories import UseMemories, use_memories
 
 Part = MessagesNode | Learner
 _NAMES: Final = {"RememberTurns": "remember", "UpdateInstructions": "reflect"}
@@ -98,6 +104,37 @@ def chat_graph(
     return builder.compile(checkpointer=checkpointer, store=store, name="chat")
 
 
+def memory_agent(
+    model: BaseChatModel | str | None = None,
+    tools: Sequence[BaseTool] = (),
+    *,
+    memory: Sequence[Part] = (),
+    namespace: tuple[str, ...] = NAMESPACE,
+    gate: Gate | None = None,
+    checkpointer: BaseCheckpointSaver[Any] | None = None,
+    store: BaseStore | None = None,
+) -> CompiledStateGraph[Any, None, Any, Any]:
+    """Compile a chat with the tools `manage_memory` and `search_memory`.
+
+    It recalls by itself what answers the user's message, and remembers the turns of a run at its
+    end. The run's config says whose memories: `{"configurable": {"thread_id": …, "user_id": …}}`.
+    `use_memories(…)` among the parts of `memory` replaces the agent's own; `namespace` says where
+    memories are kept, see `Template`. The other options are those of `chat_graph`.
+    """
+    # they replace the system message, so they come first
+    first: list[Part] = [part for part in memory if isinstance(part, UseInstructions)]
+    rest = [part for part in memory if not isinstance(part, UseInstructions)]
+    if not any(isinstance(part, UseMemories) for part in rest):
+        first.append(use_memories(namespace=namespace))
+    return chat_graph(
+        model,
+        [manage_memory(namespace, gate=gate), search_memory(namespace), *tools],
+        memory=[*first, *rest, remember_turns(namespace=namespace, gate=gate)],
+        checkpointer=checkpointer,
+        store=store,
+    )
+
+
 def _named(parts: Sequence[Part]) -> dict[str, Part]:
     """Parts by the names of their nodes, like `remember`, `reflect`, `trim`, `trim-2`."""
     named: dict[str, Part] = {}
@@ -112,14 +149,11 @@ def _named(parts: Sequence[Part]) -> dict[str, Part]:
 def _quiet(part: Part) -> Runnable[Any, Any]:
     """A node whose update is pairs: `stream_mode="messages"` has those of a dict, removals too."""
 
-    def pairs(update: dict[str, Any]) -> Command[Any]:
-        return Command(update=list(update.items()))
-
     def run(state: Any, config: RunnableConfig) -> Command[Any]:
-        return pairs(part.invoke(state, config))
+        return Command(update=list(part.invoke(state, config).items()))
 
     async def arun(state: Any, config: RunnableConfig) -> Command[Any]:
-        return pairs(await part.ainvoke(state, config))
+        return Command(update=list((await part.ainvoke(state, config)).items()))
 
     return RunnableLambda(run, arun)
 

@@ -13,8 +13,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from perdure import settings
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.graphs.chat import Part, chat_graph
-from perdure.graphs.memory_agent import memory_agent
+from perdure.graphs.chat import Part, chat_graph, memory_agent
 from perdure.memory.extraction import remember_turns
 from perdure.memory.gate import Gate
 from perdure.memory.recall import NAMESPACE
