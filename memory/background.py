@@ -1,7 +1,6 @@
 """Background extraction: threads are extracted when their conversation pauses.
 
-A worker asks which threads are due (`due.py`), and puts them on a queue of DBOS (`job_queue.py`),
-each thread once. Runs write nothing for it, and a lost queue loses no thread.
+A worker asks which threads are due, and queues each once. A lost queue loses no thread.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from perdure.memory import model_call
 from perdure.memory.due import DueThreads, Job, Pace, State
 from perdure.memory.effects import run
 from perdure.memory.extraction import Extraction, ExtractionReport
-from perdure.memory.job_queue import JobQueue, Work, place_of
+from perdure.memory.job_queue import JobQueue, place_of
 from perdure.memory.options import choice, instance, seconds, whole
 from perdure.memory.thread_messages import storable
 from perdure.memory.watermarks import watermark
@@ -43,7 +42,6 @@ _QUEUED: Final = 100  # jobs on the queue at most
 _TICK_S: Final = (0.05, 5.0)
 _FORGET_S: Final = 3600.0
 _LATE_S: Final = 60.0  # after limit_s, until the worker of a job counts as ended
-_FINAL: Final = (ConfigurationError, SerializationError)
 
 
 class Background:
@@ -95,9 +93,8 @@ class Background:
         with self._lock:
             if self.work and not self._works:
                 try:
-                    work = Work(self._attempt, self._put_all)
-                    lost = self._stack.enter_context(self._opened().working(self.workers, work))
-                    for job in lost:
+                    works = self._opened().working(self.workers, self._attempt, self._put_all)
+                    for job in self._stack.enter_context(works):
                         self._record(job, _LOST)
                 except BaseException:
                     self.stop()
@@ -162,11 +159,13 @@ class Background:
         if state is not None:
             choice("state", state, get_args(State))
         queue = self._opened()
-        live, found = queue.live(), self._due.jobs()
-        found = [replace(job, state="running") if live.get(job.key) else job for job in found]
-        known = {job.key for job in found}
-        found += {job.key: job for job in queue.done() if job.key not in known}.values()
-        return [job for job in found if state in (None, job.state)]
+        live = queue.live()
+        due = {
+            job.key: replace(job, state="running") if live.get(job.key) else job
+            for job in self._due.jobs()
+        }
+        found = {job.key: job for job in queue.done()} | due  # asked last: none is in neither
+        return [job for job in found.values() if state in (None, job.state)]
 
     def _opened(self) -> JobQueue:
         if (queue := self._queue) is not None:  # without the lock, which `stop` holds while waiting
@@ -181,8 +180,6 @@ class Background:
         for job in jobs:
             self._opened().put(job)
         return {job.key for job in jobs}
-
-    # -- work
 
     def _tick(self) -> None:
         """Regularly put the threads that are due on the queue."""
@@ -288,19 +285,17 @@ def run_worker(background: Background, *, timeout_s: float = 30.0) -> None:
     instance("background", background.work and background, Background, "one that works")
     ended, signals = threading.Event(), (signal.SIGINT, signal.SIGTERM)
     before = {each: signal.signal(each, lambda *_: ended.set()) for each in signals}
-    try:
+    with ExitStack() as stack:
+        for each, handler in before.items():
+            stack.callback(signal.signal, each, handler)
         with background:
             while not ended.wait(1.0):  # a wait without an end cannot be interrupted everywhere
                 pass
-            for each, handler in before.items():  # a second signal ends the process at once
-                signal.signal(each, handler)
+            stack.close()  # a second signal ends the process at once
             background.stop(timeout_s)
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 def _is_final(exc: BaseException) -> bool:
     """Whether trying again cannot help."""
-    final = isinstance(exc, _FINAL) or model_call.is_final(exc)
+    final = isinstance(exc, ConfigurationError | SerializationError) or model_call.is_final(exc)
     return final or (exc.__cause__ is not None and _is_final(exc.__cause__))

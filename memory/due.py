@@ -1,7 +1,4 @@
-"""Threads that are due for extraction: a query over threads and watermarks.
-
-A thread is due if its head is beyond the watermark, and it was quiet or has waited long enough.
-"""
+"""Threads that are due for extraction: a query over threads and watermarks."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ from perdure.stores.namespaces import check_key, check_namespace
 
 _LOG: Final = logging.getLogger("perdure.background")
 State = Literal["waiting", "due", "running", "retrying", "dead", "done"]
-_PAGE: Final = 500  # threads
 _MARGIN: Final = timedelta(seconds=2)  # activity is noted to a tenth of a second, clocks differ
 _LONGEST_PAUSE_S: Final = 3600.0
 
@@ -63,11 +59,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The extraction of one thread.
-
-    Its state is `"waiting"` for a pause of the conversation, `"due"`, `"running"`, `"retrying"`
-    after a failure, `"dead"`: given up until there is a new message, or `"done"`.
-    """
+    """The extraction of one thread; `"dead"` is one given up until there is a new message."""
 
     thread_id: str
     namespace: Namespace  # of its memories
@@ -85,7 +77,7 @@ class Job:
 
     @property
     def config(self) -> RunnableConfig:
-        """The config of a run on the thread."""
+        """Of a run on the thread."""
         return {"configurable": {**self.configurable, "thread_id": self.thread_id}}
 
     def __str__(self) -> str:
@@ -120,8 +112,8 @@ class DueThreads:
     def jobs(self, *, listed: bool = True) -> list[Job]:
         """The threads with unread messages, in any state but `"done"`.
 
-        Only threads written to since the last call are read anew. With `listed`, those that were
-        deleted since are left out: a query for each thread.
+        With `listed`, those that were deleted since the last call are left out, by a query for
+        each thread.
         """
         with self._lock:
             self._refresh()
@@ -135,21 +127,22 @@ class DueThreads:
             adapter, name = self._extraction.adapter(), self._extraction.extractor.name
             asked = [(namespace, id) for id, (namespace, _) in places.items()]
             marks = dict(zip(places, run(watermarks(adapter, asked, name)), strict=True))
-            jobs, now = [], datetime.now(UTC)
-            for thread_id, (head, seen) in [*self._unread.items()]:
+            unread, jobs = {}, []
+            for thread_id, (head, seen) in self._unread.items():
                 mark = marks.get(thread_id)
                 if mark is None or mark.checkpoint_id == head.checkpoint_id:
-                    del self._unread[thread_id]  # another extraction's, or read
-                    continue
+                    continue  # another extraction's, or read
+                unread[thread_id] = head, seen
                 namespace, given = places[thread_id]
-                state, at = standing(self._pace, head, mark, seen, now)
+                state, at = standing(self._pace, head, mark, seen, datetime.now(UTC))
                 failed = mark.failed_head == head.checkpoint_id
                 failure = (mark.attempts, mark.error) if failed else (0, "")
                 jobs.append(Job(thread_id, namespace, state, *failure, at, given))
+            self._unread = unread
             return jobs
 
     def job(self, thread_id: str, config: RunnableConfig | None) -> Job:
-        """The job of one thread; without a config, that of the thread's last run is taken."""
+        """The job of one thread; None: with the config of its last run."""
         given = dict((config or {}).get("configurable", {}))
         if config is None:
             [head] = self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
@@ -166,7 +159,7 @@ class DueThreads:
     def _refresh(self) -> None:
         """Add the threads that were written to since the last call."""
         begun, after = datetime.now(UTC), None
-        while page := self._saver.heads(limit=_PAGE, after=after, active_since=self._since):
+        while page := self._saver.heads(limit=500, after=after, active_since=self._since):
             after = page[-1].thread_id
             for head in page:
                 _, seen = self._unread.get(head.thread_id, (head, min(begun, head.updated_at)))
