@@ -1,7 +1,7 @@
 """Extraction: memories of the messages of a thread, exactly once in effect.
 
 Messages → extractor → gate → one transaction with the watermark, which is compared and swapped:
-of two that extract one thread at the same time the slower is refused, and reads it again.
+of two extractions of one thread the slower is refused, and reads it again.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ExtractionReport:
 
     @property
     def changes(self) -> Mapping[str, int]:
-        """How many memories were changed, by the kind of change."""
+        """How many memories were changed, by kind."""
         return {name: getattr(self, name) for name in _CHANGES}
 
     def counting(self, messages: int, plan: Planned, usage: Usage) -> ExtractionReport:
@@ -132,13 +132,9 @@ class Extraction:
     ) -> Effects[ExtractionReport]:
         """Extract memories of the messages of a thread that this extractor has not read yet.
 
-        After an error, the next extraction reads the same messages.
-
-        Args:
-            thread_id: The thread.
-            config: Of a run; it fills in the namespace.
-            anew: Read the whole thread again. No memory is made twice, and no deleted memory comes
-                back.
+        The config of a run fills in the namespace. With `anew`, the whole thread is read again: no
+        memory is made twice, and no deleted memory comes back. After an error, the next extraction
+        reads the same messages.
 
         Raises:
             UnknownThread: There is no such thread.
@@ -146,7 +142,6 @@ class Extraction:
             LimitExceeded: There is no room for more memories.
             ModelFailed: The model gave no usable answer.
             VersionConflict: Others changed the same memories, again and again.
-            StorageError: The store refuses.
         """
         scope = _scope(self.adapter(), self.namespace, config)
         pipeline = Pipeline(self.extractor, self.gate, self.batch, scope)
@@ -168,15 +163,11 @@ class Extraction:
 
 
 def _scope(adapter: StoreAdapter, template: Template, config: RunnableConfig | None) -> Scope:
-    """Where a run's memories are written, if the store takes the labels."""
     namespace = namespace_of(template, config)
-    label = next((label for label in namespace if "." in label), None)
-    if label is not None and not adapter.versioned:
-        names = " and ".join(map(repr, template.names)) or "nothing"
+    if not adapter.versioned and any("." in label for label in namespace):
         raise InvalidNamespace(
-            f"the label {label!r} of {namespace!r} has a dot, which {type(adapter.store).__name__} "
-            f"refuses; the labels are {template.labels!r}, filled in by {names} of the config: "
-            "pass a value without dots, or use perdure.stores.SQLiteStore"
+            f"{type(adapter.store).__name__} refuses dots, as in {namespace!r} of "
+            f"{template.labels!r}: pass values without dots, or use perdure.stores.SQLiteStore"
         )
     return Scope(adapter, namespace, config)
 
@@ -271,13 +262,9 @@ class Pipeline:
 
 def _batch_of(messages: Sequence[ThreadMessage], mark: Watermark, history: ThreadHistory) -> Batch:
     first = next(i for i, each in enumerate(history.messages) if each.id == messages[0].id)
-    return Batch(
-        history.thread_id,
-        history.checkpoint_id,
-        messages,
-        history.messages[max(0, first - _BEFORE) : first],
-        mark.ids & {each.id for each in messages},
-    )
+    before = history.messages[max(0, first - _BEFORE) : first]
+    edited = mark.ids & {each.id for each in messages}
+    return Batch(history.thread_id, history.checkpoint_id, messages, before, edited)
 
 
 def _drop_versions(adapter: StoreAdapter, prefix: Namespace) -> Effects[None]:
@@ -293,15 +280,9 @@ def _drop_versions(adapter: StoreAdapter, prefix: Namespace) -> Effects[None]:
 class RememberTurns(Learner):
     """A node that remembers the messages of a run, at the end of a graph or in MemoryMiddleware.
 
-    Each message becomes a memory, without a model, in about a millisecond, in one transaction with
-    the thread's watermark. If the store fails, the error is logged, and the next run or a
-    background extraction remembers the messages. Put the node before nodes that remove messages.
-
-    Args:
-        store: Where memories are kept; None: the store of the graph.
-        namespace: Labels; see `Template`.
-        gate: Decides what is kept; None: `Gate()`.
-        messages_key: The channel of the messages.
+    Each message becomes a memory, without a model, in about a millisecond. If the store fails, the
+    error is logged, and the next run or a background extraction remembers the messages. Put the
+    node before nodes that remove messages. The options are those of `Extraction`.
     """
 
     def __init__(
