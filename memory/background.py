@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Self, get_args
@@ -52,9 +52,8 @@ class Background:
     Args:
         extraction: Of a perdure checkpointer and a store.
         pace: When threads are extracted, and how often a failed extraction is repeated.
-        database: Where the queue is kept: a file, or `"postgresql://…"` for workers on several
-            machines. None: a file beside the store's. It is never encrypted, and has thread ids,
-            namespaces and reports.
+        database: Of the queue: a file, or `"postgresql://…"` for workers on several machines; None:
+            a file beside the store's. Never encrypted; has thread ids, namespaces and reports.
         workers: How many threads this process extracts at the same time.
         work: Whether this process extracts, or only lists and adds jobs.
         defaults: Values for runs whose `configurable` lacks them, as `{"user_id": "me"}`.
@@ -85,31 +84,25 @@ class Background:
         self._works = False
 
     def start(self) -> Self:
-        """Start to work, unless `work` is False.
-
-        Raises:
-            ConfigurationError: This process runs DBOS already.
-        """
+        """Start to work, unless `work` is False; an error if this process runs DBOS already."""
         with self._lock:
-            if self.work and not self._works:
-                try:
-                    works = self._opened().working(self.workers, self._attempt, self._put_all)
-                    for job in self._stack.enter_context(works):
-                        self._record(job, _LOST)
-                except BaseException:
-                    self.stop()
-                    raise
-                self._works = True
-                ticks = threading.Thread(target=self._tick, name="perdure-background", daemon=True)
-                ticks.start()
-                self._stack.callback(ticks.join)
+            if not self.work or self._works:
+                return self
+            try:
+                works = self._opened().working(self.workers, self._attempt, self._put_all)
+                for job in self._stack.enter_context(works):
+                    self._record(job, _LOST)
+            except BaseException:
+                self.stop()
+                raise
+            self._works = True
+            ticks = threading.Thread(target=self._tick, name="perdure-background", daemon=True)
+            ticks.start()
+            self._stack.callback(ticks.join)
         return self
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """Stop; threads that are due stay due, for the next start or another worker.
-
-        Running extractions have so many seconds; one that takes longer is made again later.
-        """
+        """Stop; running extractions have so many seconds, what is not done stays due."""
         end = time.monotonic() + seconds("timeout_s", timeout_s)
         with self._lock:
             self._stop.set()
@@ -141,8 +134,8 @@ class Background:
     def every(self, cron: str | None, timezone: str | None = None) -> None:
         """Have all threads extracted on a schedule, also those that were given up.
 
-        The queue's database keeps the schedule; a time without a worker is skipped. `cron` has five
-        fields, `"0 3 * * *"`; None: end the schedule. `timezone` is UTC or `"Europe/Berlin"`.
+        The queue's database keeps the schedule, like `"0 3 * * *"`; None: end it. A time without a
+        worker is skipped. `timezone` is UTC or `"Europe/Berlin"`.
         """
         self._opened().every(cron, timezone)
 
@@ -182,7 +175,7 @@ class Background:
         return {job.key for job in jobs}
 
     def _tick(self) -> None:
-        """Regularly put the threads that are due on the queue."""
+        """Put threads that become due on the queue."""
         shortest, longest = _TICK_S
         delay_s = min(self.pace.backoff_s, self.pace.delay_s or longest)
         pause, forgotten = min(longest, max(shortest, delay_s / 4)), 0.0
@@ -260,24 +253,20 @@ class Background:
             if exc is None and mark.checkpoint_id == head:  # the worker ended after it was read
                 return
             mark = mark.with_failure(error, datetime.now(UTC), head, final=final)
-            try:
+            with suppress(VersionConflict):  # another extraction wrote meanwhile
                 run(adapter.written([mark.put(job.namespace, job.thread_id)]))
-            except VersionConflict:  # another extraction wrote meanwhile
-                continue
-            dead = final or mark.attempts > self.pace.retries
-            state: State = "dead" if dead else "retrying"
-            self._notify(replace(job, state=state, attempts=mark.attempts, error=error), exc)
-            return
+                state: State = "dead" if final or mark.attempts > self.pace.retries else "retrying"
+                self._notify(replace(job, state=state, attempts=mark.attempts, error=error), exc)
+                return
 
     def _notify(self, job: Job, exc: BaseException | None = None) -> None:
         level = {"done": logging.INFO, "dead": logging.ERROR}.get(job.state, logging.WARNING)
-        known = exc is None or isinstance(exc, PerdureError)
-        logger.log(level, "%s", job, exc_info=None if known else exc)
-        if self._on_job is not None:
-            try:
+        logger.log(level, "%s", job, exc_info=None if isinstance(exc, PerdureError) else exc)
+        try:
+            if self._on_job is not None:
                 self._on_job(job)
-            except Exception:
-                logger.exception("on_job=%r failed with %s", self._on_job, job)
+        except Exception:
+            logger.exception("on_job=%r failed with %s", self._on_job, job)
 
 
 def run_worker(background: Background, *, timeout_s: float = 30.0) -> None:

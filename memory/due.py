@@ -81,16 +81,15 @@ class Job:
         return {"configurable": {**self.configurable, "thread_id": self.thread_id}}
 
     def __str__(self) -> str:
-        parts = [f"{self.thread_id} in {'/'.join(self.namespace)}: {self.state}"]
-        for name in ("added", "updated", "superseded", "deleted", "quarantined"):
-            if count := (self.report or {}).get(name):
-                parts.append(f"{count} {name}")
-        parts += [f"attempt {self.attempts}"] if self.attempts else []
-        return " ".join(", ".join([*parts, *filter(None, [self.error])]).split())
+        names = ("added", "updated", "superseded", "deleted", "quarantined")
+        counts = [f"{count} {name}" for name in names if (count := (self.report or {}).get(name))]
+        attempt = f"attempt {self.attempts}" if self.attempts else ""
+        head = f"{self.thread_id} in {'/'.join(self.namespace)}: {self.state}"
+        return " ".join(", ".join(filter(None, [head, *counts, attempt, self.error])).split())
 
 
 class DueThreads:
-    """The threads with messages that an extraction, of a perdure checkpointer, has not read yet.
+    """The threads with messages that an extraction has not read yet.
 
     `defaults` are values for runs whose `configurable` lacks them: `{"user_id": "local"}`.
     """
@@ -168,7 +167,7 @@ class DueThreads:
         self._since = begun - _MARGIN
 
     def _place(self, head: ThreadHead) -> tuple[Namespace, dict[str, str]] | None:
-        """The namespace of a thread's memories, and its values; None: the values do not fill it."""
+        """The namespace of a thread's memories, and its values; None: there is no such place."""
         given = self._configurable(head.metadata)
         try:
             namespace = namespace_of(self._extraction.namespace, {"configurable": given})

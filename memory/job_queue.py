@@ -38,7 +38,7 @@ _QUEUE: Final = "perdure.extraction"
 logging.getLogger("dbos").addHandler(logging.NullHandler())  # else DBOS adds one that prints
 _VERSION: Final = "2"  # of the workflows; DBOS gives a job to workers of its version only
 _SCHEMA: Final = "perdure"  # of the tables in a Postgres database
-_POSTGRES: Final = ("postgresql://", "postgres://")
+_POSTGRES: Final = "postgresql://"
 _POLL_S: Final = 0.25
 _CONNECTIONS: Final = 6  # of DBOS's own threads
 _working: list[tuple[Callable[[Job], dict[str, Any]], Callable[[], object]]] = []  # at most one
@@ -103,13 +103,8 @@ class JobQueue:
 
     def every(self, cron: str | None, timezone: str | None) -> None:
         """Call `extract_all` on a schedule; None: end the schedule."""
-        schedule: Any = {
-            "schedule_name": _EXTRACT_ALL,
-            "workflow_name": _EXTRACT_ALL,
-            "schedule": cron,
-            "cron_timezone": timezone,
-            "application_name": _SCHEMA,
-        }
+        schedule: Any = {"schedule_name": _EXTRACT_ALL, "workflow_name": _EXTRACT_ALL}
+        schedule |= {"schedule": cron, "cron_timezone": timezone, "application_name": _SCHEMA}
         with _mapped("written"):
             if cron is None:
                 self._client.delete_schedule(_EXTRACT_ALL)
@@ -172,10 +167,9 @@ class JobQueue:
         return f"{socket.gethostname()}/{number}"
 
     def _listed(self, status: str | list[str], **options: Any) -> list[WorkflowStatus]:
+        options |= {"status": status, "name": _EXTRACT, "application_name": _SCHEMA}
         with _mapped("read"):
-            return self._client.list_workflows(
-                status=status, name=_EXTRACT, application_name=_SCHEMA, **options
-            )
+            return self._client.list_workflows(**options)
 
     def _taken(self, found: list[WorkflowStatus]) -> list[Job]:
         with _mapped("written"):
@@ -196,13 +190,13 @@ def _job(thread_id: str, namespace: list[str], configurable: dict[str, str]) -> 
 
 
 def place_of(given: Any, store: Any) -> str | None:
-    """The given file or URL, else a file beside the store's; None: there is none."""
+    """The given file or URL, else a file beside the store's, if it has one."""
     if given is None:
         path = getattr(getattr(store, "database", None), "path", None)
         return f"{path}.jobs" if isinstance(path, str) and path != ":memory:" else None
     found = os.fsdecode(given) if isinstance(given, str | os.PathLike) else ""
-    if found.startswith(_POSTGRES):
-        return "postgresql://" + found.split("://", 1)[1]
+    if found.startswith(("postgresql://", "postgres://")):
+        return _POSTGRES + found.split("://", 1)[1]
     if not found or "://" in found or "?" in found:  # the last is no part of a path in a URL
         raise ConfigurationError(
             f"database is {given!r:.80}; expected a file, or 'postgresql://user@host/name'"

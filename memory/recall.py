@@ -25,7 +25,6 @@ NAMESPACE: Final = ("memories", "{user_id}")
 """The namespace of memories, unless another is given."""
 Labels = Sequence[str] | Sequence[Sequence[str]]
 """The labels of a namespace, or a list of the labels of several; see `Template`."""
-Accepts = Callable[[Memory], bool]
 _REJECTED: Final = 3  # times the memories that are wanted, more are read in the first search
 _SPARE: Final = 5  # memories that are looked at beyond the limit: some repeat others
 _DEEPER: Final = 4  # times as many memories are looked at if too many are left out
@@ -72,11 +71,7 @@ class MemorySearch:
     def namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
         """The namespaces of a run, without those under another of them."""
         every = dict.fromkeys(namespace_of(template, config) for template in self._templates)
-        return [
-            namespace
-            for namespace in every
-            if not any(namespace[:length] in every for length in range(1, len(namespace)))
-        ]
+        return [one for one in every if not any(one[:size] in every for size in range(1, len(one)))]
 
     def found(
         self,
@@ -85,15 +80,15 @@ class MemorySearch:
         config: RunnableConfig | None,
         *,
         as_of: datetime | None = None,
-        accepts: Accepts = lambda memory: True,
+        accepts: Callable[[Memory], bool] = lambda memory: True,
         max_tokens: int | None = None,
         rejected: int = 0,
         explain: bool = False,
     ) -> Effects[RecallResult]:
         """The memories that answer a query and are accepted, in `max_tokens` or its own budget.
 
-        About `rejected` memories will not be accepted, so more are read for one search to be
-        enough. With `explain` memories have the parts of their scores.
+        About `rejected` memories will not be accepted, so more are read at once. With `explain`
+        memories have the parts of their scores.
         """
         instance("query", query, str, "text")
         adapter, prefixes = adapter_of(store), self.namespaces(config)
@@ -115,7 +110,7 @@ class MemorySearch:
         adapter: StoreAdapter,
         prefix: Namespace,
         options: dict[str, Any],
-        accepts: Accepts,
+        accepts: Callable[[Memory], bool],
         rejected: int,
     ) -> Effects[list[tuple[int, Memory]]]:
         """Memories of one namespace with their ranks, more than the limit: some repeat others."""
@@ -157,18 +152,13 @@ def _recall(
 
     Args:
         query: In the user's words.
-        store: Any langgraph store; None: within a graph, the one it was compiled with.
+        store: Any langgraph store; None: that of the graph.
         config: Of the run: it fills in the namespace; None: within a node, that of its run.
         namespace: Where to look; a list of namespaces for several. See `Template`.
         kinds: Only memories of these kinds.
         limit: The largest number of memories.
         max_tokens: The tokens that they may take as the model is shown them; None: any number.
         as_of: Recall what was remembered at that moment; only of a perdure store.
-
-    Raises:
-        ConfigurationError: An argument is wrong, or there is no store.
-        InvalidConfig: The config does not fill in a namespace.
-        StorageError: The store fails.
     """
     search = MemorySearch(namespace, kinds, limit, max_tokens)
     return (yield from search.found(query, store, config, as_of=as_of, explain=True))
@@ -181,9 +171,8 @@ arecall = awaiting(_recall)
 def merged(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list[Memory]:
     """Rankings as one, best first, ties newest first, without repetitions.
 
-    Their scores cannot be compared, so they are merged by reciprocal rank fusion: Cormack, Clarke
-    and Buettcher, "Reciprocal Rank Fusion Outperforms Condorcet and Individual Rank Learning
-    Methods" (SIGIR 2009).
+    By reciprocal rank fusion, as scores cannot be compared: Cormack, Clarke and Buettcher (SIGIR
+    2009).
     """
     by_text: dict[str, tuple[Memory, dict[int, int]]] = {}  # with the rank in each search
     for search, ranking in enumerate(rankings):
@@ -198,20 +187,16 @@ def merged(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list
 
 
 def _without_sources(memories: Sequence[Memory]) -> list[Memory]:
-    """Without turns from which, and from nothing else, a better memory was extracted.
-
-    A turn that ranks before its facts answers better than they do: then all stay.
-    """
+    """Without turns that rank after a memory that was extracted from them alone."""
     kept: list[Memory] = []
-    extracted: set[tuple[str | None, tuple[str, ...]]] = set()
+    extracted: set[tuple[str | None, tuple[str, ...]] | None] = set()
     for memory in memories:
         source = memory.provenance
         place = (source.thread_id, source.message_ids) if source and source.message_ids else None
-        if memory.kind == TURN and place in extracted:
-            continue
-        if memory.kind != TURN and place is not None:
+        if memory.kind != TURN:
             extracted.add(place)
-        kept.append(memory)
+        if memory.kind != TURN or place is None or place not in extracted:
+            kept.append(memory)
     return kept
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from itertools import islice, tee
 from typing import Any, Final, Self
 
@@ -38,13 +39,10 @@ class UseMemories(MessagesNode):
 
     The query is the newest human message, with the one before it if it is as short as "and then?".
     Memories that rest only on messages which the model is shown after all parts of the view are
-    left out; memories of messages that are cut off are not. If the store or its embedder fails, a
-    warning is logged, and the turn goes on without memories.
-
-    `namespace`, `kinds`, `limit` and `max_tokens` are those of `recall`.
+    left out. If the store or its embedder fails, a warning is logged, and the turn goes on without
+    memories. `store`, `namespace`, `kinds`, `limit` and `max_tokens` are those of `recall`.
 
     Args:
-        store: Any langgraph store; None: the one that the graph was compiled with.
         min_score: As of `SQLiteStore.search`: how well a memory has to answer; only of perdure's.
         as_of: A function of the run's config that gives the moment at which to remember, or the
             name of that moment in the config; None, or if it gives None: the present.
@@ -109,7 +107,8 @@ class UseMemories(MessagesNode):
     ) -> Effects[frozenset[str | None]]:
         """The ids of the messages that the following parts leave."""
         for part in self._following:
-            shown = yield _call(part, shown, state, config)
+            given = (shown, state, config)
+            shown = yield Effect(partial(part.through, *given), partial(part.athrough, *given))
         return frozenset(message.id for message in shown.messages())
 
     def _recalled(
@@ -130,9 +129,8 @@ class UseMemories(MessagesNode):
             options |= {"accepts": accepts, "rejected": len(left)}
             return (yield from self._search.found(query, self._store, config, **options)).lines
         except Exception as exc:  # also of the driver of another store
-            if isinstance(exc, PerdureError) and not isinstance(
-                exc, StorageError | EmbeddingFailed
-            ):
+            passing = StorageError | EmbeddingFailed
+            if isinstance(exc, PerdureError) and not isinstance(exc, passing):
                 raise  # a mistake, which every turn would meet
             _LOG.warning("nothing is recalled in this turn: %s", exc, exc_info=exc)
             return ()
@@ -142,24 +140,17 @@ use_memories = UseMemories
 """Makes the part: `use_memories()`, `use_memories(store, namespace=("memories",))`."""
 
 
-def _call(part: MessagesNode, shown: Shown, *given: Any) -> Effect:
-    return Effect(lambda: part.through(shown, *given), lambda: part.athrough(shown, *given))
-
-
 def query_of(turns: Sequence[Turn]) -> str:
     """The query for the newest turns, newest first; "" if there is no text."""
     texts = [turn.messages[0].text.strip() for turn in turns[:2]]
     if not texts or not texts[0]:
         return ""
-    text = "\n".join(reversed(texts)) if _is_elliptic(texts[0]) else texts[0]
+    telling = [word for word in query_tokens(texts[0]) if word not in STOP_WORDS]
+    # as "and then?", "Bruges?"
+    is_elliptic = not telling or (len(telling) == 1 and len(texts[0].split()) <= _SHORT)
+    text = "\n".join(reversed(texts)) if is_elliptic else texts[0]
     half = _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[:half]}\n{text[-half:]}"
-
-
-def _is_elliptic(text: str) -> bool:
-    """Whether a message is understood only from the one before it, as "and then?", "Bruges?"."""
-    telling = [word for word in query_tokens(text) if word not in STOP_WORDS]
-    return not telling or (len(telling) == 1 and len(text.split()) <= _SHORT)
 
 
 def _with_section(shown: Shown, text: str) -> Shown:

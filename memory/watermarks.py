@@ -163,7 +163,8 @@ def _read(empty: Watermark, own: Item | None, turns: Item | None) -> Watermark:
     value = first if own is None else own.value
     if value is None:
         return empty
-    fields = {name: value[name] for name in (*_PLACE, *_FAILURE) if name in value}
+    names = [*_PLACE, *_FAILURE]
+    fields: dict[str, Any] = {name: value[name] for name in names if name in value}
     fields["known"] = tuple(Known(*each) for each in value["known"])
     if value.get("failed_at"):
         fields["failed_at"] = datetime.fromisoformat(value["failed_at"])

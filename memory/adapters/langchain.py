@@ -68,7 +68,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 
     @property
     def messages(self) -> list[BaseMessage]:
-        """The messages, oldest first, without those that providers refuse; assigning replaces."""
+        """The messages that providers take, oldest first; assigning replaces all."""
         return presentable(self._found(self.checkpointer.get_tuple(self._config)))
 
     @messages.setter

@@ -331,9 +331,9 @@ def test_any_store_will_do(recalls: Any) -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"query": 7}, "query is 7"),
-    ({"namespace": []}, "expected labels"),
-    ({"namespace": [()]}, "expected labels"),
-    ({"namespace": "memories"}, "expected labels"),
+    ({"namespace": []}, "has the label ''"),
+    ({"namespace": [()]}, "has the label ''"),
+    ({"namespace": "memories"}, "has the label ''"),
     ({"namespace": ["memories", ("shared",)]}, "the label"),
     ({"max_tokens": 0}, "max_tokens is 0"),
     ({"limit": 0}, "limit is 0"),
