@@ -333,7 +333,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"query": 7}, "query is 7"),
     ({"namespace": []}, "has the label ''"),
     ({"namespace": [()]}, "has the label ''"),
-    ({"namespace": "memories"}, "has the label ''"),
+    ({"namespace": "memories"}, "expected labels"),
     ({"namespace": ["memories", ("shared",)]}, "the label"),
     ({"max_tokens": 0}, "max_tokens is 0"),
     ({"limit": 0}, "limit is 0"),
