@@ -56,14 +56,10 @@ def chat_graph(
     Args:
         model: A chat model or its name; None: a responder that quotes what it is shown.
         tools: The tools that the model may call.
-        memory: The parts of the memory. What the model is shown, in order, the part that cuts last.
-            After the answer learners run, like `remember_turns()`, and then `summarize(…)`, which
-            changes the state.
+        memory: What the model is shown, in order, the part that cuts last. After the answer
+            learners run, like `remember_turns()`, and then `summarize(…)`, which changes the state.
         checkpointer: Makes the thread resumable.
         store: Keeps memories and instructions.
-
-    Raises:
-        ConfigurationError: The model cannot call tools.
     """
     for part in instance("memory", memory, (list, tuple), "a list of parts"):
         expected = "parts like use_memories(), trim(max_tokens=4_000) or remember_turns()"

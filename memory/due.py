@@ -32,21 +32,13 @@ _LONGEST_PAUSE_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When threads are extracted, and how often a failed extraction is repeated.
+    """When threads are extracted, and how often a failed extraction is repeated."""
 
-    Attributes:
-        delay_s: How long a thread must be quiet; None: extraction only by cron and by hand.
-        max_wait_s: A thread is extracted after so long, also if its conversation goes on.
-        retries: How often a failed extraction is repeated.
-        backoff_s: The pause after the first failure; it doubles after each.
-        limit_s: An extraction that takes longer fails.
-    """
-
-    delay_s: float | None = 30.0
-    max_wait_s: float = 600.0
+    delay_s: float | None = 30.0  # how long a thread must be quiet; None: only by cron and by hand
+    max_wait_s: float = 600.0  # after so long it is extracted, also if its conversation goes on
     retries: int = 5
-    backoff_s: float = 2.0
-    limit_s: float = 600.0
+    backoff_s: float = 2.0  # the pause after the first failure; it doubles after each
+    limit_s: float = 600.0  # an extraction that takes longer fails
 
     def __post_init__(self) -> None:
         if self.delay_s is not None:

@@ -133,15 +133,8 @@ class Extraction:
         """Extract memories of the messages of a thread that this extractor has not read yet.
 
         The config of a run fills in the namespace. With `anew`, the whole thread is read again: no
-        memory is made twice, and no deleted memory comes back. After an error, the next extraction
-        reads the same messages.
-
-        Raises:
-            UnknownThread: There is no such thread.
-            InvalidConfig: The config does not fill in the namespace.
-            LimitExceeded: There is no room for more memories.
-            ModelFailed: The model gave no usable answer.
-            VersionConflict: Others changed the same memories, again and again.
+        memory is made twice, and no deleted memory comes back. After an error, say `ModelFailed`,
+        the next extraction reads the same messages.
         """
         scope = _scope(self.adapter(), self.namespace, config)
         pipeline = Pipeline(self.extractor, self.gate, self.batch, scope)
@@ -225,8 +218,7 @@ class Pipeline:
         return one_by_one(self.scope.adapter, self.scope.namespace, attempt)
 
     def _mark(self, thread_id: str) -> Effects[Watermark]:
-        place = self.scope.adapter, self.scope.namespace
-        return watermark(*place, thread_id, self.extractor.name)
+        return watermark(self.scope.adapter, self.scope.namespace, thread_id, self.extractor.name)
 
     def _put(self, mark: Watermark, thread_id: str) -> PutItem:
         return mark.put(self.scope.namespace, thread_id)
@@ -301,12 +293,7 @@ class RememberTurns(Learner):
     def learning(
         self, messages: Messages, state: object, config: RunnableConfig | None
     ) -> Effects[ExtractionReport | None]:
-        """Remember messages; None: that failed, and is logged.
-
-        Raises:
-            InvalidConfig: The config names no thread, or does not fill in the namespace.
-            ConfigurationError: There is no store.
-        """
+        """Remember messages; None: that failed, and is logged."""
         thread_id, checkpoint_id = source(config)
         if not thread_id:
             raise InvalidConfig(

@@ -244,13 +244,8 @@ class UseMemories(MessagesNode):
     The query is the newest human message, with the one before it if it is as short as "and then?".
     Memories that rest only on messages which the model is shown after all parts of the view are
     left out. If the store or its embedder fails, a warning is logged, and the turn goes on without
-    memories. `store`, `namespace`, `kinds`, `limit` and `max_tokens` are those of `recall`.
-
-    Args:
-        min_score: As of `SQLiteStore.search`: how well a memory has to answer; only of perdure's.
-        as_of: A function of the run's config that gives the moment at which to remember, or the
-            name of that moment in the config; None, or if it gives None: the present.
-        messages_key: The channel of the messages.
+    memories. The options are those of `recall`, and `min_score` that of `SQLiteStore.search`;
+    `as_of` is the name of the moment in the run's config, or a function of the config.
     """
 
     def __init__(

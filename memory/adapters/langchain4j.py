@@ -1,7 +1,6 @@
-"""LangChain4j's chat memory: a window of messages or tokens over a store.
+"""LangChain4j's chat memory (https://docs.langchain4j.dev/tutorials/chat-memory).
 
-Names and behaviour follow https://docs.langchain4j.dev/tutorials/chat-memory. Over a checkpointer,
-evicted messages stay in perdure's `history()` until the memory is cleared.
+Over a checkpointer, evicted messages stay in perdure's `history()` until the memory is cleared.
 """
 
 from __future__ import annotations

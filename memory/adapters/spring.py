@@ -1,7 +1,6 @@
-"""Spring AI's chat memory: repositories, a window by conversation, and advisors around a model.
+"""Spring AI's chat memory (https://docs.spring.io/spring-ai/reference/api/chat-memory.html).
 
-Names follow https://docs.spring.io/spring-ai/reference/api/chat-memory.html. An advisor reads the
-id of the conversation from `config["configurable"]["conversation_id"]`.
+An advisor reads the id of the conversation from `config["configurable"]["conversation_id"]`.
 """
 
 from __future__ import annotations
