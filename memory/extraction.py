@@ -40,7 +40,7 @@ from perdure.memory.thread_messages import (
 )
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.watermarks import Watermark, watermark
-from perdure.stores.base import Namespace, PutItem, VersionRetention
+from perdure.stores.base import PutItem, VersionRetention
 
 _BEFORE: Final = 4  # messages before a batch that its extractor is shown
 _LOG = logging.getLogger("perdure")
@@ -196,10 +196,11 @@ class Pipeline:
                 proposal = yield from self.extractor.proposing(batch, self.scope)
                 # the thread stays due until its last batch is written
                 at = mark.checkpoint_id if new else history.checkpoint_id
-                written = yield from self._written(batch, proposal, mark, at, report)
-                if written is None:
+                after = mark.advanced(batch.messages, at)
+                plan = yield from self._written(thread_id, proposal, mark, after)
+                if plan is None:
                     break
-                report, after = written
+                report = report.counting(len(batch.messages), plan, proposal.usage)
                 if new:
                     mark = yield from self._mark(thread_id)
                     if not mark.same_as(after):
@@ -224,32 +225,31 @@ class Pipeline:
         return mark.put(self.scope.namespace, thread_id)
 
     def _written(
-        self,
-        batch: Batch,
-        proposal: Proposal,
-        mark: Watermark,
-        checkpoint_id: str | None,
-        report: ExtractionReport,
-    ) -> Effects[tuple[ExtractionReport, Watermark] | None]:
+        self, thread_id: str, proposal: Proposal, mark: Watermark, after: Watermark
+    ) -> Effects[Planned | None]:
         """Write a proposal with the watermark; None: another extraction was quicker."""
-        adapter, after = self.scope.adapter, mark.advanced(batch.messages, checkpoint_id)
-        put = self._put(after, batch.thread_id)
+        adapter, put = self.scope.adapter, self._put(after, thread_id)
+        store: Any = adapter.store
 
-        def attempt() -> Effects[tuple[ExtractionReport, Watermark] | None]:
+        def attempt() -> Effects[Planned | None]:
             plan = yield from planned(proposal, self.gate, self.scope)
             try:
                 yield from adapter.written([*plan.puts, put])
             except VersionConflict:
-                now = yield from self._mark(batch.thread_id)
+                now = yield from self._mark(thread_id)
                 if now.version == mark.version and now.same_as(mark):
                     raise  # others changed the same memories
                 return None
-            return report.counting(len(batch.messages), plan, proposal.usage), after
+            return plan
 
-        written = yield from one_by_one(adapter, self.scope.namespace, attempt)
-        if written is not None and mark.version and mark.version % _KEPT == 0:
-            yield from _drop_versions(adapter, put.namespace)
-        return written
+        plan = yield from one_by_one(adapter, self.scope.namespace, attempt)
+        if plan is not None and mark.version and mark.version % _KEPT == 0:
+            keep, prefix = VersionRetention(last=0), put.namespace
+            yield Effect(
+                lambda: store.retain(keep, prefix=prefix),
+                lambda: store.aretain(keep, prefix=prefix),
+            )
+        return plan
 
 
 def _batch_of(messages: Sequence[ThreadMessage], mark: Watermark, history: ThreadHistory) -> Batch:
@@ -257,16 +257,6 @@ def _batch_of(messages: Sequence[ThreadMessage], mark: Watermark, history: Threa
     before = history.messages[max(0, first - _BEFORE) : first]
     edited = mark.ids & {each.id for each in messages}
     return Batch(history.thread_id, history.checkpoint_id, messages, before, edited)
-
-
-def _drop_versions(adapter: StoreAdapter, prefix: Namespace) -> Effects[None]:
-    """Drop past versions of notes, if the store can."""
-    store: Any = adapter.store
-    if hasattr(store, "retain") and hasattr(store, "aretain"):
-        keep = VersionRetention(last=0)
-        yield Effect(
-            lambda: store.retain(keep, prefix=prefix), lambda: store.aretain(keep, prefix=prefix)
-        )
 
 
 class RememberTurns(Learner):
