@@ -96,7 +96,8 @@ class DueThreads:
             "one of perdure, which lists active threads: SQLiteCheckpointer.open(path)",
         )
         self._extraction, self._pace, self._defaults = extraction, pace, dict(defaults or {})
-        self._unread: dict[str, tuple[ThreadHead, datetime]] = {}  # and when each was first seen
+        # the head of each, when it was first seen, the namespace and the config of its memories
+        self._unread: dict[str, tuple[ThreadHead, datetime, Namespace, dict[str, str]]] = {}
         self._since: datetime | None = None
         self._lock = threading.Lock()  # a worker's thread and a user's may call `jobs` at once
 
@@ -113,23 +114,19 @@ class DueThreads:
                     self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
                 except UnknownThread:
                     del self._unread[thread_id]
-            found = [(id, self._place(head)) for id, (head, _) in self._unread.items()]
-            places = {id: place for id, place in found if place is not None}
             adapter, name = self._extraction.adapter(), self._extraction.extractor.name
-            asked = [(namespace, id) for id, (namespace, _) in places.items()]
-            marks = dict(zip(places, run(watermarks(adapter, asked, name)), strict=True))
-            unread, jobs = {}, []
-            for thread_id, (head, seen) in self._unread.items():
-                mark = marks.get(thread_id)
-                if mark is None or mark.checkpoint_id == head.checkpoint_id:
-                    continue  # another extraction's, or read
-                unread[thread_id] = head, seen
-                namespace, given = places[thread_id]
+            unread = [*self._unread.items()]
+            asked = [(namespace, thread_id) for thread_id, (_, _, namespace, _) in unread]
+            marks, jobs = run(watermarks(adapter, asked, name)), []
+            for (thread_id, place), mark in zip(unread, marks, strict=True):
+                head, seen, namespace, given = place
+                if mark.checkpoint_id == head.checkpoint_id:
+                    del self._unread[thread_id]
+                    continue
                 state, at = standing(self._pace, head, mark, seen, datetime.now(UTC))
                 failed = mark.failed_head == head.checkpoint_id
                 failure = (mark.attempts, mark.error) if failed else (0, "")
                 jobs.append(Job(thread_id, namespace, state, *failure, at, given))
-            self._unread = unread
             return jobs
 
     def job(self, thread_id: str, config: RunnableConfig | None) -> Job:
@@ -153,9 +150,10 @@ class DueThreads:
         while page := self._saver.heads(limit=500, after=after, active_since=self._since):
             after = page[-1].thread_id
             for head in page:
-                _, seen = self._unread.get(head.thread_id, (head, min(begun, head.updated_at)))
-                if head.checkpoint_id is not None:
-                    self._unread[head.thread_id] = head, seen
+                known = self._unread.pop(head.thread_id, None)
+                seen = known[1] if known else min(begun, head.updated_at)
+                if head.checkpoint_id is not None and (place := self._place(head)):
+                    self._unread[head.thread_id] = head, seen, *place
         self._since = begun - _MARGIN
 
     def _place(self, head: ThreadHead) -> tuple[Namespace, dict[str, str]] | None:

@@ -231,8 +231,7 @@ def _without_past(memories: Sequence[Memory], limit: int) -> list[Memory]:
 
 
 def _date(memory: Memory) -> datetime:
-    source = memory.provenance
-    return (source.at if source is not None else None) or memory.valid_from or _EARLIEST
+    return (memory.provenance and memory.provenance.at) or memory.valid_from or _EARLIEST
 
 
 class UseMemories(MessagesNode):
