@@ -74,7 +74,7 @@ def chat(
 def _memory(mind: Mind | None) -> list[Any]:
     """The parts that recall and remember."""
     from perdure.memory.extraction import remember_turns
-    from perdure.memory.use_memories import use_memories
+    from perdure.memory.recall import use_memories
 
     if mind is None:
         return []
