@@ -1,14 +1,13 @@
-"""A chat that resumes by `thread_id`, with memory of its thread and of others."""
+"""A chat that resumes by `thread_id`, and an agent that remembers by tools as well."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.tools import BaseTool
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -19,14 +18,24 @@ from langgraph.store.base import BaseStore
 from langgraph.types import Command
 
 from perdure.graphs.responder import QuotingResponder
+from perdure.memory.effects import Effect, Effects, awaiting, blocking
+from perdure.memory.extraction import remember_turns
+from perdure.memory.gate import Gate
+from perdure.memory.instructions import UseInstructions
 from perdure.memory.model_call import chat_model, with_tools
 from perdure.memory.nodes import Learner, MessagesNode, view
 from perdure.memory.options import instance
+from perdure.memory.recall import NAMESPACE, UseMemories, use_memories
 from perdure.memory.reducers import ChatState
 from perdure.memory.summary import Summarize, SummaryState
+from perdure.memory.tools import manage_memory, search_memory
 
 Part = MessagesNode | Learner
-_NAMES: Final = {"RememberTurns": "remember", "UpdateInstructions": "reflect"}
+_NAMES: Final = {
+    "RememberTurns": "remember",
+    "UpdateInstructions": "reflect",
+    "UpdateProfile": "update_profile",
+}
 
 
 def chat_graph(
@@ -47,14 +56,10 @@ def chat_graph(
     Args:
         model: A chat model or its name; None: a responder that quotes what it is shown.
         tools: The tools that the model may call.
-        memory: The parts of the memory. What the model is shown, in order, the part that cuts last.
-            After the answer learners run, like `remember_turns()`, and then `summarize(…)`, which
-            changes the state.
+        memory: What the model is shown, in order, the part that cuts last. After the answer
+            learners run, like `remember_turns()`, and then `summarize(…)`, which changes the state.
         checkpointer: Makes the thread resumable.
         store: Keeps memories and instructions.
-
-    Raises:
-        ConfigurationError: The model cannot call tools.
     """
     for part in instance("memory", memory, (list, tuple), "a list of parts"):
         expected = "parts like use_memories(), trim(max_tokens=4_000) or remember_turns()"
@@ -70,22 +75,21 @@ def chat_graph(
         chosen = with_tools(resolved, tools) if tools else resolved
     steps = list(after)
 
-    def answered(state: ChatState, answer: BaseMessage) -> Command[Any]:
+    def respond(state: ChatState, config: RunnableConfig) -> Effects[Command[Any]]:
+        messages = state["messages"]
+        if shows is not None:
+            messages = yield Effect(
+                lambda: shows(state, config), lambda: shows.acall(state, config)
+            )
+        asked = (list(messages), config)
+        answer = yield Effect(lambda: chosen.invoke(*asked), lambda: chosen.ainvoke(*asked))
         now = {**state, "messages": [*state["messages"], answer]}
         calls = isinstance(answer, AIMessage) and answer.tool_calls
         goto = "tools" if calls and tools else _next(steps, after, now)
         return Command(update={"messages": [answer]}, goto=goto)
 
-    def respond(state: ChatState, config: RunnableConfig) -> Command[Any]:
-        messages = list(state["messages"]) if shows is None else shows(state, config)
-        return answered(state, chosen.invoke(messages, config))
-
-    async def arespond(state: ChatState, config: RunnableConfig) -> Command[Any]:
-        messages = list(state["messages"]) if shows is None else await shows.acall(state, config)
-        return answered(state, await chosen.ainvoke(messages, config))
-
     builder: StateGraph[Any, None, Any, Any] = StateGraph(SummaryState if summaries else ChatState)
-    responds = RunnableLambda(respond, arespond)
+    responds = RunnableLambda(blocking(respond), awaiting(respond))
     builder.add_node("respond", responds, destinations=(*(["tools"] if tools else ()), *steps, END))
     builder.add_edge(START, "respond")
     if tools:
@@ -98,30 +102,55 @@ def chat_graph(
     return builder.compile(checkpointer=checkpointer, store=store, name="chat")
 
 
+def memory_agent(
+    model: BaseChatModel | str | None = None,
+    tools: Sequence[BaseTool] = (),
+    *,
+    memory: Sequence[Part] = (),
+    namespace: tuple[str, ...] = NAMESPACE,
+    gate: Gate | None = None,
+    checkpointer: BaseCheckpointSaver[Any] | None = None,
+    store: BaseStore | None = None,
+) -> CompiledStateGraph[Any, None, Any, Any]:
+    """Compile a chat with the tools `manage_memory` and `search_memory`.
+
+    It recalls by itself what answers the user's message, and remembers the turns of a run at its
+    end. The run's config says whose memories: `{"configurable": {"thread_id": …, "user_id": …}}`.
+    `use_memories(…)` among the parts of `memory` replaces the agent's own; `namespace` says where
+    memories are kept, see `Template`. The other options are those of `chat_graph`.
+    """
+    # they replace the system message, so they come first
+    first: list[Part] = [part for part in memory if isinstance(part, UseInstructions)]
+    rest = [part for part in memory if not isinstance(part, UseInstructions)]
+    if not any(isinstance(part, UseMemories) for part in rest):
+        first.append(use_memories(namespace=namespace))
+    return chat_graph(
+        model,
+        [manage_memory(namespace, gate=gate), search_memory(namespace), *tools],
+        memory=[*first, *rest, remember_turns(namespace=namespace, gate=gate)],
+        checkpointer=checkpointer,
+        store=store,
+    )
+
+
 def _named(parts: Sequence[Part]) -> dict[str, Part]:
-    """Parts by the names of their nodes, like `remember`, `reflect`, `trim`, `trim-2`."""
+    """Parts by the names of their nodes, like `remember`, `reflect`, `summarize`."""
     named: dict[str, Part] = {}
     for part in parts:
-        kind = type(part).__name__
-        name = _NAMES.get(kind) or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()
-        number = sum(each.partition("-")[0] == name for each in named)
-        named[f"{name}-{number + 1}" if number else name] = part
+        name = _NAMES.get(type(part).__name__, type(part).__name__.lower())
+        named[f"{name}-{len(named) + 1}" if name in named else name] = part
     return named
 
 
 def _quiet(part: Part) -> Runnable[Any, Any]:
     """A node whose update is pairs: `stream_mode="messages"` has those of a dict, removals too."""
 
-    def pairs(update: dict[str, Any]) -> Command[Any]:
+    def updating(state: Any, config: RunnableConfig) -> Effects[Command[Any]]:
+        given = (state, config)
+        update = yield Effect(lambda: part.invoke(*given), lambda: part.ainvoke(*given))
         return Command(update=list(update.items()))
 
-    def run(state: Any, config: RunnableConfig) -> Command[Any]:
-        return pairs(part.invoke(state, config))
-
-    async def arun(state: Any, config: RunnableConfig) -> Command[Any]:
-        return pairs(await part.ainvoke(state, config))
-
-    return RunnableLambda(run, arun)
+    return RunnableLambda(blocking(updating), awaiting(updating))
 
 
 def _next(steps: Sequence[str], after: dict[str, Part], state: Any) -> str:

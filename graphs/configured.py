@@ -13,14 +13,12 @@ from langgraph.graph.state import CompiledStateGraph
 
 from perdure import settings
 from perdure.checkpointers import SQLiteCheckpointer
-from perdure.graphs.chat import Part, chat_graph
-from perdure.graphs.memory_agent import memory_agent
+from perdure.graphs.chat import Part, chat_graph, memory_agent
 from perdure.memory.extraction import remember_turns
 from perdure.memory.gate import Gate
-from perdure.memory.recall import NAMESPACE
+from perdure.memory.recall import NAMESPACE, use_memories
 from perdure.memory.summary import summarize
 from perdure.memory.trim import trim
-from perdure.memory.use_memories import use_memories
 from perdure.stores import SQLiteStore
 
 _GATE = Gate()  # one for all: loaders make a graph for each run, and the gate counts requests

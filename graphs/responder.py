@@ -21,10 +21,7 @@ _QUOTES = 2
 
 
 class QuotingResponder(BaseChatModel):
-    """Answers the newest message by quoting the earlier ones that share most words with it.
-
-    Deterministic, offline, and plain about being no model.
-    """
+    """Answers the newest message by quoting earlier ones that share words with it."""
 
     @property
     def _llm_type(self) -> str:
@@ -32,45 +29,44 @@ class QuotingResponder(BaseChatModel):
 
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
         # what is quoted is known already
-        message = AIMessage(_answer(messages), response_metadata={REMEMBER: False})
+        message = AIMessage(_answer(messages) + NOTICE, response_metadata={REMEMBER: False})
         return ChatResult(generations=[ChatGeneration(message=message)])
 
 
 def _answer(messages: list[BaseMessage]) -> str:
     question = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
     if question is None:
-        return f"I was shown no question. {NOTICE}"
-    system = [m for m in messages if isinstance(m, SystemMessage)]
-    thread = [m for m in messages if m not in system]
-    parts = [
-        ("From this thread I remember:", _from_thread(question, thread)),
-        ("From earlier I remember:", _from_memory(question, system)),
-    ]
-    lines = [line for head, quotes in parts if quotes for line in (head, *quotes)]
+        return "I was shown no question. "
+    thread = [m for m in messages if m is not question and not isinstance(m, SystemMessage)]
+    wanted, lines = _words(question.text), []
+    if here := _from_thread(wanted, thread):
+        lines += ["From this thread I remember:", *here]
+    if earlier := _from_memory(wanted, messages):
+        lines += ["From earlier I remember:", *earlier]
     if lines:
-        return "\n".join([*lines, NOTICE])
-    count = len(thread) - 1  # all that it is shown, its own answers too
-    shown = f"This thread shows me {count} earlier message{'s' * (count != 1)}"
-    return f"{shown}, and none of them speaks of that. {NOTICE}"
+        return "\n".join([*lines, ""])
+    shown = f"This thread shows me {len(thread)} earlier message{'s' * (len(thread) != 1)}"
+    return f"{shown}, and none of them speaks of that. "
 
 
-def _from_thread(question: HumanMessage, thread: list[BaseMessage]) -> list[str]:
-    """Quotes of the thread's messages that share most words with the question."""
-    earlier = [m for m in thread if m is not question and m.text.strip() and NOTICE not in m.text]
-    wanted = _words(question.text)
-    scored = [(len(wanted & _words(m.text)), i, m) for i, m in enumerate(earlier)]
-    best = sorted((s for s in scored if s[0]), key=lambda s: (-s[0], -s[1]))[:_QUOTES]
+def _from_thread(wanted: set[str], thread: list[BaseMessage]) -> list[str]:
+    """Quotes of the messages that share most words with the question, none of its own answers."""
+    scores = {
+        i: len(wanted & _words(m.text)) * (NOTICE not in m.text) for i, m in enumerate(thread)
+    }
+    best = sorted(scores, key=lambda i: (scores[i], i))[-_QUOTES:]
+    quoted = [thread[i] for i in sorted(best) if scores[i]]
     return [
         f"- {'you' if isinstance(m, HumanMessage) else 'I'} said: “{_short(m.text)}”"
-        for _, _, m in sorted(best, key=lambda s: s[1])
+        for m in quoted
     ]
 
 
-def _from_memory(question: HumanMessage, system: list[SystemMessage]) -> list[str]:
+def _from_memory(wanted: set[str], messages: list[BaseMessage]) -> list[str]:
     """Quotes of the first recalled memories that share a word with the question."""
-    wanted, quotes = _words(question.text), []
-    sections = (part for message in system for part in _SECTION.findall(message.text))
-    for line in (line for part in sections for line in part.splitlines()):
+    quotes = []
+    shown = "\n".join(message.text for message in messages if isinstance(message, SystemMessage))
+    for line in "\n".join(_SECTION.findall(shown)).splitlines():
         memory: Any = None
         with suppress(ValueError):  # the heading of the section
             memory = json.loads(line)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from perdure.memory.profile import Profile as Profile
     from perdure.memory.recall import arecall as arecall
     from perdure.memory.recall import recall as recall
+    from perdure.memory.recall import use_memories as use_memories
     from perdure.memory.records import Memory as Memory
     from perdure.memory.reducers import ChatState as ChatState
     from perdure.memory.reducers import Keep as Keep
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from perdure.memory.trim import trim as trim
     from perdure.memory.update_instructions import update_instructions as update_instructions
     from perdure.memory.update_profile import update_profile as update_profile
-    from perdure.memory.use_memories import use_memories as use_memories
 
 _MODULES = {
     "background": "Background",
@@ -57,7 +57,7 @@ _MODULES = {
     "model_extractor": "ModelExtractor",
     "nodes": "view",
     "profile": "Profile",
-    "recall": "arecall recall",
+    "recall": "arecall recall use_memories",
     "records": "Memory",
     "reducers": "ChatState Keep messages",
     "summary": "SummaryState summarize",
@@ -67,7 +67,6 @@ _MODULES = {
     "trim": "trim",
     "update_instructions": "update_instructions",
     "update_profile": "update_profile",
-    "use_memories": "use_memories",
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = sorted(_PLACES)

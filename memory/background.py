@@ -1,7 +1,6 @@
 """Background extraction: threads are extracted when their conversation pauses.
 
-A worker asks which threads are due (`due.py`), and puts them on a queue of DBOS (`job_queue.py`),
-each thread once. Runs write nothing for it, and a lost queue loses no thread.
+A worker asks which threads are due, and queues each once. A lost queue loses no thread.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Self, get_args
@@ -32,7 +31,7 @@ from perdure.memory import model_call
 from perdure.memory.due import DueThreads, Job, Pace, State
 from perdure.memory.effects import run
 from perdure.memory.extraction import Extraction, ExtractionReport
-from perdure.memory.job_queue import JobQueue, Work, place_of
+from perdure.memory.job_queue import JobQueue, place_of
 from perdure.memory.options import choice, instance, seconds, whole
 from perdure.memory.thread_messages import storable
 from perdure.memory.watermarks import watermark
@@ -43,7 +42,6 @@ _QUEUED: Final = 100  # jobs on the queue at most
 _TICK_S: Final = (0.05, 5.0)
 _FORGET_S: Final = 3600.0
 _LATE_S: Final = 60.0  # after limit_s, until the worker of a job counts as ended
-_FINAL: Final = (ConfigurationError, SerializationError)
 
 
 class Background:
@@ -54,9 +52,8 @@ class Background:
     Args:
         extraction: Of a perdure checkpointer and a store.
         pace: When threads are extracted, and how often a failed extraction is repeated.
-        database: Where the queue is kept: a file, or `"postgresql://…"` for workers on several
-            machines. None: a file beside the store's. It is never encrypted, and has thread ids,
-            namespaces and reports.
+        database: Of the queue: a file, or `"postgresql://…"` for workers on several machines; None:
+            a file beside the store's. Never encrypted; has thread ids, namespaces and reports.
         workers: How many threads this process extracts at the same time.
         work: Whether this process extracts, or only lists and adds jobs.
         defaults: Values for runs whose `configurable` lacks them, as `{"user_id": "me"}`.
@@ -87,32 +84,25 @@ class Background:
         self._works = False
 
     def start(self) -> Self:
-        """Start to work, unless `work` is False.
-
-        Raises:
-            ConfigurationError: This process runs DBOS already.
-        """
+        """Start to work, unless `work` is False; an error if this process runs DBOS already."""
         with self._lock:
-            if self.work and not self._works:
-                try:
-                    work = Work(self._attempt, self._put_all)
-                    lost = self._stack.enter_context(self._opened().working(self.workers, work))
-                    for job in lost:
-                        self._record(job, _LOST)
-                except BaseException:
-                    self.stop()
-                    raise
-                self._works = True
-                ticks = threading.Thread(target=self._tick, name="perdure-background", daemon=True)
-                ticks.start()
-                self._stack.callback(ticks.join)
+            if not self.work or self._works:
+                return self
+            try:
+                works = self._opened().working(self.workers, self._attempt, self._put_all)
+                for job in self._stack.enter_context(works):
+                    self._record(job, _LOST)
+            except BaseException:
+                self.stop()
+                raise
+            self._works = True
+            ticks = threading.Thread(target=self._tick, name="perdure-background", daemon=True)
+            ticks.start()
+            self._stack.callback(ticks.join)
         return self
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """Stop; threads that are due stay due, for the next start or another worker.
-
-        Running extractions have so many seconds; one that takes longer is made again later.
-        """
+        """Stop; running extractions have so many seconds, what is not done stays due."""
         end = time.monotonic() + seconds("timeout_s", timeout_s)
         with self._lock:
             self._stop.set()
@@ -144,8 +134,8 @@ class Background:
     def every(self, cron: str | None, timezone: str | None = None) -> None:
         """Have all threads extracted on a schedule, also those that were given up.
 
-        The queue's database keeps the schedule; a time without a worker is skipped. `cron` has five
-        fields, `"0 3 * * *"`; None: end the schedule. `timezone` is UTC or `"Europe/Berlin"`.
+        The queue's database keeps the schedule, like `"0 3 * * *"`; None: end it. A time without a
+        worker is skipped. `timezone` is UTC or `"Europe/Berlin"`.
         """
         self._opened().every(cron, timezone)
 
@@ -162,11 +152,13 @@ class Background:
         if state is not None:
             choice("state", state, get_args(State))
         queue = self._opened()
-        live, found = queue.live(), self._due.jobs()
-        found = [replace(job, state="running") if live.get(job.key) else job for job in found]
-        known = {job.key for job in found}
-        found += {job.key: job for job in queue.done() if job.key not in known}.values()
-        return [job for job in found if state in (None, job.state)]
+        live = queue.live()
+        due = {
+            job.key: replace(job, state="running") if live.get(job.key) else job
+            for job in self._due.jobs()
+        }
+        found = {job.key: job for job in queue.done()} | due  # asked last: none is in neither
+        return [job for job in found.values() if state in (None, job.state)]
 
     def _opened(self) -> JobQueue:
         if (queue := self._queue) is not None:  # without the lock, which `stop` holds while waiting
@@ -182,10 +174,8 @@ class Background:
             self._opened().put(job)
         return {job.key for job in jobs}
 
-    # -- work
-
     def _tick(self) -> None:
-        """Regularly put the threads that are due on the queue."""
+        """Put threads that become due on the queue."""
         shortest, longest = _TICK_S
         delay_s = min(self.pace.backoff_s, self.pace.delay_s or longest)
         pause, forgotten = min(longest, max(shortest, delay_s / 4)), 0.0
@@ -263,24 +253,20 @@ class Background:
             if exc is None and mark.checkpoint_id == head:  # the worker ended after it was read
                 return
             mark = mark.with_failure(error, datetime.now(UTC), head, final=final)
-            try:
+            with suppress(VersionConflict):  # another extraction wrote meanwhile
                 run(adapter.written([mark.put(job.namespace, job.thread_id)]))
-            except VersionConflict:  # another extraction wrote meanwhile
-                continue
-            dead = final or mark.attempts > self.pace.retries
-            state: State = "dead" if dead else "retrying"
-            self._notify(replace(job, state=state, attempts=mark.attempts, error=error), exc)
-            return
+                state: State = "dead" if final or mark.attempts > self.pace.retries else "retrying"
+                self._notify(replace(job, state=state, attempts=mark.attempts, error=error), exc)
+                return
 
     def _notify(self, job: Job, exc: BaseException | None = None) -> None:
         level = {"done": logging.INFO, "dead": logging.ERROR}.get(job.state, logging.WARNING)
-        known = exc is None or isinstance(exc, PerdureError)
-        logger.log(level, "%s", job, exc_info=None if known else exc)
-        if self._on_job is not None:
-            try:
+        logger.log(level, "%s", job, exc_info=None if isinstance(exc, PerdureError) else exc)
+        try:
+            if self._on_job is not None:
                 self._on_job(job)
-            except Exception:
-                logger.exception("on_job=%r failed with %s", self._on_job, job)
+        except Exception:
+            logger.exception("on_job=%r failed with %s", self._on_job, job)
 
 
 def run_worker(background: Background, *, timeout_s: float = 30.0) -> None:
@@ -288,19 +274,17 @@ def run_worker(background: Background, *, timeout_s: float = 30.0) -> None:
     instance("background", background.work and background, Background, "one that works")
     ended, signals = threading.Event(), (signal.SIGINT, signal.SIGTERM)
     before = {each: signal.signal(each, lambda *_: ended.set()) for each in signals}
-    try:
+    with ExitStack() as stack:
+        for each, handler in before.items():
+            stack.callback(signal.signal, each, handler)
         with background:
             while not ended.wait(1.0):  # a wait without an end cannot be interrupted everywhere
                 pass
-            for each, handler in before.items():  # a second signal ends the process at once
-                signal.signal(each, handler)
+            stack.close()  # a second signal ends the process at once
             background.stop(timeout_s)
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 def _is_final(exc: BaseException) -> bool:
     """Whether trying again cannot help."""
-    final = isinstance(exc, _FINAL) or model_call.is_final(exc)
+    final = isinstance(exc, ConfigurationError | SerializationError) or model_call.is_final(exc)
     return final or (exc.__cause__ is not None and _is_final(exc.__cause__))

@@ -1,7 +1,4 @@
-"""Threads that are due for extraction: a query over threads and watermarks.
-
-A thread is due if its head is beyond the watermark, and it was quiet or has waited long enough.
-"""
+"""Threads that are due for extraction: a query over threads and watermarks."""
 
 from __future__ import annotations
 
@@ -29,28 +26,19 @@ from perdure.stores.namespaces import check_key, check_namespace
 
 _LOG: Final = logging.getLogger("perdure.background")
 State = Literal["waiting", "due", "running", "retrying", "dead", "done"]
-_PAGE: Final = 500  # threads
 _MARGIN: Final = timedelta(seconds=2)  # activity is noted to a tenth of a second, clocks differ
 _LONGEST_PAUSE_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When threads are extracted, and how often a failed extraction is repeated.
+    """When threads are extracted, and how often a failed extraction is repeated."""
 
-    Attributes:
-        delay_s: How long a thread must be quiet; None: extraction only by cron and by hand.
-        max_wait_s: A thread is extracted after so long, also if its conversation goes on.
-        retries: How often a failed extraction is repeated.
-        backoff_s: The pause after the first failure; it doubles after each.
-        limit_s: An extraction that takes longer fails.
-    """
-
-    delay_s: float | None = 30.0
-    max_wait_s: float = 600.0
+    delay_s: float | None = 30.0  # how long a thread must be quiet; None: only by cron and by hand
+    max_wait_s: float = 600.0  # after so long it is extracted, also if its conversation goes on
     retries: int = 5
-    backoff_s: float = 2.0
-    limit_s: float = 600.0
+    backoff_s: float = 2.0  # the pause after the first failure; it doubles after each
+    limit_s: float = 600.0  # an extraction that takes longer fails
 
     def __post_init__(self) -> None:
         if self.delay_s is not None:
@@ -63,11 +51,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The extraction of one thread.
-
-    Its state is `"waiting"` for a pause of the conversation, `"due"`, `"running"`, `"retrying"`
-    after a failure, `"dead"`: given up until there is a new message, or `"done"`.
-    """
+    """The extraction of one thread; `"dead"` is one given up until there is a new message."""
 
     thread_id: str
     namespace: Namespace  # of its memories
@@ -85,20 +69,19 @@ class Job:
 
     @property
     def config(self) -> RunnableConfig:
-        """The config of a run on the thread."""
+        """Of a run on the thread."""
         return {"configurable": {**self.configurable, "thread_id": self.thread_id}}
 
     def __str__(self) -> str:
-        parts = [f"{self.thread_id} in {'/'.join(self.namespace)}: {self.state}"]
-        for name in ("added", "updated", "superseded", "deleted", "quarantined"):
-            if count := (self.report or {}).get(name):
-                parts.append(f"{count} {name}")
-        parts += [f"attempt {self.attempts}"] if self.attempts else []
-        return " ".join(", ".join([*parts, *filter(None, [self.error])]).split())
+        names = ("added", "updated", "superseded", "deleted", "quarantined")
+        counts = [f"{count} {name}" for name in names if (count := (self.report or {}).get(name))]
+        attempt = f"attempt {self.attempts}" if self.attempts else ""
+        head = f"{self.thread_id} in {'/'.join(self.namespace)}: {self.state}"
+        return " ".join(", ".join(filter(None, [head, *counts, attempt, self.error])).split())
 
 
 class DueThreads:
-    """The threads with messages that an extraction, of a perdure checkpointer, has not read yet.
+    """The threads with messages that an extraction has not read yet.
 
     `defaults` are values for runs whose `configurable` lacks them: `{"user_id": "local"}`.
     """
@@ -113,15 +96,16 @@ class DueThreads:
             "one of perdure, which lists active threads: SQLiteCheckpointer.open(path)",
         )
         self._extraction, self._pace, self._defaults = extraction, pace, dict(defaults or {})
-        self._unread: dict[str, tuple[ThreadHead, datetime]] = {}  # and when each was first seen
+        # the head of each, when it was first seen, the namespace and the config of its memories
+        self._unread: dict[str, tuple[ThreadHead, datetime, Namespace, dict[str, str]]] = {}
         self._since: datetime | None = None
         self._lock = threading.Lock()  # a worker's thread and a user's may call `jobs` at once
 
     def jobs(self, *, listed: bool = True) -> list[Job]:
         """The threads with unread messages, in any state but `"done"`.
 
-        Only threads written to since the last call are read anew. With `listed`, those that were
-        deleted since are left out: a query for each thread.
+        With `listed`, those that were deleted since the last call are left out, by a query for
+        each thread.
         """
         with self._lock:
             self._refresh()
@@ -130,26 +114,23 @@ class DueThreads:
                     self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
                 except UnknownThread:
                     del self._unread[thread_id]
-            found = [(id, self._place(head)) for id, (head, _) in self._unread.items()]
-            places = {id: place for id, place in found if place is not None}
             adapter, name = self._extraction.adapter(), self._extraction.extractor.name
-            asked = [(namespace, id) for id, (namespace, _) in places.items()]
-            marks = dict(zip(places, run(watermarks(adapter, asked, name)), strict=True))
-            jobs, now = [], datetime.now(UTC)
-            for thread_id, (head, seen) in [*self._unread.items()]:
-                mark = marks.get(thread_id)
-                if mark is None or mark.checkpoint_id == head.checkpoint_id:
-                    del self._unread[thread_id]  # another extraction's, or read
+            unread = [*self._unread.items()]
+            asked = [(namespace, thread_id) for thread_id, (_, _, namespace, _) in unread]
+            marks, jobs = run(watermarks(adapter, asked, name)), []
+            for (thread_id, place), mark in zip(unread, marks, strict=True):
+                head, seen, namespace, given = place
+                if mark.checkpoint_id == head.checkpoint_id:
+                    del self._unread[thread_id]
                     continue
-                namespace, given = places[thread_id]
-                state, at = standing(self._pace, head, mark, seen, now)
+                state, at = standing(self._pace, head, mark, seen, datetime.now(UTC))
                 failed = mark.failed_head == head.checkpoint_id
                 failure = (mark.attempts, mark.error) if failed else (0, "")
                 jobs.append(Job(thread_id, namespace, state, *failure, at, given))
             return jobs
 
     def job(self, thread_id: str, config: RunnableConfig | None) -> Job:
-        """The job of one thread; without a config, that of the thread's last run is taken."""
+        """The job of one thread; None: with the config of its last run."""
         given = dict((config or {}).get("configurable", {}))
         if config is None:
             [head] = self._saver.checkpoints(thread_id, checkpoint_ns="", limit=1)
@@ -166,16 +147,17 @@ class DueThreads:
     def _refresh(self) -> None:
         """Add the threads that were written to since the last call."""
         begun, after = datetime.now(UTC), None
-        while page := self._saver.heads(limit=_PAGE, after=after, active_since=self._since):
+        while page := self._saver.heads(limit=500, after=after, active_since=self._since):
             after = page[-1].thread_id
             for head in page:
-                _, seen = self._unread.get(head.thread_id, (head, min(begun, head.updated_at)))
-                if head.checkpoint_id is not None:
-                    self._unread[head.thread_id] = head, seen
+                known = self._unread.pop(head.thread_id, None)
+                seen = known[1] if known else min(begun, head.updated_at)
+                if head.checkpoint_id is not None and (place := self._place(head)):
+                    self._unread[head.thread_id] = head, seen, *place
         self._since = begun - _MARGIN
 
     def _place(self, head: ThreadHead) -> tuple[Namespace, dict[str, str]] | None:
-        """The namespace of a thread's memories, and its values; None: the values do not fill it."""
+        """The namespace of a thread's memories, and its values; None: there is no such place."""
         given = self._configurable(head.metadata)
         try:
             namespace = namespace_of(self._extraction.namespace, {"configurable": given})

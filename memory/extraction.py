@@ -1,7 +1,7 @@
 """Extraction: memories of the messages of a thread, exactly once in effect.
 
 Messages → extractor → gate → one transaction with the watermark, which is compared and swapped:
-of two that extract one thread at the same time the slower is refused, and reads it again.
+of two extractions of one thread the slower is refused, and reads it again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from perdure.memory.thread_messages import (
 )
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.watermarks import Watermark, watermark
-from perdure.stores.base import Namespace, PutItem, VersionRetention
+from perdure.stores.base import PutItem, VersionRetention
 
 _BEFORE: Final = 4  # messages before a batch that its extractor is shown
 _LOG = logging.getLogger("perdure")
@@ -79,7 +79,7 @@ class ExtractionReport:
 
     @property
     def changes(self) -> Mapping[str, int]:
-        """How many memories were changed, by the kind of change."""
+        """How many memories were changed, by kind."""
         return {name: getattr(self, name) for name in _CHANGES}
 
     def counting(self, messages: int, plan: Planned, usage: Usage) -> ExtractionReport:
@@ -132,21 +132,9 @@ class Extraction:
     ) -> Effects[ExtractionReport]:
         """Extract memories of the messages of a thread that this extractor has not read yet.
 
-        After an error, the next extraction reads the same messages.
-
-        Args:
-            thread_id: The thread.
-            config: Of a run; it fills in the namespace.
-            anew: Read the whole thread again. No memory is made twice, and no deleted memory comes
-                back.
-
-        Raises:
-            UnknownThread: There is no such thread.
-            InvalidConfig: The config does not fill in the namespace.
-            LimitExceeded: There is no room for more memories.
-            ModelFailed: The model gave no usable answer.
-            VersionConflict: Others changed the same memories, again and again.
-            StorageError: The store refuses.
+        The config of a run fills in the namespace. With `anew`, the whole thread is read again: no
+        memory is made twice, and no deleted memory comes back. After an error, say `ModelFailed`,
+        the next extraction reads the same messages.
         """
         scope = _scope(self.adapter(), self.namespace, config)
         pipeline = Pipeline(self.extractor, self.gate, self.batch, scope)
@@ -168,15 +156,11 @@ class Extraction:
 
 
 def _scope(adapter: StoreAdapter, template: Template, config: RunnableConfig | None) -> Scope:
-    """Where a run's memories are written, if the store takes the labels."""
     namespace = namespace_of(template, config)
-    label = next((label for label in namespace if "." in label), None)
-    if label is not None and not adapter.versioned:
-        names = " and ".join(map(repr, template.names)) or "nothing"
+    if not adapter.versioned and any("." in label for label in namespace):
         raise InvalidNamespace(
-            f"the label {label!r} of {namespace!r} has a dot, which {type(adapter.store).__name__} "
-            f"refuses; the labels are {template.labels!r}, filled in by {names} of the config: "
-            "pass a value without dots, or use perdure.stores.SQLiteStore"
+            f"{type(adapter.store).__name__} refuses dots, as in {namespace!r} of "
+            f"{template.labels!r}: pass values without dots, or use perdure.stores.SQLiteStore"
         )
     return Scope(adapter, namespace, config)
 
@@ -212,10 +196,11 @@ class Pipeline:
                 proposal = yield from self.extractor.proposing(batch, self.scope)
                 # the thread stays due until its last batch is written
                 at = mark.checkpoint_id if new else history.checkpoint_id
-                written = yield from self._written(batch, proposal, mark, at, report)
-                if written is None:
+                after = mark.advanced(batch.messages, at)
+                plan = yield from self._written(thread_id, proposal, mark, after)
+                if plan is None:
                     break
-                report, after = written
+                report = report.counting(len(batch.messages), plan, proposal.usage)
                 if new:
                     mark = yield from self._mark(thread_id)
                     if not mark.same_as(after):
@@ -234,74 +219,52 @@ class Pipeline:
         return one_by_one(self.scope.adapter, self.scope.namespace, attempt)
 
     def _mark(self, thread_id: str) -> Effects[Watermark]:
-        place = self.scope.adapter, self.scope.namespace
-        return watermark(*place, thread_id, self.extractor.name)
+        return watermark(self.scope.adapter, self.scope.namespace, thread_id, self.extractor.name)
 
     def _put(self, mark: Watermark, thread_id: str) -> PutItem:
         return mark.put(self.scope.namespace, thread_id)
 
     def _written(
-        self,
-        batch: Batch,
-        proposal: Proposal,
-        mark: Watermark,
-        checkpoint_id: str | None,
-        report: ExtractionReport,
-    ) -> Effects[tuple[ExtractionReport, Watermark] | None]:
+        self, thread_id: str, proposal: Proposal, mark: Watermark, after: Watermark
+    ) -> Effects[Planned | None]:
         """Write a proposal with the watermark; None: another extraction was quicker."""
-        adapter, after = self.scope.adapter, mark.advanced(batch.messages, checkpoint_id)
-        put = self._put(after, batch.thread_id)
+        adapter, put = self.scope.adapter, self._put(after, thread_id)
+        store: Any = adapter.store
 
-        def attempt() -> Effects[tuple[ExtractionReport, Watermark] | None]:
+        def attempt() -> Effects[Planned | None]:
             plan = yield from planned(proposal, self.gate, self.scope)
             try:
                 yield from adapter.written([*plan.puts, put])
             except VersionConflict:
-                now = yield from self._mark(batch.thread_id)
+                now = yield from self._mark(thread_id)
                 if now.version == mark.version and now.same_as(mark):
                     raise  # others changed the same memories
                 return None
-            return report.counting(len(batch.messages), plan, proposal.usage), after
+            return plan
 
-        written = yield from one_by_one(adapter, self.scope.namespace, attempt)
-        if written is not None and mark.version and mark.version % _KEPT == 0:
-            yield from _drop_versions(adapter, put.namespace)
-        return written
+        plan = yield from one_by_one(adapter, self.scope.namespace, attempt)
+        if plan is not None and mark.version and mark.version % _KEPT == 0:
+            keep, prefix = VersionRetention(last=0), put.namespace
+            yield Effect(
+                lambda: store.retain(keep, prefix=prefix),
+                lambda: store.aretain(keep, prefix=prefix),
+            )
+        return plan
 
 
 def _batch_of(messages: Sequence[ThreadMessage], mark: Watermark, history: ThreadHistory) -> Batch:
     first = next(i for i, each in enumerate(history.messages) if each.id == messages[0].id)
-    return Batch(
-        history.thread_id,
-        history.checkpoint_id,
-        messages,
-        history.messages[max(0, first - _BEFORE) : first],
-        mark.ids & {each.id for each in messages},
-    )
-
-
-def _drop_versions(adapter: StoreAdapter, prefix: Namespace) -> Effects[None]:
-    """Drop past versions of notes, if the store can."""
-    store: Any = adapter.store
-    if hasattr(store, "retain") and hasattr(store, "aretain"):
-        keep = VersionRetention(last=0)
-        yield Effect(
-            lambda: store.retain(keep, prefix=prefix), lambda: store.aretain(keep, prefix=prefix)
-        )
+    before = history.messages[max(0, first - _BEFORE) : first]
+    edited = mark.ids & {each.id for each in messages}
+    return Batch(history.thread_id, history.checkpoint_id, messages, before, edited)
 
 
 class RememberTurns(Learner):
     """A node that remembers the messages of a run, at the end of a graph or in MemoryMiddleware.
 
-    Each message becomes a memory, without a model, in about a millisecond, in one transaction with
-    the thread's watermark. If the store fails, the error is logged, and the next run or a
-    background extraction remembers the messages. Put the node before nodes that remove messages.
-
-    Args:
-        store: Where memories are kept; None: the store of the graph.
-        namespace: Labels; see `Template`.
-        gate: Decides what is kept; None: `Gate()`.
-        messages_key: The channel of the messages.
+    Each message becomes a memory, without a model, in about a millisecond. If the store fails, the
+    error is logged, and the next run or a background extraction remembers the messages. Put the
+    node before nodes that remove messages. The options are those of `Extraction`.
     """
 
     def __init__(
@@ -320,12 +283,7 @@ class RememberTurns(Learner):
     def learning(
         self, messages: Messages, state: object, config: RunnableConfig | None
     ) -> Effects[ExtractionReport | None]:
-        """Remember messages; None: that failed, and is logged.
-
-        Raises:
-            InvalidConfig: The config names no thread, or does not fill in the namespace.
-            ConfigurationError: There is no store.
-        """
+        """Remember messages; None: that failed, and is logged."""
         thread_id, checkpoint_id = source(config)
         if not thread_id:
             raise InvalidConfig(

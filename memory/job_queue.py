@@ -1,6 +1,6 @@
-"""The queue of background extraction: jobs as workflows of DBOS, in SQLite or Postgres.
+"""The queue of background extraction: workflows of DBOS, which gives each job to one worker.
 
-DBOS gives each job to one worker. Importing this module takes a second: it imports DBOS.
+Importing this module takes a second: it imports DBOS.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from typing import Any, Final, NamedTuple
+from itertools import count
+from typing import Any, Final
 from urllib.parse import quote
 
 from filelock import FileLock, Timeout
@@ -34,23 +35,13 @@ except ImportError as exc:
 _EXTRACT: Final = "perdure.extract"
 _EXTRACT_ALL: Final = "perdure.extract_all"
 _QUEUE: Final = "perdure.extraction"
+logging.getLogger("dbos").addHandler(logging.NullHandler())  # else DBOS adds one that prints
 _VERSION: Final = "2"  # of the workflows; DBOS gives a job to workers of its version only
 _SCHEMA: Final = "perdure"  # of the tables in a Postgres database
-_POSTGRES: Final = ("postgresql://", "postgres://")
+_POSTGRES: Final = "postgresql://"
 _POLL_S: Final = 0.25
 _CONNECTIONS: Final = 6  # of DBOS's own threads
-_DONE: Final = 1_000  # jobs that are listed as done
-_KEPT: Final = timedelta(days=1)  # how long ended jobs are kept
-
-
-class Work(NamedTuple):
-    """The functions of a worker: one extracts a thread, the other puts all threads on the queue."""
-
-    extract: Callable[[Job], dict[str, Any]]
-    extract_all: Callable[[], object]
-
-
-_working: list[Work] = []  # at most one in a process
+_working: list[tuple[Callable[[Job], dict[str, Any]], Callable[[], object]]] = []  # at most one
 
 
 class JobQueue:
@@ -58,7 +49,6 @@ class JobQueue:
 
     def __init__(self, database: str | None) -> None:
         with ExitStack() as stack:
-            stack.enter_context(_quiet())
             self._url, self._locks = _places(database, stack)
             with _mapped("opened"):
                 DBOS.migrate(self._url, schema=_SCHEMA)
@@ -90,7 +80,7 @@ class JobQueue:
     def done(self) -> list[Job]:
         """The jobs that were done within a day, oldest first."""
         jobs = []
-        for each in self._listed("SUCCESS", sort_desc=True, limit=_DONE, load_input=False):
+        for each in self._listed("SUCCESS", sort_desc=True, limit=1_000, load_input=False):
             if isinstance(each.output, dict) and "report" in each.output and each.completed_at:
                 result = {**each.output, "namespace": tuple(each.output["namespace"])}
                 at = datetime.fromtimestamp(each.completed_at / 1e3, UTC)
@@ -104,8 +94,8 @@ class JobQueue:
         return self._taken([each for each in taken if (each.dequeued_at or before) < before])
 
     def forget(self) -> None:
-        """Delete jobs that ended long ago."""
-        before = (datetime.now(UTC) - _KEPT).isoformat()
+        """Delete jobs that ended more than a day ago."""
+        before = (datetime.now(UTC) - timedelta(days=1)).isoformat()
         ended = ["SUCCESS", "ERROR", "CANCELLED"]
         old = self._listed(ended, completed_before=before, load_input=False, load_output=False)
         with _mapped("written"):
@@ -113,13 +103,8 @@ class JobQueue:
 
     def every(self, cron: str | None, timezone: str | None) -> None:
         """Call `extract_all` on a schedule; None: end the schedule."""
-        schedule: Any = {
-            "schedule_name": _EXTRACT_ALL,
-            "workflow_name": _EXTRACT_ALL,
-            "schedule": cron,
-            "cron_timezone": timezone,
-            "application_name": _SCHEMA,
-        }
+        schedule: Any = {"schedule_name": _EXTRACT_ALL, "workflow_name": _EXTRACT_ALL}
+        schedule |= {"schedule": cron, "cron_timezone": timezone, "application_name": _SCHEMA}
         with _mapped("written"):
             if cron is None:
                 self._client.delete_schedule(_EXTRACT_ALL)
@@ -133,11 +118,10 @@ class JobQueue:
                 ) from exc
 
     @contextmanager
-    def working(self, workers: int, work: Work) -> Iterator[list[Job]]:
-        """Work in this process until the context ends.
-
-        Yields the jobs that an ended worker left; they are taken from the queue.
-        """
+    def working(
+        self, workers: int, extract: Callable[[Job], dict[str, Any]], extract_all: Callable[[], Any]
+    ) -> Iterator[list[Job]]:
+        """Work in this process until the context ends; the jobs that an ended worker left."""
         with ExitStack() as stack:
             name = self._slot(stack)
             config: Any = {
@@ -161,7 +145,7 @@ class JobQueue:
                         "other, or make this Background with work=False and run `perdure worker`"
                     )
                 stack.callback(DBOS.destroy)
-                _working.append(work)
+                _working.append((extract, extract_all))
                 stack.callback(_working.clear)
                 self._client.register_queue(
                     _QUEUE, worker_concurrency=workers, polling_interval_sec=_POLL_S
@@ -175,19 +159,17 @@ class JobQueue:
 
     def _slot(self, stack: ExitStack) -> str:
         """The first worker's name of this machine that no process has locked."""
-        number = 0
-        while True:
+        for number in count():
             with suppress(Timeout):
                 lock = FileLock(f"{self._locks}.worker-{number}", thread_local=False)
                 stack.enter_context(lock.acquire(timeout=0))
-                return f"{socket.gethostname()}/{number}"
-            number += 1
+                break
+        return f"{socket.gethostname()}/{number}"
 
     def _listed(self, status: str | list[str], **options: Any) -> list[WorkflowStatus]:
+        options |= {"status": status, "name": _EXTRACT, "application_name": _SCHEMA}
         with _mapped("read"):
-            return self._client.list_workflows(
-                status=status, name=_EXTRACT, application_name=_SCHEMA, **options
-            )
+            return self._client.list_workflows(**options)
 
     def _taken(self, found: list[WorkflowStatus]) -> list[Job]:
         with _mapped("written"):
@@ -196,11 +178,11 @@ class JobQueue:
 
 
 def _extract(thread_id: str, namespace: list[str], configurable: dict[str, str]) -> dict[str, Any]:
-    return _working[0].extract(_job(thread_id, namespace, configurable))
+    return _working[0][0](_job(thread_id, namespace, configurable))
 
 
 def _extract_all(scheduled_at: datetime, context: Any) -> None:
-    _working[0].extract_all()
+    _working[0][1]()
 
 
 def _job(thread_id: str, namespace: list[str], configurable: dict[str, str]) -> Job:
@@ -208,13 +190,13 @@ def _job(thread_id: str, namespace: list[str], configurable: dict[str, str]) -> 
 
 
 def place_of(given: Any, store: Any) -> str | None:
-    """The given file or URL, else a file beside the store's; None: there is none."""
+    """The given file or URL, else a file beside the store's, if it has one."""
     if given is None:
         path = getattr(getattr(store, "database", None), "path", None)
         return f"{path}.jobs" if isinstance(path, str) and path != ":memory:" else None
     found = os.fsdecode(given) if isinstance(given, str | os.PathLike) else ""
-    if found.startswith(_POSTGRES):
-        return "postgresql://" + found.split("://", 1)[1]
+    if found.startswith(("postgresql://", "postgres://")):
+        return _POSTGRES + found.split("://", 1)[1]
     if not found or "://" in found or "?" in found:  # the last is no part of a path in a URL
         raise ConfigurationError(
             f"database is {given!r:.80}; expected a file, or 'postgresql://user@host/name'"
@@ -240,16 +222,3 @@ def _mapped(done: str) -> Iterator[None]:
         yield
     except (SQLAlchemyError, dbos_errors.DBOSException) as exc:
         raise StorageUnavailable(f"the queue's database cannot be {done}: {exc!s:.300}") from exc
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep DBOS from adding a log handler, and from leaving a level."""
-    dbos, silent = logging.getLogger("dbos"), logging.NullHandler()
-    level = dbos.level
-    dbos.addHandler(silent)
-    try:
-        yield
-    finally:
-        dbos.removeHandler(silent)
-        dbos.setLevel(level)

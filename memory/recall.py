@@ -1,34 +1,50 @@
-"""Recall: the memories that answer a query, best first, each once, within a budget of tokens."""
+"""Recall: the memories that answer a query, best first, each once, within a budget of tokens.
+
+As a part of a view they are quoted in the system message, and never written to the state.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from functools import partial
+from itertools import islice, tee
+from typing import Any, Final, Self
 
+from langchain_core.messages import SystemMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
-from perdure.memory.effects import Effects, awaiting, blocking
+from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, StorageError
+from perdure.memory.conversation import Turn
+from perdure.memory.effects import Effect, Effects, awaiting, blocking
+from perdure.memory.nodes import MessagesNode, Shown
 from perdure.memory.options import instance, whole
 from perdure.memory.quotation import fitting, memory_line, past_since, section
 from perdure.memory.records import TURN, Memory
+from perdure.memory.run_config import Clock, clock_of, source
 from perdure.memory.sameness import normal
 from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of
 from perdure.memory.templates import Template
 from perdure.memory.tokens import token_counter
 from perdure.stores.base import Namespace
+from perdure.stores.text import STOP_WORDS, query_tokens
 
 NAMESPACE: Final = ("memories", "{user_id}")
 """The namespace of memories, unless another is given."""
 Labels = Sequence[str] | Sequence[Sequence[str]]
 """The labels of a namespace, or a list of the labels of several; see `Template`."""
-Accepts = Callable[[Memory], bool]
 _REJECTED: Final = 3  # times the memories that are wanted, more are read in the first search
 _SPARE: Final = 5  # memories that are looked at beyond the limit: some repeat others
 _DEEPER: Final = 4  # times as many memories are looked at if too many are left out
 _K: Final = 60  # of reciprocal rank fusion: how little the first ranks stand out
+_LOG = logging.getLogger("perdure")
+_SHORT: Final = 3  # words
+_LONGEST: Final = 2_000  # characters of a query; a longer one is cut in its middle
+_TOKEN: Final = " the"  # about one token, whatever counts
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -71,11 +87,7 @@ class MemorySearch:
     def namespaces(self, config: RunnableConfig | None) -> list[Namespace]:
         """The namespaces of a run, without those under another of them."""
         every = dict.fromkeys(namespace_of(template, config) for template in self._templates)
-        return [
-            namespace
-            for namespace in every
-            if not any(namespace[:length] in every for length in range(1, len(namespace)))
-        ]
+        return [one for one in every if not any(one[:size] in every for size in range(1, len(one)))]
 
     def found(
         self,
@@ -84,15 +96,15 @@ class MemorySearch:
         config: RunnableConfig | None,
         *,
         as_of: datetime | None = None,
-        accepts: Accepts = lambda memory: True,
+        accepts: Callable[[Memory], bool] = lambda memory: True,
         max_tokens: int | None = None,
         rejected: int = 0,
         explain: bool = False,
     ) -> Effects[RecallResult]:
         """The memories that answer a query and are accepted, in `max_tokens` or its own budget.
 
-        About `rejected` memories will not be accepted, so more are read for one search to be
-        enough. With `explain` memories have the parts of their scores.
+        About `rejected` memories will not be accepted, so more are read at once. With `explain`
+        memories have the parts of their scores.
         """
         instance("query", query, str, "text")
         adapter, prefixes = adapter_of(store), self.namespaces(config)
@@ -114,7 +126,7 @@ class MemorySearch:
         adapter: StoreAdapter,
         prefix: Namespace,
         options: dict[str, Any],
-        accepts: Accepts,
+        accepts: Callable[[Memory], bool],
         rejected: int,
     ) -> Effects[list[tuple[int, Memory]]]:
         """Memories of one namespace with their ranks, more than the limit: some repeat others."""
@@ -156,18 +168,13 @@ def _recall(
 
     Args:
         query: In the user's words.
-        store: Any langgraph store; None: within a graph, the one it was compiled with.
+        store: Any langgraph store; None: that of the graph.
         config: Of the run: it fills in the namespace; None: within a node, that of its run.
         namespace: Where to look; a list of namespaces for several. See `Template`.
         kinds: Only memories of these kinds.
         limit: The largest number of memories.
         max_tokens: The tokens that they may take as the model is shown them; None: any number.
         as_of: Recall what was remembered at that moment; only of a perdure store.
-
-    Raises:
-        ConfigurationError: An argument is wrong, or there is no store.
-        InvalidConfig: The config does not fill in a namespace.
-        StorageError: The store fails.
     """
     search = MemorySearch(namespace, kinds, limit, max_tokens)
     return (yield from search.found(query, store, config, as_of=as_of, explain=True))
@@ -180,9 +187,8 @@ arecall = awaiting(_recall)
 def merged(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list[Memory]:
     """Rankings as one, best first, ties newest first, without repetitions.
 
-    Their scores cannot be compared, so they are merged by reciprocal rank fusion: Cormack, Clarke
-    and Buettcher, "Reciprocal Rank Fusion Outperforms Condorcet and Individual Rank Learning
-    Methods" (SIGIR 2009).
+    By reciprocal rank fusion, as scores cannot be compared: Cormack, Clarke and Buettcher (SIGIR
+    2009).
     """
     by_text: dict[str, tuple[Memory, dict[int, int]]] = {}  # with the rank in each search
     for search, ranking in enumerate(rankings):
@@ -197,20 +203,16 @@ def merged(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list
 
 
 def _without_sources(memories: Sequence[Memory]) -> list[Memory]:
-    """Without turns from which, and from nothing else, a better memory was extracted.
-
-    A turn that ranks before its facts answers better than they do: then all stay.
-    """
+    """Without turns that rank after a memory that was extracted from them alone."""
     kept: list[Memory] = []
-    extracted: set[tuple[str | None, tuple[str, ...]]] = set()
+    extracted: set[tuple[str | None, tuple[str, ...]] | None] = set()
     for memory in memories:
         source = memory.provenance
         place = (source.thread_id, source.message_ids) if source and source.message_ids else None
-        if memory.kind == TURN and place in extracted:
-            continue
-        if memory.kind != TURN and place is not None:
+        if memory.kind != TURN:
             extracted.add(place)
-        kept.append(memory)
+        if memory.kind != TURN or place is None or place not in extracted:
+            kept.append(memory)
     return kept
 
 
@@ -228,5 +230,133 @@ def _without_past(memories: Sequence[Memory], limit: int) -> list[Memory]:
 
 
 def _date(memory: Memory) -> datetime:
-    source = memory.provenance
-    return (source.at if source is not None else None) or memory.valid_from or _EARLIEST
+    return (memory.provenance and memory.provenance.at) or memory.valid_from or _EARLIEST
+
+
+class UseMemories(MessagesNode):
+    """A part of a view that adds a section `<memories>` to the system message.
+
+    `view(use_memories(), trim(max_tokens=4_000))`: before the part that cuts, so that its budget
+    counts the memories, and after `use_instructions`, which replaces the system message.
+
+    The query is the newest human message, with the one before it if it is as short as "and then?".
+    Memories that rest only on messages which the model is shown after all parts of the view are
+    left out. If the store or its embedder fails, a warning is logged, and the turn goes on without
+    memories. The options are those of `recall`, and `min_score` that of `SQLiteStore.search`;
+    `as_of` is the name of the moment in the run's config, or a function of the config.
+    """
+
+    def __init__(
+        self,
+        store: BaseStore | None = None,
+        *,
+        namespace: Labels = NAMESPACE,
+        kinds: Sequence[str] | None = None,
+        limit: int = 20,
+        max_tokens: int = 1_000,
+        min_score: float | None = None,
+        as_of: Clock | str | None = None,
+        messages_key: str = "messages",
+    ) -> None:
+        super().__init__(messages_key)
+        self._search = MemorySearch(namespace, kinds, limit, max_tokens, min_score)
+        self._store = None if store is None else StoreAdapter(store).store
+        self._as_of = clock_of("as_of", as_of)
+        self._following: list[MessagesNode] = []
+
+    def followed_by(self, parts: Sequence[MessagesNode]) -> Self:
+        """The same before these parts of a view."""
+        made = copy(self)
+        made._following = [part for part in parts if not isinstance(part, UseMemories)]
+        return made
+
+    def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Effects[Shown]:
+        """The same, with memories in the system message."""
+        newest, turns = tee(shown.turns)
+        query, room = query_of(list(islice(newest, 2))), self._search.max_tokens or 0
+        lines: tuple[str, ...] = ()
+        while query and room:
+            possible, turns = tee(turns)
+            filled = _with_section(replace(shown, turns=possible), _TOKEN * room)
+            try:
+                left = yield from self._left(filled, state, config)
+            except BudgetExceeded:  # of a part that follows
+                room //= 2
+                continue
+            lines = yield from self._recalled(query, room, left, config)
+            break
+        while lines:
+            possible, turns = tee(turns)
+            filled = _with_section(replace(shown, turns=possible), section("memories", lines))
+            try:
+                yield from self._left(filled, state, config)
+                break
+            except BudgetExceeded:  # its counter counts them dearer than the estimate does
+                lines = lines[:-1]
+        shown = replace(shown, turns=turns)
+        return _with_section(shown, section("memories", lines)) if lines else shown
+
+    through = blocking(_through)  # type: ignore[arg-type]
+    athrough = awaiting(_through)  # type: ignore[arg-type]
+
+    def _left(
+        self, shown: Shown, state: Any, config: RunnableConfig | None
+    ) -> Effects[frozenset[str | None]]:
+        """The ids of the messages that the following parts leave."""
+        for part in self._following:
+            given = (shown, state, config)
+            shown = yield Effect(partial(part.through, *given), partial(part.athrough, *given))
+        return frozenset(message.id for message in shown.messages())
+
+    def _recalled(
+        self, query: str, room: int, left: frozenset[str | None], config: RunnableConfig | None
+    ) -> Effects[tuple[str, ...]]:
+        """A line for each memory, without those that rest on the given messages alone."""
+        thread_id, _ = source(config)
+
+        def accepts(memory: Memory) -> bool:
+            origin = memory.provenance
+            if origin is None or not origin.message_ids:
+                return True
+            elsewhere = thread_id is not None and origin.thread_id not in (None, thread_id)
+            return elsewhere or not left.issuperset(origin.message_ids)
+
+        try:
+            options: dict[str, Any] = {"as_of": self._as_of(config), "max_tokens": room}
+            options |= {"accepts": accepts, "rejected": len(left)}
+            return (yield from self._search.found(query, self._store, config, **options)).lines
+        except Exception as exc:  # also of the driver of another store
+            passing = StorageError | EmbeddingFailed
+            if isinstance(exc, PerdureError) and not isinstance(exc, passing):
+                raise  # a mistake, which every turn would meet
+            _LOG.warning("nothing is recalled in this turn: %s", exc, exc_info=exc)
+            return ()
+
+
+use_memories = UseMemories
+"""Makes the part: `use_memories()`, `use_memories(store, namespace=("memories",))`."""
+
+
+def query_of(turns: Sequence[Turn]) -> str:
+    """The query for the newest turns, newest first; "" if there is no text."""
+    texts = [turn.messages[0].text.strip() for turn in turns[:2]]
+    if not texts or not texts[0]:
+        return ""
+    telling = [word for word in query_tokens(texts[0]) if word not in STOP_WORDS]
+    # as "and then?", "Bruges?"
+    is_elliptic = not telling or (len(telling) == 1 and len(texts[0].split()) <= _SHORT)
+    text = "\n".join(reversed(texts)) if is_elliptic else texts[0]
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]}\n{text[-half:]}"
+
+
+def _with_section(shown: Shown, text: str) -> Shown:
+    """The same with a section at the end of the system message."""
+    if shown.system is None:
+        return replace(shown, system=SystemMessage(text))
+    content: Any = shown.system.content
+    if isinstance(content, str):
+        joined: Any = f"{content}\n\n{text}" if content else text
+    else:  # the blocks before stay as they are, so that a provider's cache of them holds
+        joined = [*content, {"type": "text", "text": text}]
+    return replace(shown, system=shown.system.model_copy(update={"content": joined}))

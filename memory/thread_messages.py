@@ -1,4 +1,4 @@
-"""The messages of a thread, each once, with ids and times; in perdure's also removed ones."""
+"""The messages of a thread, each once, with ids and times; of perdure's also removed ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ThreadMessage:
 
     @property
     def text(self) -> str:
-        """Its text, lone surrogates as question marks; "" for a message off the record."""
+        """Its text; "" for a message off the record."""
         off_record = self.message.response_metadata.get(REMEMBER) is False
         return "" if off_record else storable(str(self.message.text))
 
@@ -95,12 +95,7 @@ def history_of_state(
 def read_history(
     saver: Any, thread_id: str, channel: str = "messages", known: Collection[str] = ()
 ) -> Effects[ThreadHistory]:
-    """Read the messages of a thread; the times of known ones, by id, are not needed.
-
-    Raises:
-        UnknownThread: There is no such thread.
-        InvalidMessages: The channel holds something else.
-    """
+    """Read the messages of a thread; the times of known ones, by id, are not needed."""
     if hasattr(saver, "history") and hasattr(saver, "checkpoints"):
         return (yield from _history(saver, thread_id, channel, known))
     config: RunnableConfig = {"configurable": {"thread_id": thread_id, "checkpoint_ns": ""}}
@@ -118,8 +113,8 @@ def _history(
 ) -> Effects[ThreadHistory]:
     """All messages that perdure's checkpointer has, with the times of their first checkpoints.
 
-    A checkpoint that has more messages than its parent is taken to have added the difference. If
-    the same step removed messages, the times are off by about a step.
+    A checkpoint with more messages than its parent is taken to have added the difference: if it
+    removed some, too, the times are off by about a step.
     """
     infos = yield from _checkpoints(saver, thread_id, 1)
     if not any(info.is_head for info in infos):  # the thread went on from an old checkpoint

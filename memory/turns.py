@@ -27,10 +27,9 @@ _CHUNKS: Final = 40  # of a message that are kept
 
 
 class TurnExtractor:
-    """Makes a memory of each message of a user or an assistant, without a model.
+    """Makes a memory `speaker: text` of each message of a user or an assistant, without a model.
 
-    A memory's text is `speaker: text`; the speaker is the message's name, else its role. A message
-    of more than `max_words` is cut into chunks, of which the first 40 are kept.
+    A message of more than `max_words` is cut into chunks, of which the first 40 are kept.
     """
 
     name = TURNS
@@ -44,9 +43,7 @@ class TurnExtractor:
 
     def proposing(self, batch: Batch, scope: Scope) -> Effects[Proposal]:
         """A memory for each chunk of each message; an edit may delete chunks."""
-        additions: dict[str, Addition] = {}
-        revisions: list[Revision] = []
-        outcomes: list[Outcome] = []
+        additions, revisions, outcomes = dict[str, Addition](), list[Revision](), list[Outcome]()
         for message in batch.messages:
             is_kept = message.role in ("user", "assistant")
             texts = chunks(message.text, self.max_words, 0) if is_kept else []
@@ -77,9 +74,9 @@ def turn_key(thread_id: str, message_id: str, chunk: int) -> str:
 def superseded_turns(
     adapter: StoreAdapter, memory: Memory, until: datetime, successor: Provenance | None = None
 ) -> Effects[list[PutItem]]:
-    """The puts that mark the turns as past of the messages that a superseded memory leaves behind.
+    """The puts that give turns the date until which they held.
 
-    Recall then shows these turns with the date until which they held.
+    These are the turns of messages that a superseded memory leaves behind.
     """
     if memory.kind == TURN or memory.provenance is None:
         return []
@@ -102,8 +99,8 @@ def ends_of(
 ) -> Effects[dict[str, str]]:
     """The dates (ISO 8601) at which facts were superseded that rest on messages of a thread.
 
-    Turns of these messages, if they are made only now, held until then. A store that is not
-    perdure's keeps no threads of earlier texts: that of the present text is taken.
+    Turns of these messages that are made only now held until then. Of stores without versions the
+    thread of the present text is taken.
     """
     any_kind = {PREVIOUS: {"$exists": True}}  # which other stores do not know
     asked = any_kind if scope.adapter.versioned else {"kind": FACT}

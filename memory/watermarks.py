@@ -1,6 +1,6 @@
 """Watermarks: up to which message an extractor has read a thread, as notes in the store.
 
-A watermark names the newest messages by id, so it holds for a trimmed, edited or forked thread.
+They name the newest messages by id, so they hold for trimmed, edited and forked threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from perdure.stores.base import Namespace, PutItem
 TURNS: Final = "turns"
 """The name of the extractor whose watermarks are at the place of the first version's."""
 _KNOWN: Final = 50  # messages that a watermark names
-_FAILURE: Final = ("attempts", "failed_at", "failed_head", "error", "final")
+_PLACE: Final = ("known", "count", "next", "checkpoint_id")
+_FAILURE: Final = ("attempts", "failed_head", "error", "final")
 
 
 class Known(NamedTuple):
@@ -57,8 +58,8 @@ class Watermark:
     def beyond(self, history: ThreadHistory) -> list[ThreadMessage]:
         """The messages that are not yet read, or were edited since, with their positions.
 
-        If more were read than are known, only messages after the oldest known one count as unread.
-        If no known message is left, as after a fork far back, all messages do.
+        If more were read than are known, only messages after the oldest known one count as unread;
+        if no known message is left, as after a fork far back, all do.
         """
         known = {each.id: each for each in self.known}
         messages = self.placed(history.messages)
@@ -70,8 +71,7 @@ class Watermark:
     def placed(self, messages: Sequence[ThreadMessage]) -> list[ThreadMessage]:
         """Messages with positions, which go up after the known messages, and down before them.
 
-        A message between two known ones has the position of the one before it: the store orders
-        equal positions by age.
+        One between two known ones has the position of the one before: the store orders by age then.
         """
         known = {each.id: each.position for each in self.known}
         there = [i for i, each in enumerate(messages) if each.id in known]
@@ -92,24 +92,19 @@ class Watermark:
         """The watermark after these messages, which have positions, were read."""
         known = {each.id: each for each in self.known}
         fresh = {each.id: Known(each.id, each.position or 0, each.digest) for each in messages}
-        newest = sorted({**known, **fresh}.values(), key=lambda each: each.position)
-        return Watermark(
-            self.extractor,
-            tuple(newest[-_KNOWN:]),
-            self.count + len(fresh.keys() - known.keys()),
-            max([self.next, *(each.position + 1 for each in fresh.values())]),
-            checkpoint_id,
-            self.version,
-            first=self.first,
-        )
+        newest = sorted({**known, **fresh}.values(), key=lambda each: each.position)[-_KNOWN:]
+        count = self.count + len(fresh.keys() - known.keys())
+        following = max([self.next, *(each.position + 1 for each in fresh.values())])
+        place = (tuple(newest), count, following, checkpoint_id)
+        return Watermark(self.extractor, *place, self.version, first=self.first)
 
     def with_failure(
         self, error: str, at: datetime, head: str | None, *, final: bool = False
     ) -> Watermark:
         """The watermark after an extraction failed, with the head of the thread at that moment."""
         attempts = self.attempts + 1 if self.failed_head == head else 1
-        failure: dict[str, Any] = {"attempts": attempts, "failed_at": at, "failed_head": head}
-        return replace(self, error=error, final=final, **failure)
+        failed = replace(self, attempts=attempts, failed_at=at, failed_head=head)
+        return replace(failed, error=error, final=final)
 
     def set_back(self) -> Watermark:
         """The watermark of a thread that is to be read again; positions continue."""
@@ -121,21 +116,14 @@ class Watermark:
 
     def put(self, namespace: Namespace, thread_id: str) -> PutItem:
         """The operation that writes it, if the note is as it was read."""
-        value: dict[str, Any] = {
-            "extractor": self.extractor,
-            "thread_id": thread_id,
-            "known": [list(each) for each in self.known],
-            "count": self.count,
-            "next": self.next,
-            "checkpoint_id": self.checkpoint_id,
-        }
-        if self.attempts:
-            failed_at = self.failed_at and self.failed_at.isoformat()
-            value |= {"attempts": self.attempts, "failed_at": failed_at}
-            value |= {"failed_head": self.failed_head, "error": self.error}
-            value |= {"final": True} if self.final else {}
-        if self.first:
-            value["first"] = self.first
+        names = [*_PLACE, *(_FAILURE if self.attempts else ()), *(["first"] if self.first else ())]
+        value: dict[str, Any] = {"extractor": self.extractor, "thread_id": thread_id}
+        value |= {name: getattr(self, name) for name in names}
+        value["known"] = [list(each) for each in self.known]
+        if self.attempts and self.failed_at:
+            value["failed_at"] = self.failed_at.isoformat()
+        if not self.final:
+            value.pop("final", None)
         place, key = notes_of(FORMED, namespace), _key(self.extractor, thread_id)
         return note_of(place, key, value, if_version=self.version)
 
@@ -171,7 +159,9 @@ def settled(note: Item) -> PutItem:
 
     The messages that were not read are read then.
     """
-    value = {name: part for name, part in note.value.items() if name not in _FAILURE}
+    value = {
+        name: part for name, part in note.value.items() if name not in (*_FAILURE, "failed_at")
+    }
     value["checkpoint_id"] = note.value.get("failed_head")
     namespace, version = tuple(note.namespace), getattr(note, "version", None)
     return note_of(namespace, note.key, value, if_version=version)
@@ -179,23 +169,21 @@ def settled(note: Item) -> PutItem:
 
 def _read(empty: Watermark, own: Item | None, turns: Item | None) -> Watermark:
     """The watermark in a note; without one, the first version's."""
-    first = None
+    first: dict[str, Any] | None = None
     if turns is not None:
-        first = turns.value.get("first") if "extractor" in turns.value else _place(turns.value)
-    if own is None:
-        return replace(empty, **_fields(first)) if first else empty
-    value, failed_at = own.value, own.value.get("failed_at")
-    return replace(
-        empty,
-        **_fields(value),
-        version=getattr(own, "version", None),
-        attempts=value.get("attempts", 0),
-        failed_at=datetime.fromisoformat(failed_at) if failed_at else None,
-        failed_head=value.get("failed_head"),
-        error=value.get("error", ""),
-        final=value.get("final", False),
-        first=first if own is turns else None,
-    )
+        place = {name: turns.value[name] for name in _PLACE}
+        first = turns.value.get("first") if "extractor" in turns.value else place
+    value = first if own is None else own.value
+    if value is None:
+        return empty
+    names = [*_PLACE, *_FAILURE]
+    fields: dict[str, Any] = {name: value[name] for name in names if name in value}
+    fields["known"] = tuple(Known(*each) for each in value["known"])
+    if value.get("failed_at"):
+        fields["failed_at"] = datetime.fromisoformat(value["failed_at"])
+    if own is not None:
+        fields["version"] = getattr(own, "version", None)
+    return replace(empty, **fields, first=first if own is turns else None)
 
 
 def _key(extractor: str, thread_id: str) -> str:
@@ -203,14 +191,6 @@ def _key(extractor: str, thread_id: str) -> str:
         return thread_id
     named = f"{extractor}\0{thread_id}".encode("utf-8", "surrogatepass")
     return f"extractor-{blake2b(named, digest_size=16).hexdigest()}"
-
-
-def _place(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value[name] for name in ("known", "count", "next", "checkpoint_id")}
-
-
-def _fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {**_place(value), "known": tuple(Known(*each) for each in value["known"])}
 
 
 def _is_new(message: ThreadMessage, known: Known | None) -> bool:

@@ -8,7 +8,6 @@ from perdure.memory.adapters.langchain4j import (
 from perdure.memory.adapters.langchain4j import InMemoryChatMemoryStore as InMemoryChatMemoryStore
 from perdure.memory.adapters.langchain4j import MessageWindowChatMemory as MessageWindowChatMemory
 from perdure.memory.adapters.langchain4j import TokenWindowChatMemory as TokenWindowChatMemory
-from perdure.memory.adapters.spring import ChatMemory as ChatMemory
 from perdure.memory.adapters.spring import ChatMemoryRepository as ChatMemoryRepository
 from perdure.memory.adapters.spring import (
     CheckpointerChatMemoryRepository as CheckpointerChatMemoryRepository,

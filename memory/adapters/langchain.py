@@ -1,8 +1,4 @@
-"""LangChain's chat message history over the threads of a checkpointer.
-
-For `RunnableWithMessageHistory`, as in the guide
-https://python.langchain.com/v0.1/docs/use_cases/chatbots/memory_management/.
-"""
+"""LangChain's chat message history, for `RunnableWithMessageHistory`, over threads."""
 
 from __future__ import annotations
 
@@ -42,13 +38,9 @@ class ThreadMessageHistory(BaseChatMessageHistory):
     """The messages of one thread, in the channel `messages` of its root graph.
 
     Any chat graph with the same checkpointer continues the thread. perdure's checkpointers lock the
-    thread for each write; with langgraph's own the last write wins.
-
-    Args:
-        checkpointer: Any langgraph checkpointer.
-        thread_id: The thread, say the session id; None: a new one.
-        keep_history: Whether `clear` leaves the messages in perdure's `history(thread_id)` and in
-            the file. False: it deletes the thread.
+    thread for each write; with langgraph's own the last write wins. A `thread_id` of None is a new
+    thread. With `keep_history`, `clear` leaves the messages in perdure's `history(thread_id)` and
+    in the file.
     """
 
     def __init__(
@@ -68,7 +60,7 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 
     @property
     def messages(self) -> list[BaseMessage]:
-        """The messages, oldest first, without those that providers refuse; assigning replaces."""
+        """The messages that providers take, oldest first; assigning replaces all."""
         return presentable(self._found(self.checkpointer.get_tuple(self._config)))
 
     @messages.setter

@@ -1,7 +1,6 @@
-"""LangChain4j's chat memory: a window of messages or tokens over a store.
+"""LangChain4j's chat memory (https://docs.langchain4j.dev/tutorials/chat-memory).
 
-Names and behaviour follow https://docs.langchain4j.dev/tutorials/chat-memory. Over a checkpointer,
-evicted messages stay in perdure's `history()` until the memory is cleared.
+Over a checkpointer, evicted messages stay in perdure's `history()` until the memory is cleared.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _LOG: Final = logging.getLogger(__name__)
 
 @runtime_checkable
 class ChatMemoryStore(Protocol):
-    """Where memories keep their messages.
+    """Where memories keep their messages, oldest first.
 
     A store may also have `change_messages(memory_id, change)`, which replaces the messages by
     `change(messages)` in one step, so that nothing is lost when two processes add at once.
     """
 
     def get_messages(self, memory_id: Any) -> Sequence[BaseMessage]:
-        """All messages of a memory, oldest first."""
+        """All messages of a memory."""
 
     def update_messages(self, memory_id: Any, messages: Sequence[BaseMessage]) -> None:
         """Replace all messages of a memory; called for each message that is added."""
@@ -49,7 +48,7 @@ class ChatMemoryStore(Protocol):
         """Delete all messages of a memory; called when it is cleared."""
 
 
-class InMemoryChatMemoryStore(ChatMemoryStore):
+class InMemoryChatMemoryStore:
     """Messages in a dict; they end with the process."""
 
     def __init__(self) -> None:
@@ -74,7 +73,7 @@ class InMemoryChatMemoryStore(ChatMemoryStore):
             self.update_messages(memory_id, change(self.get_messages(memory_id)))
 
 
-class CheckpointerChatMemoryStore(ChatMemoryStore):
+class CheckpointerChatMemoryStore:
     """Messages in the threads of a checkpointer; the id of a memory is the thread_id.
 
     With `keep_history` deleted messages stay in perdure's `history(thread_id)` and in the file.
@@ -107,10 +106,9 @@ class CheckpointerChatMemoryStore(ChatMemoryStore):
 
 @dataclass(kw_only=True, eq=False)
 class WindowChatMemory(ABC):
-    """The base of both windows.
+    """The base of both windows; `id` says which memory of the store it is.
 
-    `id` says which memory of the store it is. A new system message goes to the end, or with
-    `always_keep_system_message_first` to the front.
+    A new system message goes to the end, or with `always_keep_system_message_first` to the front.
     """
 
     id: Any = "default"
@@ -137,8 +135,7 @@ class WindowChatMemory(ABC):
             atomic(self.id, change)
             return
         found = list(self.store.get_messages(self.id))
-        now = change(found)
-        if now != found:
+        if (now := change(found)) != found:
             self.store.update_messages(self.id, now)
 
     def messages(self) -> list[BaseMessage]:
@@ -195,9 +192,8 @@ def windowed(
     """The messages with new ones at the end, as far as they fit.
 
     A new system message replaces the one before, at the end or, with `first`, at the front; an
-    equal or a blank one is ignored. The system message is never evicted, else the oldest goes
-    first, a tool call with its results. A message that alone does not fit is evicted with all
-    before it.
+    equal or a blank one is ignored. It is never evicted; else the oldest message goes first, a tool
+    call with its results. A message that alone does not fit is evicted with all before it.
     """
     found = list(messages)
     for message in new:

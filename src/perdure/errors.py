@@ -34,7 +34,6 @@
     ├─ ModelFailed                         the chat model did not answer
     │  ├─ SummaryFailed                    the summariser gave no summary; nothing was removed
     │  └─ InstructionsRefused              a rewrite of instructions that is no usable one
-    ├─ NotRecalled (AssertionError)        questions did not recall what they should; has the table
     └─ ImportFailed (ValueError)           a file to import is malformed; says where
 
 A message says what happened, to which object, what was expected and what to do.
@@ -180,10 +179,6 @@ class InvalidMessages(PerdureError, TypeError):
 
 class BudgetExceeded(PerdureError):
     """What may not be left out takes more tokens, or messages, than are allowed."""
-
-
-class NotRecalled(PerdureError, AssertionError):
-    """A check of recall found less than it should. The message has what was missed, and why."""
 
 
 class ImportFailed(PerdureError, ValueError):

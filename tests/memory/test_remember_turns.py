@@ -377,7 +377,7 @@ def test_a_user_id_with_a_dot_ends_no_turn(
     state = graph_of(file_saver, store).invoke(given, on("t", "a.b"))
 
     assert [each.text for each in state["messages"]] == ["one", "You said one"]
-    message = r"label 'a\.b' .*'user_id'.*pass a value without dots"
+    message = r"refuses dots, .*'a\.b'.*\{user_id\}.*pass values without dots"
     assert re.search(message, caplog.text)
     with pytest.raises(InvalidNamespace, match=message):
         Extraction(file_saver, store).extract("t", on("t", "a.b"))
