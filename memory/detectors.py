@@ -27,6 +27,7 @@ Treatment = Literal["keep", "redact", "quarantine", "refuse"]
 REDACTED: Final = "redacted"
 """The field of a memory's value with the kinds that were redacted in it."""
 
+_WORST: Final[Sequence[Treatment]] = ("refuse", "quarantine", "redact")
 _CONTACTS: Final = ("e-mail", "phone")
 _NAMES: Final = {  # of kinds, in a reason
     "card": "the number of a payment card",
@@ -209,19 +210,18 @@ class Sensitive:
         except Exception as exc:  # a detector of the user's, whose message may quote the secret
             fault = f"a detector raised {type(exc).__name__}, so nobody knows what it holds"
             return Verdict("quarantine", fault, "detectors")
-        worst: Sequence[Treatment] = ("refuse", "quarantine", "redact")
-        treatment = next((each for each in worst if each in kinds.values()), "keep")
-        found = [kind for kind, given in kinds.items() if given == treatment != "keep"]
-        if not found:
+        for treatment in _WORST:
+            if found := [kind for kind, given in kinds.items() if given == treatment]:
+                break
+        else:
             return KEEP
         named = " and ".join(_NAMES.get(k, f"what a detector calls {k!r}") for k in found)
         check = "contacts" if found[0] in _CONTACTS else "secrets"
-        if treatment == "refuse" or treatment == "quarantine":
+        if treatment != "redact":
             return Verdict(treatment, f"it holds {named}", check)
+        fields[REDACTED] = found
         kept = None if text == candidate.text else text
-        return Verdict(
-            "keep", f"{named} is redacted", check, kept, fields=fields | {REDACTED: found}
-        )
+        return Verdict("keep", f"{named} is redacted", check, kept, fields=fields)
 
     def redacted(self, text: str) -> str:
         """A text without anything sensitive, to be shown."""

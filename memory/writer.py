@@ -6,7 +6,7 @@ A change that another one comes before is judged again.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -17,15 +17,14 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
 from perdure.errors import ConfigurationError, InvalidValue, LimitExceeded, UnknownMemory
-from perdure.memory.conflicts import change_note, one_by_one
-from perdure.memory.detectors import REDACTED
 from perdure.memory.effects import Effects
-from perdure.memory.gate import Gate, admit
+from perdure.memory.gate import Gate
+from perdure.memory.plan import OWN, SAME, Change, change_note, judged, one_by_one, own_fields
+from perdure.memory.proposals import Addition, Revision, Scope
 from perdure.memory.records import Candidate, Memory, Outcome, Role
 from perdure.memory.run_config import source
-from perdure.memory.store_adapter import PREVIOUS, SOURCE, StoreAdapter, removal_of, succeeding
+from perdure.memory.store_adapter import StoreAdapter, removal_of
 from perdure.memory.tombstones import tombstones_of
-from perdure.memory.turns import superseded_turns
 from perdure.stores.base import Namespace, Provenance, PutItem
 from perdure.stores.namespaces import check_key
 
@@ -33,12 +32,9 @@ Given = str | Mapping[str, Any] | BaseModel
 """A memory's text; or its text and fields, as a dict or as an instance of the schema."""
 Replacement = Literal["updated", "superseded"]
 TEXT: Final = "text"
-OWN: Final = ("kind", PREVIOUS, SOURCE, REDACTED)
-"""Fields of a value that perdure sets."""
 NO_TOMBSTONE: Final = "there is no room to note that it is not to be extracted again"
 _KEY: Final = 9  # characters of a key, which a model has to copy
 _LETTERS: Final = "23456789abcdefghjkmnpqrstuvwxyz"  # none looks like another
-_SAME: Final = "it says so already"
 _FAULTS: Final = 5
 
 
@@ -90,7 +86,7 @@ class MemoryWriter:
         there = None if key is None else (yield from self.adapter.got(self.namespace, key))
         if there is not None:
             if own_fields(there.value) == value:
-                return Outcome("unchanged", there.key, _SAME)
+                return Outcome("unchanged", there.key, SAME)
             if instead is not None:
                 return (yield from self._replaced(there.key, given, provenance, instead, None))
             raise ConfigurationError(
@@ -98,13 +94,8 @@ class MemoryWriter:
                 "supersede that one, or leave key= out for a new one"
             )
         wanted = key or (yield from self._new_key())
-        outcome, puts = yield from self._admitted(
-            value, self.kind, provenance, wanted, None, made=key is None
-        )
-        if outcome.change == "added":
-            puts = [*(replace(put, if_version=0) for put in puts), *note]
-        yield from self.adapter.written(puts)
-        return outcome
+        candidate = self._candidate(value, self.kind, provenance)
+        return (yield from self._written(Addition(wanted, candidate), None, note))
 
     def _deleted(self, key: str) -> Effects[Outcome]:
         memory = yield from self._present(key)
@@ -139,22 +130,20 @@ class MemoryWriter:
     ) -> Effects[Outcome]:
         note = yield from change_note(self.adapter, self.namespace)
         previous = yield from self._present(key)
-        value, before = self.value(given, previous.value), own_fields(previous.value)
-        if value == before:
-            return Outcome("unchanged", key, _SAME)
-        outcome, puts = yield from self._admitted(value, previous.kind, provenance, key, previous)
-        if outcome.change == "added":
-            [put] = puts
-            if own_fields(put.value or {}) == before:  # once it is redacted
-                return Outcome("unchanged", key, _SAME)
-            until = at or datetime.now(UTC)
-            value = succeeding(previous, put.value or {}, change, until)
-            puts = [replace(put, value=value, if_version=previous.version), *note]
-            if change == "superseded":
-                puts += yield from superseded_turns(self.adapter, previous, until, provenance)
-            outcome = replace(outcome, change=change)
-        yield from self.adapter.written(puts)
-        return outcome
+        value = self.value(given, previous.value)
+        if value == own_fields(previous.value):
+            return Outcome("unchanged", key, SAME)
+        revision = Revision(key, change, self._candidate(value, previous.kind, provenance), at)
+        return (yield from self._written(revision, previous, note))
+
+    def _written(
+        self, change: Change, previous: Memory | None, note: Sequence[PutItem]
+    ) -> Effects[Outcome]:
+        scope = Scope(self.adapter, self.namespace)
+        present = {} if previous is None else {change.key: previous}
+        plan = yield from judged([change], present, {}, self.gate, scope)
+        yield from self.adapter.written([*plan.puts, *note] if plan.puts else [])
+        return plan.outcomes[0]
 
     def _present(self, key: str) -> Effects[Memory]:
         """The memory as it is; another document, for example instructions, is none."""
@@ -163,48 +152,16 @@ class MemoryWriter:
             raise unknown(self.namespace, key)
         return memory
 
-    def _admitted(
-        self,
-        value: Mapping[str, Any],
-        kind: str,
-        provenance: Provenance,
-        key: str,
-        previous: Memory | None,
-        *,
-        made: bool = False,
-    ) -> Effects[tuple[Outcome, list[PutItem]]]:
+    def _candidate(self, value: Mapping[str, Any], kind: str, provenance: Provenance) -> Candidate:
         fields = {name: part for name, part in value.items() if name != TEXT}
         role: Any = provenance.trust if provenance.trust in get_args(Role) else "user"
-        candidate = Candidate(
-            value[TEXT], kind, fields, provenance, role, explicit=True, by_model=self.by_model
-        )
-        adapter = self.adapter if previous is None else _Without(self.adapter, previous)
-        space = self.namespace
-        admitted = yield from admit(self.gate, adapter, space, [candidate], [key], made=made)
-        return admitted.outcomes[0], admitted.puts
+        return Candidate(value[TEXT], kind, fields, provenance, role, True, self.by_model)
 
     def _new_key(self) -> Effects[str]:
         while True:
             key = "".join(secrets.choice(_LETTERS) for _ in range(_KEY))
             if (yield from self.adapter.got(self.namespace, key)) is None:
                 return key
-
-
-class _Without(StoreAdapter):
-    """A store without the text of one memory: what replaces it is compared with the others."""
-
-    def __init__(self, adapter: StoreAdapter, memory: Memory) -> None:
-        super().__init__(adapter.store)
-        self._own = memory.namespace, memory.key
-
-    def found(self, prefix: Namespace, **asked: Any) -> Effects[list[Memory]]:
-        memories = yield from super().found(prefix, **asked)
-        return [replace(m, text="") if (m.namespace, m.key) == self._own else m for m in memories]
-
-
-def own_fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The text and the fields in a memory's value, without those that perdure sets."""
-    return {name: part for name, part in value.items() if name not in OWN}
 
 
 def provenance_of(config: RunnableConfig | None, given: Provenance | None = None) -> Provenance:
