@@ -55,10 +55,7 @@ Present = Mapping[str, Memory]  # the stored memories, by key
 
 
 def change_note(adapter: StoreAdapter, namespace: Namespace) -> Effects[list[PutItem]]:
-    """The puts to write with a change that is judged after this call.
-
-    They make the write a `VersionConflict` if another change was written in between.
-    """
+    """The puts with which a write is a `VersionConflict` if another came after this call."""
     if not adapter.versioned:
         return []
     place = notes_of(CHANGED, namespace)
@@ -70,11 +67,7 @@ def change_note(adapter: StoreAdapter, namespace: Namespace) -> Effects[list[Put
 def one_by_one(
     adapter: StoreAdapter, namespace: Namespace, attempt: Callable[[], Effects[T]]
 ) -> Effects[T]:
-    """Attempt a change, while this process attempts no other here, until it meets no conflict.
-
-    Raises:
-        VersionConflict: Other processes changed memories here, again and again.
-    """
+    """Attempt a change, while this process attempts no other here, until it meets no conflict."""
     # stores on one file share its database; a forked process has locks of its own
     name = f"{id(getattr(adapter.store, 'database', adapter.store))} {namespace!r}"
     locks, turn = _locks(os.getpid()), None
@@ -141,8 +134,7 @@ def _without_known_episodes(
         return additions, Planned()
     known: dict[str, str] = {}
     for memory in (yield from scope.adapter.every(scope.namespace, filter={"kind": EPISODE})):
-        if memory.namespace == scope.namespace:
-            known |= dict.fromkeys(sources(memory.provenance), memory.key)
+        known |= dict.fromkeys(sources(memory.provenance), memory.key)
     new: list[Addition] = []
     outcomes: list[Outcome] = []
     for each in additions:
@@ -156,8 +148,7 @@ def _without_known_episodes(
 
 def _present(scope: Scope, changes: Sequence[Change]) -> Effects[dict[str, Memory]]:
     ops = [GetOp(scope.namespace, key) for key in dict.fromkeys(each.key for each in changes)]
-    store = scope.adapter.store
-    items = yield Effect(lambda: store.batch(ops), lambda: store.abatch(ops))
+    items = yield scope.adapter.call("batch", ops)
     return {item.key: memory_of(item) for item in items if item is not None}
 
 

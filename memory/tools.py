@@ -64,6 +64,7 @@ _ID: Final = (
     "The id of the memory to change, as search_memory gave it. Needed for all but 'create'."
 )
 _OUTSIDE: Final[Any] = None  # no graph runs the tool
+_OWN: Final = ("manage_memory", "search_memory")  # what they answer is nothing new
 _MOST: Final = 50  # memories that one search may return
 _LONG: Final = 400  # characters of a reason that a model gets
 _STRAY: Final = " \t\r\n\"'`<>[](){}.,;"  # what models put around a word
@@ -101,8 +102,7 @@ def manage_memory(
     channel = text("messages_key", messages_key, "the name of a channel")
 
     def manage(arguments: Mapping[str, Any], attribution: Attribution) -> Effects[str]:
-        # what is wrong with the config is the developer's mistake
-        writer = kept.writer(attribution.config, by_model=True)
+        writer = kept.writer(attribution.config, by_model=True)  # raises: a developer's mistake
         return _managed(writer, arguments, attribution)
 
     return _tool(manage, "manage_memory", instructions, _arguments(schema), channel)
@@ -141,10 +141,6 @@ def search_memory(
     return _tool(search, "search_memory", instructions, arguments)
 
 
-class MemoryTool(StructuredTool):
-    """A tool that keeps or searches memories; its answers are nothing new to a memory."""
-
-
 def _tool(
     call: Call,
     name: str,
@@ -157,8 +153,7 @@ def _tool(
     def attribution(runtime: Any, config: RunnableConfig) -> Attribution:
         if not isinstance(runtime, ToolRuntime):  # none, or one that a model made up
             return Attribution(config)
-        recalling = [tool.name for tool in runtime.tools if isinstance(tool, MemoryTool)]
-        return Attribution(config, _messages(runtime.state, messages_key), recalling)
+        return Attribution(config, _messages(runtime.state, messages_key))
 
     # langgraph fills in `runtime`; models do not see it
     def act(config: RunnableConfig, runtime: ToolRuntime = _OUTSIDE, **given: Any) -> str:
@@ -170,7 +165,7 @@ def _tool(
     def wrong(exc: Any) -> str:
         return f"{name} was called wrongly: {faults_of(exc)}. Correct that, and call it again."
 
-    return MemoryTool.from_function(
+    return StructuredTool.from_function(
         act,
         aact,
         name=name,
@@ -308,7 +303,6 @@ class Attribution:
 
     config: RunnableConfig | None = None
     messages: Sequence[BaseMessage] = ()
-    recalling: Sequence[str] = ()  # names of tools that return memories: nothing new
 
     def of(self, texts: Iterable[str], known: Iterable[str] = ()) -> Provenance:
         """Where the texts of a memory come from.
@@ -318,7 +312,7 @@ class Attribution:
         """
         words = set().union(*map(_words, texts))
         said, told = self._by_role("human"), self._by_role("tool")
-        fresh = {i: each for i, each in told.items() if self.messages[i].name not in self.recalling}
+        fresh = {i: each for i, each in told.items() if self.messages[i].name not in _OWN}
         users = words & set().union(*said.values(), *map(_words, known))
         tools = words & set().union(*told.values())
         foreign = words & set().union(*fresh.values()) - users
