@@ -155,10 +155,11 @@ def admit(
     namespace: Namespace,
     candidates: Sequence[Candidate],
     keys: Sequence[str],
+    made: Sequence[str] = (),
 ) -> Effects[Admitted]:
     """Judge candidates, and plan what is to be written of them.
 
-    `keys` has the key of each; under that of a memory, a candidate becomes its new version.
+    `keys` has the key of each, and `made` those that were made up for this call.
     """
     verdicts = yield from gate.judge(candidates, adapter, namespace, keys=keys)
     admitted = Admitted([], [])
@@ -171,7 +172,7 @@ def admit(
             change, kept = "added", key
             admitted.puts.append(put_of(namespace, key, value, provenance=_trusted(candidate)))
         elif verdict.action == "quarantine":
-            put = _quarantined(namespace, candidate, key, verdict)
+            put = _quarantined(namespace, candidate, key, verdict, made)
             change, kept = "quarantined", put.key
             admitted.puts.append(put)
         admitted.outcomes.append(Outcome(change, kept, verdict.reason, verdict.check))
@@ -183,7 +184,9 @@ def _trusted(candidate: Candidate) -> Provenance:
     return source if source.trust is not None else replace(source, trust=candidate.role)
 
 
-def _quarantined(namespace: Namespace, candidate: Candidate, key: str, verdict: Verdict) -> PutItem:
+def _quarantined(
+    namespace: Namespace, candidate: Candidate, key: str, verdict: Verdict, made: Sequence[str]
+) -> PutItem:
     names = ("text", "kind", "role", "explicit")
     value = {
         **{name: getattr(candidate, name) for name in names},
@@ -195,8 +198,9 @@ def _quarantined(namespace: Namespace, candidate: Candidate, key: str, verdict: 
     }
     # the key is a hash of the text and its origin: the same again is no second entry
     source = _trusted(candidate)
-    thread = [] if source.thread_id is None else [f"thread:{source.thread_id}"]
-    mark = "\0".join([candidate.kind, candidate.text, *thread]).encode("utf-8", "surrogatepass")
+    origin = ("thread", source.thread_id), ("key", None if key in made else key)
+    parts = [f"{name}:{part}" for name, part in origin if part is not None]
+    mark = "\0".join([candidate.kind, candidate.text, *parts]).encode("utf-8", "surrogatepass")
     entry = blake2b(mark, digest_size=12).hexdigest()
     place = notes_of(QUARANTINE, namespace)
     return put_of(place, entry, value, provenance=source, searched=False)

@@ -204,7 +204,8 @@ def judged(
         for each in changes
     ]
     keys = [each.key for each in changes]
-    admitted = yield from admit(gate, scope.adapter, scope.namespace, candidates, keys)
+    made = [each.key for each in changes if each.candidate.explicit and each.key not in present]
+    admitted = yield from admit(gate, scope.adapter, scope.namespace, candidates, keys, made)
     own = {put.key: put for put in admitted.puts if put.namespace == scope.namespace}
     puts = [put for put in admitted.puts if put.namespace != scope.namespace]  # quarantine
     past: list[PutItem] = []
@@ -215,12 +216,13 @@ def judged(
             new = 0 if scope.adapter.versioned else None
             puts.append(replace(own[each.key], if_version=new))
         elif outcome.change == "added" and memory is not None:
-            put, change = _replaced(each, own[each.key], memory)
+            until = _until(each, memory)
+            put, change = _replaced(each, own[each.key], memory, until)
             puts += [put] if put is not None else []
             unchanged = Outcome("unchanged", each.key, SAME)
             outcome = replace(outcome, change=change) if put else unchanged
             if put is not None and change == "superseded":
-                source, until = each.candidate.provenance, _until(each, memory)
+                source = each.candidate.provenance
                 past += yield from superseded_turns(scope.adapter, memory, until, source)
                 if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
                     ended = left_behind(memory.provenance, source)  # their turns may be new too
@@ -232,7 +234,9 @@ def judged(
     return Planned([*(_ended(put, present, ends) for put in puts), *past], outcomes)
 
 
-def _replaced(each: Change, put: PutItem, memory: Memory) -> tuple[PutItem | None, Alteration]:
+def _replaced(
+    each: Change, put: PutItem, memory: Memory, until: datetime
+) -> tuple[PutItem | None, Alteration]:
     """The put of an admitted memory, if the stored one is still the version that was read."""
     value = put.value or {}
     if isinstance(each, Addition) and (memory.kind != TURN or memory.text == value["text"]):
@@ -241,8 +245,8 @@ def _replaced(each: Change, put: PutItem, memory: Memory) -> tuple[PutItem | Non
     if own_fields(value) == own_fields(memory.value):
         return None, "updated"
     kept = {name: part for name, part in memory.value.items() if name not in (REDACTED, UNTIL)}
-    until = _until(each, memory) if change == "superseded" else None
-    value = succeeding(memory, {**kept, **value}, change, until)
+    ended = until if change == "superseded" else None
+    value = succeeding(memory, {**kept, **value}, change, ended)
     return replace(put, value=value, if_version=memory.version), change
 
 

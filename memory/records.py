@@ -75,7 +75,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The gate's decision on a candidate: to keep it, to put it into quarantine, or to refuse it."""
+    """The gate's decision on a candidate: keep it, put it into quarantine, or refuse it."""
 
     action: Action
     reason: str = ""  # "": it is kept as it is

@@ -244,7 +244,7 @@ def _answer(outcome: Outcome) -> str:
     """The answer to a change; what was not done is raised."""
     change, reason = outcome.change, outcome.reason[:_LONG].rstrip(".")
     if change == "unchanged":
-        return f"Nothing is changed: {reason}. That memory's id is {outcome.key}."
+        return f"Nothing had to be changed: {reason}. The memory's id is {outcome.key}."
     if change in ("quarantined", "refused"):
         reviewed = "somebody has to review it first: " if change == "quarantined" else ""
         raise ToolException(

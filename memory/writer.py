@@ -81,7 +81,7 @@ class MemoryWriter:
             if instead is not None:
                 return (yield from self._replace(wanted, given, provenance, instead))
             raise ConfigurationError(
-                f"the key {key!r} is another memory's in {self.namespace!r}; update or supersede it"
+                f"the key {key!r} is that of another memory in {self.namespace!r}; supersede that"
             )
         candidate = self._candidate(value, self.kind, provenance)
         return (yield from self._written(Addition(wanted, candidate), None, note))
