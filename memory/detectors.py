@@ -157,10 +157,7 @@ DETECTORS: Final[tuple[Detector, ...]] = (secrets, cards, emails, phones, servic
 
 
 def spans_of(text: str, detectors: Iterable[Detector]) -> list[Finding]:
-    """What detectors find in a text, from left to right; findings that overlap become one.
-
-    They see it without unseen characters, and with the digits, spaces, dashes and quotes of ASCII.
-    """
+    """What detectors find in a text, in ASCII's forms; findings that overlap become one."""
     forms = [text] if text.isascii() else [_form(char) for char in text]
     plain = "".join(forms)
     places = range(len(text)) if text.isascii() else [i for i, f in enumerate(forms) for _ in f]
@@ -181,11 +178,7 @@ def _form(char: str) -> str:
 
 
 def redacted(text: str, spans: Sequence[Finding]) -> str:
-    """A text with its findings, as of `spans_of`, redacted.
-
-    >>> redacted("Ask ann@example.com.", spans_of("Ask ann@example.com.", DETECTORS))
-    'Ask [e-mail].'
-    """
+    """A text with its findings, as of `spans_of`, redacted."""
     parts, at = [], 0
     for kind, start, end in spans:
         parts += [text[at:start], f"[{kind}]"]
@@ -224,13 +217,13 @@ class Sensitive:
         return Verdict("keep", f"{named} is redacted", check, kept, fields=fields)
 
     def redacted(self, text: str) -> str:
-        """A text without anything sensitive, to be shown."""
+        """A text, redacted to be shown."""
         return redacted(text, spans_of(text, self.detectors))
 
     def _redacted(
         self, part: Any, name: str | None, explicit: bool, kinds: dict[str, Treatment]
     ) -> Any:
-        """A text or field, redacted; the treatment of what is found is noted in `kinds`."""
+        """A text or field, redacted; the treatment of each finding is noted in `kinds`."""
         if isinstance(part, Mapping):
             fields = part.items()
             return {key: self._redacted(each, str(key), explicit, kinds) for key, each in fields}

@@ -1,7 +1,7 @@
 """Erasure: a memory with all its versions, those that match, or all of a namespace with its notes.
 
-Tombstones are written before anything is erased: an erasure that is cut off can be called again.
-A store that is not perdure's deletes, which leaves bytes: the receipt is then not `clean`.
+Tombstones are written first: an erasure that is cut off can be called again. A store that is not
+perdure's deletes, which leaves bytes: the receipt is then not `clean`.
 """
 
 from __future__ import annotations
@@ -64,10 +64,7 @@ def forgotten_matching(
     query: str | None = None,
     dry_run: bool = False,
 ) -> Effects[Receipt]:
-    """Erase the memories under namespaces that match, with their quarantine; or only count them.
-
-    A memory matches if one version comes from the thread and holds all words of the query.
-    """
+    """Erase, or only count, memories of which a version is from the thread and has the words."""
     text("thread_id or query", query if thread_id is None else thread_id)  # else it were all
     instance("store", adapter.store, Versioned, "one of perdure's, which erases what matches")
     source = None if thread_id is None else {"thread_id": thread_id}
@@ -90,7 +87,7 @@ def forgotten_matching(
 
 
 def erased(adapter: StoreAdapter, namespace: Namespace, *keys: str) -> Effects[Receipt]:
-    """Erase items with their versions; a store without versions deletes them."""
+    """Erase items with their versions."""
     if not adapter.versioned:
         yield from adapter.written([removal_of(namespace, key) for key in keys])
         deleted = tuple((namespace, key) for key in keys)
@@ -133,7 +130,6 @@ def _tombstones(versions: Iterable[Memory]) -> list[PutItem]:
 
 
 def _written(adapter: StoreAdapter, tombstones: list[PutItem]) -> Effects[bool]:
-    """Write tombstones, if the store has room for them: to forget needs none."""
     try:
         yield from adapter.written(tombstones)
     except LimitExceeded:

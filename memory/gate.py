@@ -1,8 +1,4 @@
-"""The gate: decides what may become a memory, what waits in quarantine, and what is refused.
-
-It does not judge what a text means, or whether that will matter: the model that extracts memories
-does. Candidates that nobody asked for are judged more strictly than those that somebody asked for.
-"""
+"""The gate: decides what may become a memory, what waits in quarantine, and what is refused."""
 
 from __future__ import annotations
 
@@ -109,7 +105,6 @@ class Gate:
         return verdicts
 
     def _static(self, candidate: Candidate) -> Verdict:
-        """A verdict that needs no store."""
         if (fault := _unfit(candidate) or _too_large(candidate)) is not None:
             return Verdict("refuse", fault[1], fault[0])
         verdict = self.sensitive.judged(candidate)
@@ -121,14 +116,11 @@ class Gate:
 
 @dataclass(slots=True)
 class _Judgement:
-    """The candidates of one call, with their keys and the verdicts so far."""
-
     candidates: Sequence[Candidate]
     verdicts: list[Verdict]
     keys: Sequence[str | None]
 
     def open(self, *, events: bool = True) -> list[int]:
-        """The places of the candidates that are kept so far."""
         kept = [i for i, verdict in enumerate(self.verdicts) if verdict.action == "keep"]
         return [i for i in kept if events or self.candidates[i].kind not in EVENTS]
 
@@ -143,7 +135,7 @@ class _Judgement:
 
 
 class Admitted(NamedTuple):
-    """What is to be written, together, and the outcome of each candidate once it is."""
+    """What is to be written, and the outcome of each candidate once it is."""
 
     puts: list[PutItem]
     outcomes: list[Outcome]
@@ -157,10 +149,7 @@ def admit(
     keys: Sequence[str],
     made: Sequence[str] = (),
 ) -> Effects[Admitted]:
-    """Judge candidates, and plan what is to be written of them.
-
-    `keys` has the key of each, and `made` those that were made up for this call.
-    """
+    """What is to be written of candidates under `keys`; `made` are those that are made up."""
     verdicts = yield from gate.judge(candidates, adapter, namespace, keys=keys)
     admitted = Admitted([], [])
     for candidate, key, verdict in zip(candidates, keys, verdicts, strict=True):
@@ -188,14 +177,9 @@ def _quarantined(
     namespace: Namespace, candidate: Candidate, key: str, verdict: Verdict, made: Sequence[str]
 ) -> PutItem:
     names = ("text", "kind", "role", "explicit")
-    value = {
-        **{name: getattr(candidate, name) for name in names},
-        "fields": dict(candidate.fields),
-        "key": key,
-        "reason": verdict.reason,
-        "check": verdict.check,
-        "at": datetime.now(UTC).isoformat(),
-    }
+    value = {name: getattr(candidate, name) for name in names}
+    value |= {"reason": verdict.reason, "check": verdict.check, "at": datetime.now(UTC).isoformat()}
+    value |= {"key": key, "fields": dict(candidate.fields)}
     # the key is a hash of the text and its origin: the same again is no second entry
     source = _trusted(candidate)
     origin = ("thread", source.thread_id), ("key", None if key in made else key)
@@ -261,12 +245,9 @@ def _outdated(facts: Sequence[Memory], text: str, source: Provenance | None) -> 
 def _near(
     adapter: StoreAdapter, namespace: Namespace, text: str, *, past: bool
 ) -> Effects[list[Memory]]:
-    """The nearest facts to a text, and with `past` those of which it is a previous text.
-
-    Of a store that does not rank, all facts.
-    """
+    """The nearest facts to a text, and with `past` those of which it is a previous text."""
     found = yield from adapter.found(namespace, query=text, limit=_NEAREST, context=False)
-    if found and found[0].score is None:
+    if found and found[0].score is None:  # the store does not rank
         found = yield from adapter.every(namespace)
     elif past and adapter.versioned:
         found += yield from adapter.found(namespace, filter=having_said(text), limit=_NEAREST)
@@ -291,7 +272,6 @@ def _refuse_repeated(judgement: _Judgement) -> None:
 
 
 def _unfit(candidate: Candidate) -> tuple[str, str] | None:
-    """The check that a candidate fails, and why."""
     text = candidate.text
     if not isinstance(text, str):
         return "content", "it is no text"
@@ -316,8 +296,7 @@ def _too_large(candidate: Candidate) -> tuple[str, str] | None:
             return "size", f"its fields are more than {_DEEPEST} levels deep"
         chars += len(part) if isinstance(part, str) else 0
     if chars > _MAX_VALUE_CHARS:
-        allowed = f"{_MAX_VALUE_CHARS:,} are allowed"
-        return "size", f"it has {chars:,} characters with its fields; {allowed}"
+        return "size", f"it has {chars:,} characters; {_MAX_VALUE_CHARS:,} are allowed with fields"
     return None
 
 
@@ -347,9 +326,8 @@ def _combined(before: Verdict, answer: Verdict, name: str) -> Verdict:
         return replace(answer, reason=reason, check=answer.check or name)
     if answer.text is None:
         return before
-    reasons = (before.reason, answer.reason or "it is put otherwise")
+    reason = "; ".join(filter(None, (before.reason, answer.reason or "it is put otherwise")))
     check = before.check or answer.check or name
-    reason = "; ".join(filter(None, reasons))
     return replace(before, reason=reason, check=check, text=answer.text)
 
 

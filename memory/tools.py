@@ -56,22 +56,16 @@ _ACTION: Final = (
     "'supersede' says what is true now in place of what was true until now; 'delete' removes what "
     "the user no longer wants known."
 )
-_TEXT: Final = (
-    "One fact in a sentence that can be understood without this conversation: names instead of "
-    "pronouns, dates instead of 'tomorrow'. Needed for all but 'delete'."
-)
-_ID: Final = (
-    "The id of the memory to change, as search_memory gave it. Needed for all but 'create'."
-)
+_TEXT: Final = """\
+One fact in a sentence that can be understood without this conversation: names instead of \
+pronouns, dates instead of 'tomorrow'. Needed for all but 'delete'."""
+_ID: Final = "The id of the memory to change, as search_memory gave it; for all but 'create'."
 _OUTSIDE: Final[Any] = None  # no graph runs the tool
 _OWN: Final = ("manage_memory", "search_memory")  # what they answer is nothing new
 _MOST: Final = 50  # memories that one search may return
 _LONG: Final = 400  # characters of a reason that a model gets
 _STRAY: Final = " \t\r\n\"'`<>[](){}.,;"  # what models put around a word
 _UNKNOWN: Final = "There is no memory with the id {id}. Search for it, and copy its id exactly."
-_FULL: Final = (
-    "Not kept: there is no room for more. Delete what is no longer needed, or tell the user."
-)
 _LIGHT: Final = STOP_WORDS | {
     stem for word in (*STOP_WORDS, *get_args(Role)) for stem in tokens(word)
 }  # "the user" is in every such memory, whoever it is from
@@ -234,7 +228,8 @@ def _managed(
     except (UnknownMemory, InvalidNamespace) as exc:  # InvalidNamespace: no id can be like that
         raise ToolException(_UNKNOWN.format(id=quoted(key[:80]))) from exc
     except LimitExceeded as exc:
-        raise ToolException(_FULL) from exc
+        answer = "Not kept: there is no room. Delete what is no longer needed, or tell the user."
+        raise ToolException(answer) from exc
     except (InvalidValue, VersionConflict) as exc:
         raise ToolException(f"Not kept: {str(exc)[:_LONG]}. Correct it, and try again.") from exc
     return _answer(outcome)
@@ -274,21 +269,17 @@ def _changed(
 
 
 def _texts(value: Any) -> list[str]:
-    """The strings within a JSON value."""
     return [part for part, _ in parts_of(value) if isinstance(part, str)]
 
 
 def _line(memory: Memory) -> str:
     """A memory as one line of JSON, with its id."""
     fields = own_fields(memory.value) if TEXT in memory.value else {}
+    past = (previous for previous in memory.previous if previous.change == "superseded")
     about = {
         "kind": memory.kind if memory.kind != FACT else None,
         "fields": {name: part for name, part in fields.items() if name not in (TEXT, "until")},
-        "before": [
-            {"memory": previous.text, "until": previous.until.date().isoformat()}
-            for previous in memory.previous
-            if previous.change == "superseded"
-        ],
+        "before": [{"memory": p.text, "until": p.until.date().isoformat()} for p in past],
     }
     line = {"id": memory.key, **json.loads(memory_line(memory))}
     return quoted({**line, **{name: part for name, part in about.items() if part}})
