@@ -66,12 +66,9 @@ def digest(text: str) -> str:
 
 def normal(text: str) -> str:
     """The form that a text has in common with all texts that are the `same`; not to be shown."""
-    plain = _unified(text).casefold()
-    marked = (
-        _WITHIN.sub(lambda found: _KEPT.get(found[0], _KEPT["-"]), plain)
-        if _MAY_HOLD.search(plain)
-        else plain
-    )
+    plain = marked = _unified(text).casefold()
+    if _MAY_HOLD.search(plain):
+        marked = _WITHIN.sub(lambda found: _KEPT.get(found[0], _KEPT["-"]), plain)
     words = " ".join(_BLANKS.sub(" ", marked).split())
     return f"{words} ?" if words and asks(text) else words or plain.strip()
 
