@@ -218,16 +218,18 @@ def judged(
         elif outcome.change == "added" and memory is not None:
             until = _until(each, memory)
             put, change = _replaced(each, own[each.key], memory, until)
-            puts += [put] if put is not None else []
-            unchanged = Outcome("unchanged", each.key, SAME)
-            outcome = replace(outcome, change=change) if put else unchanged
-            if put is not None and change == "superseded":
+            if put is None:
+                outcome = Outcome("unchanged", each.key, SAME)
+            else:
+                puts.append(put)
+                outcome = replace(outcome, change=change)
+            if outcome.change == "superseded":
                 source = each.candidate.provenance
                 past += yield from superseded_turns(scope.adapter, memory, until, source)
                 if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
                     ended = left_behind(memory.provenance, source)  # their turns may be new too
                     ends |= dict.fromkeys(ended, until.isoformat())
-        elif isinstance(each, Revision) and memory and _is_elsewhere(each, outcome):
+        elif outcome.change == "unchanged" and memory and _is_extra(each, outcome):
             puts.append(removal_of(memory.namespace, memory.key, memory.version))
             outcome = Outcome("deleted", each.key, "another memory says the same")
         outcomes.append(outcome)
@@ -267,9 +269,10 @@ def _until(each: Change, memory: Memory) -> datetime:
     return at if at and (since is None or since < at) else datetime.now(UTC)
 
 
-def _is_elsewhere(revision: Revision, outcome: Outcome) -> bool:
-    asked = revision.candidate.explicit
-    return outcome.change == "unchanged" and outcome.key != revision.key and not asked
+def _is_extra(each: Change, outcome: Outcome) -> bool:
+    """Whether an extractor's change would make a memory say what another one says."""
+    extracted = isinstance(each, Revision) and not each.candidate.explicit
+    return extracted and outcome.key != each.key
 
 
 def own_fields(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class StoreAdapter:
     def _past(self, as_of: datetime | None) -> dict[str, Any]:
         if as_of is None:
             return {}
-        instance("store", self.store, Versioned, "one of perdure's for as_of=: others keep no past")
+        instance("store", self.store, Versioned, "perdure's for as_of=; another keeps no past")
         return {"as_of": as_of}
 
 

@@ -232,6 +232,11 @@ def _managed(
         raise ToolException(answer) from exc
     except (InvalidValue, VersionConflict) as exc:
         raise ToolException(f"Not kept: {str(exc)[:_LONG]}. Correct it, and try again.") from exc
+    if outcome.change == "unchanged" and outcome.key != key and action != "create":
+        raise ToolException(
+            f"Nothing is changed: the memory {outcome.key} says this already, and {key} says what "
+            "it said before. Delete that one if it does not hold."
+        )
     return _answer(outcome)
 
 
