@@ -404,10 +404,10 @@ def test_a_conversation_too_long_for_the_model_is_shown_by_halves(
 def test_contacts_are_kept_if_a_user_told_them(profile: Profile[Person]) -> None:
     """In whatever spacing; those of an assistant's or a tool's words are blotted out."""
     talk = [
-        HumanMessage("My e-mail is Ann@Example.com, call me at 415 555 2671."),
+        HumanMessage("My e-mail is Ann@Example.com, call me at +1 415 555 2671."),
         AIMessage("The shop is at shop@example.com."),
     ]
-    told = ["ann@example.com", "phone: 415-555-2671", "shop@example.com"]
+    told = ["ann@example.com", "phone: +1 (415) 555-2671", "shop@example.com"]
     operations = [operation("add", "/likes/-", each) for each in told]
     with OpenAIServer([patch(*operations)]) as server:
         node_of(server, profile).learn(talk, ANN)
