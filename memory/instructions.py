@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
@@ -23,6 +24,8 @@ from perdure.memory.templates import Template
 from perdure.stores.base import Provenance, PutItem
 
 Change = Literal["set", "update", "rollback"]
+LONGEST: Final = 20_000
+"""Characters up to which a model may extend instructions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,6 @@ class InstructionsVersion:
 
 class Instructions:
     """The instructions of an agent: an item of a store, of which each change is a new version.
-
-    `config` is that of the run. Each method has an async form.
 
     Args:
         store: A store with versions, such as `SQLiteStore`; None: that of the graph.
@@ -123,6 +124,8 @@ class Instructions:
         self, place: Place, previous: InstructionsVersion, text: str, change: Change
     ) -> Effects[InstructionsVersion]:
         """Write a text in place of `previous`; VersionConflict if another version holds by now."""
+        if previous.text == text:
+            return previous
         yield from place.adapter.written([replacing(place, previous, text, change)])
         return (yield from self.reading(place))  # another may hold by now
 
@@ -132,12 +135,8 @@ class Instructions:
         place = self.place(config)
         while True:  # each round that fails is one in which another writer succeeded
             previous = yield from self.reading(place)
-            if previous.text == text:
-                return previous
-            try:
+            with suppress(VersionConflict):
                 return (yield from self.writing(place, previous, text, change))
-            except VersionConflict:
-                continue
 
 
 def replacing(place: Place, previous: InstructionsVersion, text: str, change: Change) -> PutItem:
@@ -153,12 +152,6 @@ def replacing(place: Place, previous: InstructionsVersion, text: str, change: Ch
         if_version=previous.version,
         provenance=place.provenance,
     )
-
-
-def check_instructions(instructions: Any) -> Instructions:
-    """Instructions, if they are; ConfigurationError otherwise."""
-    expected = "Instructions(store)"
-    return instance("instructions", instructions, Instructions, expected)  # type: ignore[no-any-return]
 
 
 def _versioned(store: Any) -> StoreAdapter:
@@ -185,9 +178,9 @@ def _version(item: Memory) -> InstructionsVersion:
 class UseInstructions(MessagesNode):
     """A node that shows the current instructions as the one system message.
 
-    A different system message is replaced; the summary of `summarize()` in it stays. In a `view` it
-    comes before the part that cuts. `as_of` gives the moment whose instructions are used: a
-    function of the run's config, or the name of the moment there; None: now.
+    A different system message is replaced; the summary of `summarize()` in it stays. `as_of` gives
+    the moment whose instructions are used: a function of the run's config, or the name of the
+    moment there; None: now.
     """
 
     def __init__(
@@ -199,7 +192,8 @@ class UseInstructions(MessagesNode):
     ) -> None:
         super().__init__(messages_key)
         self._as_of = clock_of("as_of", as_of)
-        self._instructions = check_instructions(instructions)
+        expected = "Instructions(store)"
+        self._instructions = instance("instructions", instructions, Instructions, expected)
 
     def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Effects[Shown]:
         """The same, under the instructions."""
