@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple, Self
 from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 
-from perdure.errors import BudgetExceeded
 from perdure.memory.conversation import Turn
 from perdure.memory.nodes import MessagesNode, Shown, channel, checked
 from perdure.memory.options import whole
@@ -23,7 +22,7 @@ from perdure.memory.quotation import memory_line, quoted, section
 from perdure.memory.summary import summary_of
 from perdure.memory.tokens import Countable, TokenCounter
 from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.trim import choose
+from perdure.memory.trim import choose, too_long
 
 SHARES: Final[Mapping[str, float]] = {
     "profile": 0.15,
@@ -191,11 +190,9 @@ class Assemble(MessagesNode):
         window = choose(Shown(None, iter(newest)), left - system, counter.message)
         must = sum(counter.message(message) for unit in window.needed for message in unit)
         if window.over > 0:
-            raise BudgetExceeded(
-                f"what may not be left out takes {self.max_tokens + window.over} tokens, "
-                f"{self.max_tokens} are allowed (instructions {system}, tools {tools}, the newest "
-                f"messages {must}): allow more, bind fewer tools, or shorten the instructions"
-            )
+            named = [("instructions", system), ("tools", tools), ("the newest messages", must)]
+            named.append(("the request itself", counter.request))
+            raise too_long(self.max_tokens, named, "shorten the instructions")
         for name, entries in _entries(given):
             text, part = self._with_section(text, name, entries, left - must, counter)
             parts.append(part)

@@ -127,15 +127,14 @@ def with_tools(model: Any, tools: Sequence[Any]) -> Runnable[Any, Any]:
         raise _unable(model, "cannot call tools: it has no bind_tools", exc) from exc
 
 
-def structured(
-    model: Any, schema: type[BaseModel], *, method: str, strict: bool
-) -> Runnable[Any, Any]:
+def structured(model: Any, schema: type[BaseModel], *, strict: bool) -> Runnable[Any, Any]:
     """A model, or that of a name, whose answers are of a schema; strictly if it can decode so."""
     model = chat_model(model)
     if isinstance(model, NamedModel):
-        return model.prepared(lambda made: structured(made, schema, method=method, strict=strict))
+        return model.prepared(lambda made: structured(made, schema, strict=strict))
     cause: Exception | None = None
-    tried: list[dict[str, Any]] = [{"method": method, "strict": strict}, {"method": method}, {}]
+    method = {"method": "function_calling"}
+    tried: list[dict[str, Any]] = [{**method, "strict": strict}, method, {}]
     for options in tried:
         try:
             return model.with_structured_output(schema, include_raw=True, **options)  # type: ignore[no-any-return]

@@ -15,7 +15,6 @@ from perdure.memory.effects import Effects
 from perdure.memory.instructions import Instructions
 from perdure.memory.model_answer import (
     Answer,
-    KnownProfile,
     ProfileChange,
     answer_form,
     answer_of,
@@ -26,7 +25,7 @@ from perdure.memory.model_answer import (
 )
 from perdure.memory.model_call import Refused, model_call, parsed, quoted_answer, structured
 from perdure.memory.options import instance, text
-from perdure.memory.profile import Profile
+from perdure.memory.profile import Profile, ProfileState
 from perdure.memory.proposals import Batch, Proposal, Scope, Usage
 from perdure.memory.quotation import fenced, middle_out, quoted, rendered
 from perdure.memory.records import EPISODE, FACT, Memory
@@ -74,15 +73,15 @@ class _Known(NamedTuple):
     """What a model is shown beside a batch; memories by their short names."""
 
     memories: Mapping[str, Memory]
-    profiles: Sequence[KnownProfile]
+    profiles: Sequence[ProfileState[Any]]
     instructions: str
 
 
 class ModelExtractor:
     """Has a model propose memories, patches of profiles, and additions to instructions.
 
-    It sees the messages as quoted data with numbers, and the memories near to them with short
-    names. What it proposes has to name messages, and can change only these memories.
+    It is shown the messages with numbers, and the memories near to them. What it proposes has to
+    name messages, and can change only these memories.
 
     Args:
         model: A chat model, its name, or a `ModelCall`, which sets the limits of a call.
@@ -127,8 +126,7 @@ class ModelExtractor:
             )
         call = model_call(model)
         form = answer_form(self._parts)
-        asked = structured(call.model, form, method="function_calling", strict=strict)
-        self._call = replace(call, model=asked)
+        self._call = replace(call, model=structured(call.model, form, strict=strict))
 
     def taking(self, messages: Sequence[ThreadMessage]) -> int:
         """As many as fit into one call, at least one."""
@@ -167,8 +165,7 @@ class ModelExtractor:
         for profile in self.profiles:
             place = profile.place(scope.config)
             _check_same_store(place.adapter.store, scope, "the profile")
-            state = yield from profile.reading(place)
-            profiles.append(KnownProfile(place.key, profile, state))
+            profiles.append((yield from profile.reading(place)))
         if self.learn is not None:
             at = self.learn.place(scope.config)
             _check_same_store(at.adapter.store, scope, "the instructions")
@@ -200,7 +197,9 @@ class ModelExtractor:
 
         def taken(given: Any) -> Effects[Answer]:
             nonlocal left, usage
-            usage += _tokens_of(given)
+            raw = given.get("raw") if isinstance(given, dict) else None
+            tokens = getattr(raw, "usage_metadata", None) or {}
+            usage += Usage(0, tokens.get("input_tokens", 0), tokens.get("output_tokens", 0))
             answer = answer_of(parsed(given))
             try:
                 for each, changes in _by_profile(answer, known.profiles):
@@ -236,15 +235,9 @@ class ModelExtractor:
         return [SystemMessage("\n\n".join(asked)), HumanMessage("\n\n".join(filter(None, data)))]
 
 
-def _tokens_of(answer: Any) -> Usage:
-    raw = answer.get("raw") if isinstance(answer, dict) else None
-    tokens = getattr(raw, "usage_metadata", None) or {}
-    return Usage(0, tokens.get("input_tokens", 0), tokens.get("output_tokens", 0))
-
-
 def _by_profile(
-    answer: Answer, known: Sequence[KnownProfile]
-) -> list[tuple[KnownProfile, Sequence[ProfileChange]]]:
+    answer: Answer, known: Sequence[ProfileState[Any]]
+) -> list[tuple[ProfileState[Any], Sequence[ProfileChange]]]:
     """The changes of each profile; a change with an unknown name makes the first one's invalid."""
     names = [each.name for each in known]
     found: dict[str, list[ProfileChange]] = {}
@@ -267,12 +260,11 @@ def _remembered(memory: Memory) -> str:
     return quoted({"memory": memory.text, **({"on": at.date().isoformat()} if at else {})})
 
 
-def _shown(known: KnownProfile) -> str:
+def _shown(state: ProfileState[Any]) -> str:
     """A profile with its schema."""
-    schema, state = known.profile.json_schema, known.state
     parts = [
-        f"The profile {quoted(known.name)}:",
-        fenced("schema", json.dumps(schema, ensure_ascii=False)),
+        f"The profile {quoted(state.name)}:",
+        fenced("schema", json.dumps(state.owner.json_schema, ensure_ascii=False)),
         fenced("profile", json.dumps(state.document, ensure_ascii=False, indent=1)),
         fenced("fault_of_the_profile", state.fault),
     ]

@@ -1,8 +1,4 @@
-"""Nodes of short-term memory: one object for a graph, for a chain and for plain lists.
-
-Called with messages a node returns messages; in a graph it is given the state and returns an
-update.
-"""
+"""Nodes of short-term memory: one object for a graph, for a chain and for plain lists."""
 
 from __future__ import annotations
 
@@ -27,10 +23,7 @@ SHOWN: Final = "llm_input_messages"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a model is to be shown, read from the newest turn backwards, once.
-
-    A part that shows the last ten turns of a thread costs what ten turns cost.
-    """
+    """What a model is to be shown, read from the newest turn backwards, once."""
 
     system: BaseMessage | None
     turns: Iterator[Turn]  # newest first
@@ -83,28 +76,23 @@ class MessagesNode(Runnable[Any, Any]):
         return self
 
     def _call(self, given: Any, config: RunnableConfig | None = None) -> Effects[list[BaseMessage]]:
-        """The messages to show the model, of a state or of a list of messages.
-
-        Raises:
-            InvalidMessages: They are not messages.
-        """
+        """The messages to show the model, of a state or of a list of messages."""
+        messages = messages_in(given, self.messages_key)
         if is_messages(given):
-            return (yield from self._applied(checked(given, "the messages"), config))
-        return (yield from self._shown(self.messages_in(given), given, config))
+            return self._applied(messages, config)
+        return self._shown(messages, given, config)
 
     def _invoke(
         self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Effects[Any]:
         """The update for a state; for messages or a prompt, messages."""
         given = input.to_messages() if isinstance(input, PromptValue) else input
-        if is_messages(given):
-            return (yield from self._call(given, config))
-        return (yield from self._update(given, config))
+        return self._call(given, config) if is_messages(given) else self._update(given, config)
 
     def _shown(
         self, messages: Messages, state: Any = None, config: RunnableConfig | None = None
     ) -> Effects[list[BaseMessage]]:
-        """The messages to show the model: always a valid sequence."""
+        """The messages to show the model: a valid sequence."""
         given = Shown.of(messages), state, config
         shown = yield Effect(lambda: self.through(*given), lambda: self.athrough(*given))
         return shown.messages()  # type: ignore[no-any-return]
@@ -117,7 +105,8 @@ class MessagesNode(Runnable[Any, Any]):
 
     def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
         """The update for a state."""
-        return {SHOWN: (yield from self._shown(self.messages_in(state), state, config))}
+        messages = messages_in(state, self.messages_key)
+        return {SHOWN: (yield from self._shown(messages, state, config))}
 
     __call__ = blocking(_call)
     acall = awaiting(_call)
@@ -126,22 +115,9 @@ class MessagesNode(Runnable[Any, Any]):
     shown = blocking(_shown)
     ashown = awaiting(_shown)
 
-    def messages_in(self, state: Any) -> Messages:
-        """The messages of a state; InvalidMessages if its channel is missing or has others."""
-        found = channel(state, self.messages_key)
-        if found is None:
-            raise InvalidMessages(
-                f"the state has no channel {self.messages_key!r}; expected one of messages "
-                "(`messages_key=` names it)"
-            )
-        return checked(found, f"the channel {self.messages_key!r}")
-
 
 class Learner(Runnable[Any, Any]):
-    """A node that learns, like `update_instructions(…)`: it changes nothing in the state.
-
-    Of a state it returns an empty update, of messages the messages as they are.
-    """
+    """A node that learns, like `update_instructions(…)`: it changes nothing in the state."""
 
     def __init__(self, messages_key: str) -> None:
         self.messages_key = text("messages_key", messages_key, "a channel's name")
@@ -154,11 +130,8 @@ class Learner(Runnable[Any, Any]):
 
     def _call(self, given: Any, config: RunnableConfig | None = None) -> Effects[list[BaseMessage]]:
         """The messages of a state, or of a list, as they are, after learning from them."""
-        state = None if is_messages(given) else given
-        found = given if state is None else channel(state, self.messages_key)
-        what = "the messages" if state is None else f"the channel {self.messages_key!r}"
-        messages = checked(found, what)
-        yield from self.learning(messages, state, config)
+        messages = messages_in(given, self.messages_key)
+        yield from self.learning(messages, None if is_messages(given) else given, config)
         return list(messages)
 
     def _invoke(
@@ -177,13 +150,9 @@ class Learner(Runnable[Any, Any]):
 def view(*parts: MessagesNode) -> View:
     """A node that shows the model what each part in turn leaves; the state stays as it is.
 
-    `view(summary, use_memories(), trim(max_tokens=4_000))` shows the summary, the messages that it
-    does not cover and the memories that answer the newest, cut to 4,000 tokens. The part that cuts
-    comes last. No part asks a model.
-
-    Raises:
-        ConfigurationError: There is no part, one is not a part of a view, or they read different
-            channels.
+    `view(summary, use_memories(), trim(max_tokens=4_000))` shows the summary, the messages that are
+    left and the memories that answer the newest, cut to 4,000 tokens. The part that cuts comes
+    last. No part asks a model.
     """
     for part in parts or (None,):
         instance("a part of the view", part, MessagesNode, "parts like trim(max_tokens=4_000)")
@@ -202,7 +171,7 @@ class View(MessagesNode):
         self.parts = [part.followed_by(parts[number:]) for number, part in enumerate(parts, 1)]
 
     def with_tools(self, tools: Sequence[Any]) -> Self:
-        """See `MessagesNode.with_tools`."""
+        """The same for a request with these tools."""
         return type(self)([part.with_tools(tools) for part in self.parts], self.messages_key)
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
@@ -218,6 +187,18 @@ class View(MessagesNode):
         return shown
 
 
+def messages_in(given: Any, key: str) -> Messages:
+    """The messages of a list, or of a state's channel; InvalidMessages if they are none."""
+    if is_messages(given):
+        return checked(given, "the messages")
+    found = channel(given, key)
+    if found is None:
+        raise InvalidMessages(
+            f"the state has no channel {key!r}; expected one of messages (`messages_key=` names it)"
+        )
+    return checked(found, f"the channel {key!r}")
+
+
 def ids_of(messages: Messages, key: str) -> list[str]:
     """The ids of messages of a channel; InvalidMessages if some have none, or share one."""
     ids = [message.id for message in messages]
@@ -230,7 +211,7 @@ def ids_of(messages: Messages, key: str) -> list[str]:
 
 
 def is_messages(value: Any) -> bool:
-    """Whether a value is a list, as messages are, and not a state."""
+    """Whether a value is a list, and not a state."""
     return isinstance(value, list | tuple)
 
 

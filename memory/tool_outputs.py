@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,8 +14,8 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED, Turn
-from perdure.memory.effects import Effect, Effects, awaiting, blocking
-from perdure.memory.nodes import MessagesNode, Shown, ids_of
+from perdure.memory.effects import Effect, Effects, awaiting, blocking, computed
+from perdure.memory.nodes import MessagesNode, Shown, ids_of, messages_in
 from perdure.memory.options import instance, whole
 from perdure.memory.tokens import Countable, TokenCounter
 from perdure.memory.tokens import token_counter as counter_of
@@ -75,7 +74,7 @@ class ClearToolOutputs(MessagesNode):
 
     def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
         """The lines in place of results, under the ids of these."""
-        messages = self.messages_in(state)
+        messages = messages_in(state, self.messages_key)
 
         def replaced() -> list[BaseMessage]:
             cleared = self._cleared(Shown.of(messages, to_answer=False).turns)
@@ -83,7 +82,7 @@ class ClearToolOutputs(MessagesNode):
             known = set(map(id, messages))
             return [message for message in left if id(message) not in known]
 
-        lines = yield Effect(replaced, lambda: asyncio.to_thread(replaced))
+        lines = yield computed(replaced)
         ids_of(lines, self.messages_key)
         return {self.messages_key: lines} if lines else {}
 
@@ -131,10 +130,6 @@ def _expand(
         checkpointer: A perdure checkpointer; it has the history.
         config: Names the thread, and the checkpoint if it is not the newest.
         messages_key: The channel of the messages.
-
-    Raises:
-        ConfigurationError: The checkpointer keeps no history.
-        UnknownThread: There is no such thread; so too `UnknownCheckpoint`.
     """
     saver: Any = checkpointer
     if not callable(getattr(saver, "history", None)):

@@ -14,8 +14,8 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import BudgetExceeded
 from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit, role
-from perdure.memory.effects import Effect, Effects
-from perdure.memory.nodes import MessagesNode, Shown, ids_of
+from perdure.memory.effects import Effects, computed
+from perdure.memory.nodes import MessagesNode, Shown, ids_of, messages_in
 from perdure.memory.options import choice, whole
 from perdure.memory.quotation import middle_out
 from perdure.memory.tokens import Countable, TokenCounter, context_window
@@ -59,8 +59,7 @@ def trim(
         messages_key: The channel of the messages.
 
     Raises:
-        BudgetExceeded: The tools alone take all the tokens; or, when it runs, what may not be left
-            out takes more than is allowed.
+        BudgetExceeded: When it runs: what may not be left out takes more than is allowed.
     """
     ends = (end_on,) if isinstance(end_on, str) else tuple(end_on or ())
     for end in ends:
@@ -94,14 +93,9 @@ class Trim(MessagesNode):
     def __post_init__(self) -> None:
         super().__init__(self.messages_key)
         self._fixed = self.counter.request + self.counter.tools(self.tools)
-        if self._fixed >= self.size:
-            raise BudgetExceeded(
-                f"the request itself takes {self._fixed} tokens, its tools included, {self.size} "
-                "are allowed: allow more, or bind fewer tools"
-            )
 
     def with_tools(self, tools: Sequence[Any]) -> Self:
-        """The same for a request with these tools; BudgetExceeded if they alone take all of it."""
+        """The same for a request with these tools."""
         return replace(self, tools=tools)
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
@@ -113,8 +107,8 @@ class Trim(MessagesNode):
         return await asyncio.to_thread(self.through, shown, state, config)
 
     def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
-        """The removals from the state of what does not fit."""
-        messages = self.messages_in(state)
+        """The removals of what does not fit."""
+        messages = messages_in(state, self.messages_key)
 
         def removed() -> dict[str, Any]:
             kept = self._fit(Shown.of(messages, to_answer=False)).messages()
@@ -122,7 +116,7 @@ class Trim(MessagesNode):
                 return {}  # nobody has asked anything yet
             return _removals(messages, kept, self.messages_key)
 
-        return (yield Effect(removed, lambda: asyncio.to_thread(removed)))  # type: ignore[no-any-return]
+        return (yield computed(removed))  # type: ignore[no-any-return]
 
     def _fit(self, shown: Shown) -> Shown:
         if not self.include_system:
@@ -143,19 +137,25 @@ class Trim(MessagesNode):
         cut = _levelled(needed, left, measure) if self.allow_partial else None
         if cut is None:
             before = [] if shown.system is None else [shown.system]
-            listed = [f"{each.type} message {measure(each)}" for each in (*before, *needed)]
-            raise BudgetExceeded(
-                f"what may not be left out takes {self.size + window.over}, max_tokens is "
-                f"{self.size} ({', '.join(listed)}, the request itself {self._fixed}): allow more, "
-                "clear old tool outputs, or set allow_partial=True"
-            )
+            parts = [(f"{each.type} message", measure(each)) for each in (*before, *needed)]
+            parts.append(("the request itself, its tools included,", self._fixed))
+            raise too_long(self.size, parts, "set allow_partial=True")
         cuts = iter(cut)
         units = [tuple(islice(cuts, len(unit))) for unit in window.needed]
         return replace(shown, turns=iter([window.turns[0]._replace(units=units)]))
 
 
+def too_long(size: int, parts: Sequence[tuple[str, int]], remedy: str) -> BudgetExceeded:
+    """The error for what may not be left out, which takes so many tokens."""
+    listed = ", ".join(f"{name} {tokens}" for name, tokens in parts)
+    return BudgetExceeded(
+        f"what may not be left out takes {sum(tokens for _, tokens in parts)}, max_tokens is "
+        f"{size} ({listed}): allow more, bind fewer tools, or {remedy}"
+    )
+
+
 def _removals(messages: Messages, kept: list[BaseMessage], key: str) -> dict[str, Any]:
-    """The update that leaves what is kept; by id, so what other nodes add meanwhile stays."""
+    """The update that leaves what is kept, by id: what other nodes add meanwhile stays."""
     known = set(map(id, messages))
     changed = [message for message in kept if id(message) not in known]
     if not changed and len(kept) == len(messages):
