@@ -8,6 +8,7 @@ still fits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple, Self
@@ -94,17 +95,7 @@ class Context:
         return "\n".join([*lines, f"{'all':<13}{self.tokens:>7}  of {self.max_tokens}"])
 
 
-def assemble(
-    *,
-    max_tokens: int,
-    instructions: str | Given | None = None,
-    profile: Mapping[str, Any] | str | Given | None = None,
-    summary: Mapping[str, Any] | str | Given | None = None,
-    memories: Sequence[Any] | Given = (),
-    examples: Sequence[Any] | Given = (),
-    token_counter: Countable | None = None,
-    messages_key: str = "messages",
-) -> Assemble:
+class Assemble(MessagesNode):
     """A node that packs a context: `assemble(max_tokens=4_000, memories=…)(messages)`.
 
     Each part is a value, or a function of the state and the run's config. Memories, profile and
@@ -123,28 +114,30 @@ def assemble(
     Raises:
         BudgetExceeded: When it runs: what may not be left out takes more than the budget.
     """
-    parts = {"profile": profile, "summary": summary, "memories": memories, "examples": examples}
-    counter = counter_of(token_counter)
-    whole("max_tokens", max_tokens, 1)
-    return Assemble(max_tokens, {"instructions": instructions, **parts}, counter, messages_key)
 
-
-@dataclass(eq=False, repr=False)
-class Assemble(MessagesNode):
-    """See `assemble`, which makes it."""
-
-    max_tokens: int
-    parts: Mapping[str, Any]
-    counter: TokenCounter
-    messages_key: str
-    tools: Sequence[Any] = ()
-
-    def __post_init__(self) -> None:
-        super().__init__(self.messages_key)
+    def __init__(
+        self,
+        *,
+        max_tokens: int,
+        instructions: str | Given | None = None,
+        profile: Mapping[str, Any] | str | Given | None = None,
+        summary: Mapping[str, Any] | str | Given | None = None,
+        memories: Sequence[Any] | Given = (),
+        examples: Sequence[Any] | Given = (),
+        token_counter: Countable | None = None,
+        messages_key: str = "messages",
+    ) -> None:
+        super().__init__(messages_key)
+        parts = {"profile": profile, "summary": summary, "memories": memories, "examples": examples}
+        self.parts = {"instructions": instructions, **parts}
+        self.counter, self.tools = counter_of(token_counter), list[Any]()
+        self.max_tokens = whole("max_tokens", max_tokens, 1)
 
     def with_tools(self, tools: Sequence[Any]) -> Self:
         """The same for a request with these tools."""
-        return replace(self, tools=tools)
+        made = copy(self)
+        made.tools = tools
+        return made
 
     def report(
         self, messages: Sequence[BaseMessage], config: RunnableConfig | None = None
@@ -219,6 +212,10 @@ class Assemble(MessagesNode):
                 return joined, PartReport(name, tokens, count, len(entries) - count)
             taken.pop()  # the parts of a text may count less than the whole
         return text, PartReport(name, 0, 0, len(entries))
+
+
+assemble = Assemble
+"""Makes the node."""
 
 
 def _entries(given: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:

@@ -27,7 +27,7 @@ from perdure.memory.model_call import Refused, model_call, parsed, quoted_answer
 from perdure.memory.options import instance, text
 from perdure.memory.profile import Profile, ProfileState
 from perdure.memory.proposals import Batch, Proposal, Scope, Usage
-from perdure.memory.quotation import fenced, middle_out, quoted, rendered
+from perdure.memory.quotation import fenced, middle_out, newest, quoted, rendered
 from perdure.memory.records import EPISODE, FACT, Memory
 from perdure.memory.thread_messages import ThreadMessage
 from perdure.memory.turns import TurnExtractor
@@ -67,6 +67,7 @@ _NEAR: Final = 20  # memories that the model is shown at most
 _QUERIES: Final = 6  # of the newest messages of users, by which near memories are found
 _QUERY_CHARS: Final = 500
 _NUMBER_CHARS: Final = 8  # of a message in a transcript
+_MARK_CHARS: Final = 80  # of the mark in place of a middle
 
 
 class _Known(NamedTuple):
@@ -273,17 +274,10 @@ def _shown(state: ProfileState[Any]) -> str:
 
 def _transcript(messages: Sequence[ThreadMessage], room: int) -> str:
     """The newest messages that fit, each with its number."""
-    kept: list[str] = []
     lines = [_line(each) for each in messages]
-    longest = room if sum(map(len, lines)) <= room else room // 2
-    for number, whole_line in reversed(list(enumerate(lines, 1))):
-        line = middle_out(whole_line, longest)
-        room -= len(line) + _NUMBER_CHARS
-        if room < 0 and kept:
-            kept.append("[earlier messages are left out]")
-            break
-        kept += [f"[{number}] {_indented(line)}"] if line else []
-    return "\n".join(reversed(kept))
+    longest = room - _MARK_CHARS if sum(map(len, lines)) <= room else room // 2
+    numbered = enumerate((_indented(middle_out(line, longest)) for line in lines), 1)
+    return newest([f"[{number}] {line}" for number, line in numbered if line], room)
 
 
 def _line(message: ThreadMessage) -> str:

@@ -38,7 +38,7 @@ from perdure.memory.nodes import MessagesNode, Shown, channel, ids_of, messages_
 from perdure.memory.options import choice, instance, number, text, whole
 from perdure.memory.quotation import as_record, undelimited, units_of
 from perdure.memory.reducers import ChatState
-from perdure.memory.tokens import Countable, TokenCounter, context_window
+from perdure.memory.tokens import Countable, context_window
 from perdure.memory.tokens import token_counter as counter_of
 
 OnFailure = Literal["keep", "raise"]
@@ -88,58 +88,6 @@ class SummaryState(ChatState, total=False):
     summarized: Annotated[list[str], operator.add]
 
 
-def summarize(
-    model: Any,
-    *,
-    trigger: Size | Sequence[Size] = ("messages", 40),
-    keep: Size | None = None,
-    token_counter: Countable | None = None,
-    summary_prompt: str = PROMPT,
-    on_failure: OnFailure = "keep",
-    messages_key: str = "messages",
-) -> Summarize:
-    """A node that keeps a running summary: `summarize("openai:gpt-5-mini")`.
-
-    In a graph, whose state has the channels of `SummaryState`, it writes the summary and removes
-    what that stands for; in a `view` it shows the summary and the rest, and asks no model. Over a
-    plain list it gives the summary and the rest at once.
-
-    Args:
-        model: Writes the summaries: a chat model, its name, or `ModelCall(model, timeout_s=…)`.
-        trigger: When to summarise, counted over what is not summarised yet; a list means any of it.
-        keep: How much of the end stays, in whole turns, the newest always; None: half of the
-            `trigger`, of several the smallest of each kind.
-        token_counter: Counts tokens; None: the counter that fits the model.
-        summary_prompt: Instructions to the model; `{max_words}` in it stands for 400.
-        on_failure: If the model gives no summary: `"keep"` everything and log a warning; or
-            `"raise"` `SummaryFailed`.
-        messages_key: The channel of the messages.
-
-    Raises:
-        UnknownModel: A size is a fraction, and the model's window is not known.
-    """
-    call = model_call(model)
-    known = call.model.model_name if isinstance(call.model, NamedModel) else call.model
-    counter, max_input = counter_of(token_counter), _INPUT_TOKENS
-    if token_counter is None and isinstance(known, BaseChatModel | str):
-        with suppress(UnknownModel):  # the estimate counts then
-            counter = counter_of(known)
-    with suppress(ConfigurationError):
-        max_input = int(_SHARE * context_window(known))
-    several = isinstance(trigger, list | tuple) and trigger and not isinstance(trigger[0], str)
-    sizes: Sequence[Any] = trigger if several else [trigger]
-    limits = _limits("trigger", sizes, known)
-    halves = ((limits[0] + 1) / 2, (limits[1] + 1) / 2)
-    return Summarize(
-        SummaryRequest(call, text("summary_prompt", summary_prompt), counter.text, max_input),
-        counter,
-        limits,
-        halves if keep is None else _limits("keep", [keep], known),
-        choice("on_failure", on_failure, ON_FAILURE),
-        messages_key,
-    )
-
-
 def _limits(name: str, sizes: Sequence[Any], model: Any) -> tuple[float, float]:
     """The smallest number of messages and of tokens among sizes; infinite: no limit."""
     messages = tokens = inf
@@ -160,19 +108,58 @@ def _limits(name: str, sizes: Sequence[Any], model: Any) -> tuple[float, float]:
     return messages, tokens
 
 
-@dataclass(eq=False, repr=False)
 class Summarize(MessagesNode):
-    """See `summarize`, which makes it."""
+    """A node that keeps a running summary: `summarize("openai:gpt-5-mini")`.
 
-    request: SummaryRequest
-    counter: TokenCounter
-    trigger: tuple[float, float]  # messages and tokens
-    keep: tuple[float, float]
-    on_failure: str
-    messages_key: str
+    In a graph, whose state has the channels of `SummaryState`, it writes the summary and removes
+    what that stands for; in a `view` it shows the summary and the rest, and asks no model. Over a
+    plain list it gives the summary and the rest at once.
 
-    def __post_init__(self) -> None:
-        super().__init__(self.messages_key)
+    Args:
+        model: Writes the summaries: a chat model, its name, or `ModelCall(model, timeout_s=…)`.
+        trigger: When to summarise, counted over what is not summarised yet; a list means any of it.
+        keep: How much of the end stays, in whole turns, the newest always; None: half of the
+            `trigger`, of several the smallest of each kind.
+        token_counter: Counts tokens; None: the counter that fits the model.
+        summary_prompt: Instructions to the model; `{max_words}` in it stands for 400.
+        on_failure: If the model gives no summary: `"keep"` everything and log a warning; or
+            `"raise"` `SummaryFailed`.
+        messages_key: The channel of the messages.
+
+    Raises:
+        UnknownModel: A size is a fraction, and the model's window is not known.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        trigger: Size | Sequence[Size] = ("messages", 40),
+        keep: Size | None = None,
+        token_counter: Countable | None = None,
+        summary_prompt: str = PROMPT,
+        on_failure: OnFailure = "keep",
+        messages_key: str = "messages",
+    ) -> None:
+        super().__init__(messages_key)
+        call = model_call(model)
+        known = call.model.model_name if isinstance(call.model, NamedModel) else call.model
+        counter, max_input = counter_of(token_counter), _INPUT_TOKENS
+        if token_counter is None and isinstance(known, BaseChatModel | str):
+            with suppress(UnknownModel):  # the estimate counts then
+                counter = counter_of(known)
+        with suppress(ConfigurationError):
+            max_input = int(_SHARE * context_window(known))
+        several = isinstance(trigger, list | tuple) and trigger and not isinstance(trigger[0], str)
+        sizes: Sequence[Any] = trigger if several else [trigger]
+        limits = _limits("trigger", sizes, known)
+        halves = ((limits[0] + 1) / 2, (limits[1] + 1) / 2)
+        self.request = SummaryRequest(
+            call, text("summary_prompt", summary_prompt), counter.text, max_input
+        )
+        self.counter, self.trigger = counter, limits  # in messages and tokens, as `keep`
+        self.keep = halves if keep is None else _limits("keep", [keep], known)
+        self.on_failure = choice("on_failure", on_failure, ON_FAILURE)
 
     def _applied(
         self, messages: Messages, config: RunnableConfig | None
@@ -258,6 +245,10 @@ class Summarize(MessagesNode):
                 return cut
             cut = turn.start
         return 0
+
+
+summarize = Summarize
+"""Makes the node."""
 
 
 # -- how a summary is shown

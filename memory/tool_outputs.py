@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any, Final
@@ -17,7 +17,7 @@ from perdure.memory.conversation import SHORTENED, Turn
 from perdure.memory.effects import Effect, Effects, awaiting, blocking, computed
 from perdure.memory.nodes import MessagesNode, Shown, ids_of, messages_in
 from perdure.memory.options import instance, whole
-from perdure.memory.tokens import Countable, TokenCounter
+from perdure.memory.tokens import Countable
 from perdure.memory.tokens import token_counter as counter_of
 
 _PLACEHOLDER: Final = (
@@ -27,14 +27,7 @@ _LEAST: Final = 40  # tokens, so that the placeholder is shorter than what it st
 _AT: Final = ("thread_id", "checkpoint_ns", "checkpoint_id")
 
 
-def clear_tool_outputs(
-    *,
-    keep: int = 3,
-    min_tokens: int = 200,
-    exclude_tools: Collection[str] = (),
-    token_counter: Countable | None = None,
-    messages_key: str = "messages",
-) -> ClearToolOutputs:
+class ClearToolOutputs(MessagesNode):
     """A node that puts a line in place of old, bulky results of tools.
 
     In a graph it replaces them in the state, and history has the originals; in a `view` it shows
@@ -47,26 +40,21 @@ def clear_tool_outputs(
         token_counter: See `perdure.memory.token_counter`.
         messages_key: The channel of the messages.
     """
-    expected = "names of tools, in a list"
-    instance("exclude_tools", exclude_tools, (list, tuple, set, frozenset), expected)
-    whole("keep", keep, 0)
-    whole("min_tokens", min_tokens, _LEAST)
-    exclude = frozenset(exclude_tools)
-    return ClearToolOutputs(keep, min_tokens, exclude, counter_of(token_counter), messages_key)
 
-
-@dataclass(eq=False, repr=False)
-class ClearToolOutputs(MessagesNode):
-    """See `clear_tool_outputs`, which makes it."""
-
-    keep: int
-    min_tokens: int
-    exclude: frozenset[str]
-    counter: TokenCounter
-    messages_key: str
-
-    def __post_init__(self) -> None:
-        super().__init__(self.messages_key)
+    def __init__(
+        self,
+        *,
+        keep: int = 3,
+        min_tokens: int = 200,
+        exclude_tools: Collection[str] = (),
+        token_counter: Countable | None = None,
+        messages_key: str = "messages",
+    ) -> None:
+        super().__init__(messages_key)
+        expected = "names of tools, in a list"
+        instance("exclude_tools", exclude_tools, (list, tuple, set, frozenset), expected)
+        self.keep, self.min_tokens = whole("keep", keep, 0), whole("min_tokens", min_tokens, _LEAST)
+        self.exclude, self.counter = frozenset(exclude_tools), counter_of(token_counter)
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """The turns, with old bulky results replaced."""
@@ -113,6 +101,10 @@ class ClearToolOutputs(MessagesNode):
         kwargs = {**message.additional_kwargs, SHORTENED: "cleared"}
         changes = {"content": line, "artifact": None, "additional_kwargs": kwargs}
         return message.model_copy(update=changes)
+
+
+clear_tool_outputs = ClearToolOutputs
+"""Makes the node."""
 
 
 def _expand(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import replace
 from itertools import accumulate, islice
 from typing import Any, Literal, NamedTuple, Self
 
@@ -18,7 +19,7 @@ from perdure.memory.effects import Effects, computed
 from perdure.memory.nodes import MessagesNode, Shown, ids_of, messages_in
 from perdure.memory.options import choice, whole
 from perdure.memory.quotation import middle_out
-from perdure.memory.tokens import Countable, TokenCounter, context_window
+from perdure.memory.tokens import Countable, context_window
 from perdure.memory.tokens import token_counter as counter_of
 
 Strategy = Literal["last", "first"]
@@ -27,17 +28,7 @@ End = Literal["human", "ai", "tool"]
 Measure = Callable[[BaseMessage], int]
 
 
-def trim(
-    *,
-    max_tokens: float,
-    token_counter: Countable | None = None,
-    strategy: Strategy = "last",
-    start_on: Start = "human",
-    end_on: End | Sequence[End] | None = None,
-    include_system: bool = True,
-    allow_partial: bool = False,
-    messages_key: str = "messages",
-) -> Trim:
+class Trim(MessagesNode):
     """A node that keeps what fits: `trim(max_tokens=4_000)`.
 
     The parameters are those of langchain's `trim_messages`. In a graph it removes from the state
@@ -61,42 +52,39 @@ def trim(
     Raises:
         BudgetExceeded: When it runs: what may not be left out takes more than is allowed.
     """
-    ends = (end_on,) if isinstance(end_on, str) else tuple(end_on or ())
-    for end in ends:
-        choice("end_on", end, ("human", "ai", "tool"))
-    choice("strategy", strategy, ("last", "first"))
-    choice("start_on", start_on, ("human", None))
-    size: Any = max_tokens
-    if isinstance(size, float) and 0 < size <= 1:
-        size = int(size * context_window(token_counter))  # type: ignore[arg-type]
-    whole("max_tokens", size, 1)
-    counter = counter_of(token_counter)
-    return Trim(
-        size, counter, strategy, start_on, ends, include_system, allow_partial, messages_key
-    )
 
-
-@dataclass(eq=False, repr=False)
-class Trim(MessagesNode):
-    """See `trim`, which makes it."""
-
-    size: int
-    counter: TokenCounter
-    strategy: Strategy
-    start_on: Start
-    ends: tuple[End, ...]
-    include_system: bool
-    allow_partial: bool
-    messages_key: str
-    tools: Sequence[Any] = ()
-
-    def __post_init__(self) -> None:
-        super().__init__(self.messages_key)
-        self._fixed = self.counter.request + self.counter.tools(self.tools)
+    def __init__(
+        self,
+        *,
+        max_tokens: float,
+        token_counter: Countable | None = None,
+        strategy: Strategy = "last",
+        start_on: Start = "human",
+        end_on: End | Sequence[End] | None = None,
+        include_system: bool = True,
+        allow_partial: bool = False,
+        messages_key: str = "messages",
+    ) -> None:
+        super().__init__(messages_key)
+        ends = (end_on,) if isinstance(end_on, str) else tuple(end_on or ())
+        for end in ends:
+            choice("end_on", end, ("human", "ai", "tool"))
+        choice("strategy", strategy, ("last", "first"))
+        choice("start_on", start_on, ("human", None))
+        size: Any = max_tokens
+        if isinstance(size, float) and 0 < size <= 1:
+            size = int(size * context_window(token_counter))  # type: ignore[arg-type]
+        whole("max_tokens", size, 1)
+        self.size, self.counter = size, counter_of(token_counter)
+        self._fixed = self.counter.request  # tokens of every request, its tools included
+        self.strategy, self.start_on, self.ends = strategy, start_on, ends
+        self.include_system, self.allow_partial = include_system, allow_partial
 
     def with_tools(self, tools: Sequence[Any]) -> Self:
         """The same for a request with these tools."""
-        return replace(self, tools=tools)
+        made = copy(self)
+        made._fixed = self.counter.request + self.counter.tools(tools)
+        return made
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """What fits."""
@@ -143,6 +131,10 @@ class Trim(MessagesNode):
         cuts = iter(cut)
         units = [tuple(islice(cuts, len(unit))) for unit in window.needed]
         return replace(shown, turns=iter([window.turns[0]._replace(units=units)]))
+
+
+trim = Trim
+"""Makes the node."""
 
 
 def too_long(size: int, parts: Sequence[tuple[str, int]], remedy: str) -> BudgetExceeded:
