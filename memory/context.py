@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Any, Final, NamedTuple, Self
+from math import inf
+from typing import Any, Final, NamedTuple, Self, cast
 
 from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
@@ -37,31 +38,24 @@ Given = Callable[[Any, RunnableConfig | None], Any]
 """A function that gives a part: of the state (None for plain messages) and the run's config."""
 
 
-class Fitting(NamedTuple):
-    """The numbers of the entries that fit, and the tokens of the section with them."""
-
-    taken: list[int]
-    tokens: int
-
-
 def fitting(
-    name: str, entries: Sequence[str], budget: int | None, counter: TokenCounter
-) -> Fitting:
-    """The entries of a section that fit, frame included; without a budget all of them."""
+    name: str, entries: Sequence[str], budget: float | None, counter: TokenCounter
+) -> tuple[list[int], int]:
+    """The numbers of the entries of a section that fit, and the tokens of the section with them."""
+    budget = inf if budget is None else budget
     taken: list[int] = []
     tokens = counter.text(section(name, []))
     for number, entry in enumerate(entries):
         more = counter.text("\n" + entry)
-        if budget is None or tokens + more <= budget:
+        if tokens + more <= budget:
             taken.append(number)
             tokens += more
-    whole = 0
     while taken:
         whole = counter.text(section(name, [entries[number] for number in taken]))
-        if budget is None or whole <= budget:
-            break
+        if whole <= budget:
+            return taken, whole
         taken.pop()  # the parts of a text may count less than the whole
-    return Fitting(taken, whole if taken else 0)
+    return [], 0
 
 
 class PartReport(NamedTuple):
@@ -108,11 +102,6 @@ class Assemble(MessagesNode):
         summary: A summary of earlier messages; None: what `summarize` wrote into the state.
         memories: Recalled memories, best first: items of a store, texts or JSON objects.
         examples: Examples of earlier cases, best first: as memories.
-        token_counter: See `perdure.memory.token_counter`.
-        messages_key: The channel of the messages.
-
-    Raises:
-        BudgetExceeded: When it runs: what may not be left out takes more than the budget.
     """
 
     def __init__(
@@ -130,7 +119,7 @@ class Assemble(MessagesNode):
         super().__init__(messages_key)
         parts = {"profile": profile, "summary": summary, "memories": memories, "examples": examples}
         self.parts = {"instructions": instructions, **parts}
-        self.counter, self.tools = counter_of(token_counter), list[Any]()
+        self.counter, self.tools = counter_of(token_counter), cast("Sequence[Any]", ())
         self.max_tokens = whole("max_tokens", max_tokens, 1)
 
     def with_tools(self, tools: Sequence[Any]) -> Self:
@@ -203,7 +192,7 @@ class Assemble(MessagesNode):
     ) -> tuple[str, PartReport]:
         """The text with as much of a section as its share and what is left of the budget allow."""
         share = min(int(self.max_tokens * SHARES[name]), left - _system(text, counter))
-        taken = [entries[number] for number in fitting(name, entries, share, counter).taken]
+        taken = [entries[number] for number in fitting(name, entries, share, counter)[0]]
         while taken:
             added = section(name, taken)
             joined = f"{text}\n\n{added}" if text else added

@@ -54,10 +54,6 @@ class Instructions:
         namespace: Labels; see `Template`. With `"{user_id}"` in it, each user has their own.
         key: The item's key, a template as well.
         default: The text while nothing is stored.
-
-    Raises:
-        ConfigurationError: An argument is wrong; when read: there is no store with versions, or
-            the item is something else.
     """
 
     def __init__(

@@ -34,13 +34,9 @@ class MemoryState(AgentState[Any]):
 
 
 class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Memory around each call of an agent's model.
+    """Memory around each call of an agent's model: `MemoryMiddleware(trim(max_tokens=4_000))`.
 
-    `create_agent(model, tools, middleware=[MemoryMiddleware(remember_turns(), use_memories(),
-    summarize(model), trim(max_tokens=4_000))], store=store)`
-
-    A budget of tokens is one for the whole request: the agent's system prompt and the schemas of
-    its tools count.
+    A budget of tokens is one for the whole request, the schemas of the agent's tools included.
 
     Args:
         parts: What the model is shown, in order, the part that cuts last. `summarize(…)` also
@@ -102,7 +98,6 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     aafter_agent: Any = awaiting(_after_agent)
 
     def _view_with(self, tools: list[Any]) -> View | None:
-        """The view for a request with these tools, which are mostly the same every time."""
         known, shows = self._with_tools
         if len(known) != len(tools) or not all(map(operator.is_, known, tools)):
             shows = None if self._view is None else self._view.with_tools(tools)

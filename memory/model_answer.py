@@ -201,10 +201,7 @@ def _refused(reason: str, key: str | None = None) -> Outcome:
 def patched_profile(
     known: ProfileState[Any], changes: Sequence[ProfileChange], batch: Batch, scope: Scope
 ) -> Effects[Planned]:
-    """The puts of a patch; see `Profile.planning` for what it raises.
-
-    An operation that names no message of a user is an `InvalidPatch`, too.
-    """
+    """The puts of a patch; InvalidPatch if an operation names no message of a user."""
     messages: dict[str, ThreadMessage] = {}
     for number, each in enumerate(changes, 1):
         users = {one.id: one for one in _numbered(each.messages, batch, "user")}

@@ -91,11 +91,7 @@ class ModelExtractor:
         profile: A profile to keep up to date, or several of one user; in the same store.
         learn: Instructions to which lasting wishes of users are added; in the same store.
         turns: Whether memories of turns are made as well.
-        strict: Whether to ask for strict decoding, if the model's class supports it; False for an
-            endpoint that refuses such requests.
-
-    Attributes:
-        max_chars: Characters of the conversation in one call; a longer message loses its middle.
+        strict: Whether to ask for strict decoding; False for an endpoint that refuses that.
     """
 
     name = "model"
@@ -111,7 +107,7 @@ class ModelExtractor:
         turns: bool = True,
         strict: bool = True,
     ) -> None:
-        self.prompt, self.max_chars = text("prompt", prompt), 24_000
+        self.prompt, self.max_chars = text("prompt", prompt), 24_000  # of a conversation in a call
         profiles = [profile] if isinstance(profile, Profile) else profile
         expected = "a Profile, or a list of them"
         instance("profile", profiles, (list, tuple), expected)

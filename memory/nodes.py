@@ -50,10 +50,9 @@ class Shown:
 class MessagesNode(Runnable[Any, Any]):
     """A node over the messages of a state.
 
-    `add_node("name", node)` takes it as it is: `node.invoke(state)` gives an update, which changes
-    the state if the node is `trim`, `clear_tool_outputs` or `summarize`, and else is what the model
-    is shown, under `llm_input_messages`. `node(state)` and `node(messages)` give the messages to
-    show the model, also in a chain, `node | model`.
+    In a graph, `node.invoke(state)` gives an update, which changes the state if the node is `trim`,
+    `clear_tool_outputs` or `summarize`, and else is what the model is shown. `node(state)` and
+    `node(messages)` give the messages to show the model, also in a chain, `node | model`.
     """
 
     def __init__(self, messages_key: str = "messages") -> None:

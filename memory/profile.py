@@ -140,10 +140,7 @@ class Profile(Generic[M]):
     def _merge(
         self, partial: Mapping[str, Any], config: RunnableConfig | None = None
     ) -> Effects[M]:
-        """Change the named fields, and those named within them (RFC 7386); return the profile.
-
-        A null resets a field to its default; a list replaces a list.
-        """
+        """Apply a JSON Merge Patch (RFC 7386): null resets a field to its default."""
         merged({}, partial)  # a wrong argument is refused before anything is read
         return self._change("merge", lambda old: merged(old, partial), config)
 
@@ -300,10 +297,7 @@ def _document(items: Sequence[Memory]) -> Document:
 
 
 def _screened(gate: Gate, leaves: Sequence[Leaf], place: Place) -> Effects[list[Any]]:
-    """The values of leaves, redacted where the gate says so; an `InvalidPatch` if it refuses one.
-
-    The gate's rules for duplicates and tombstones do not apply.
-    """
+    """The values of leaves as the gate keeps them; an `InvalidPatch` if it refuses one."""
     candidates = [_candidate(each, place) for each in leaves]
     verdicts = [gate.sensitive.judged(each) for each in candidates]
     asked = [i for i, leaf in enumerate(leaves) if leaf.text]

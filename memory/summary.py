@@ -124,10 +124,6 @@ class Summarize(MessagesNode):
         summary_prompt: Instructions to the model; `{max_words}` in it stands for 400.
         on_failure: If the model gives no summary: `"keep"` everything and log a warning; or
             `"raise"` `SummaryFailed`.
-        messages_key: The channel of the messages.
-
-    Raises:
-        UnknownModel: A size is a fraction, and the model's window is not known.
     """
 
     def __init__(
@@ -332,11 +328,7 @@ class SummaryRequest:
         return self.max_input - self.tokens(self.prompt) - _FRAME
 
     def summary(self, previous: str, units: Sequence[Sequence[str]]) -> Effects[str]:
-        """The summary of a previous summary ("" for none) and of the rendered messages after it.
-
-        Raises:
-            SummaryFailed: The model gave none.
-        """
+        """The summary of a previous summary ("" for none) and of the rendered messages after it."""
         texts, room = ["\n".join(unit) for unit in units], self._room
         while texts:
             if self._cost(previous) > room // 2:

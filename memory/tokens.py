@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from typing import Any, Final
 
 from langchain_core.language_models import BaseChatModel
@@ -21,7 +22,7 @@ from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.runnables import Runnable, RunnableBinding
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from perdure.errors import ConfigurationError, UnknownModel
+from perdure.errors import UnknownModel
 from perdure.memory.conversation import CALL_BLOCKS, THOUGHT_BLOCKS, has_block, role
 from perdure.memory.nodes import checked
 from perdure.memory.options import instance, whole
@@ -87,8 +88,7 @@ class TokenCounter:
     def fitted(self, messages: Sequence[BaseMessage]) -> TokenCounter:
         """The counter for a conversation: an estimate at the scale that its answers call for.
 
-        The scale is the largest ratio of reported to estimated tokens, from 1 to 4, so leaving
-        messages out never makes the rest count more.
+        Leaving messages out never makes the rest count more: the largest ratio counts.
         """
         if self._encoded is not None or self._function is not None:
             return self
@@ -135,9 +135,6 @@ def token_counter(of: Countable | None = None) -> TokenCounter:
             model: by its name, else an estimate, with the tools that are bound to it. A callable as
             langchain's `trim_messages` takes: asked about one message at a time; `len` counts
             messages, and no tools. A counter: itself.
-
-    Raises:
-        UnknownModel: No encoding is known for a model of that name.
     """
     model, tools = _unbound(of)
     if model is None or model == "approximate":
@@ -194,12 +191,9 @@ def context_window(of: str | Runnable[Any, Any]) -> int:
 def _schema(tool: Any) -> Any:
     try:
         return convert_to_openai_tool(tool)
-    except Exception as exc:
-        if isinstance(tool, Mapping):  # one that the provider runs, in its own form
-            return tool
-        raise ConfigurationError(
-            f"{tool!r:.80} is no tool ({exc}); expected what a model's bind_tools takes"
-        ) from exc
+    except Exception:
+        expected = "a tool as a model's bind_tools takes it"
+        return instance("tools", tool, Mapping, expected)  # of the provider, in its own form
 
 
 # -- models and encodings
@@ -240,7 +234,7 @@ def _loaded(encoding: str) -> Callable[[str], int] | None:
     with warnings.catch_warnings():  # bpe-openai reads its files in a deprecated way
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            import bpe_openai  # tiktoken would download the encoding
+            bpe: Any = import_module("bpe_openai")  # tiktoken would download the encoding
         except ImportError:
             logging.getLogger("perdure").warning(
                 "tokens are estimated, not counted: the encoding %s is not installed. Expected "
@@ -248,7 +242,7 @@ def _loaded(encoding: str) -> Callable[[str], int] | None:
                 encoding,
             )
             return None
-        encode = bpe_openai.get_encoding(encoding).encode_ordinary
+        encode = bpe.get_encoding(encoding).encode_ordinary
     counts: dict[int, int] = {}  # by the hash of a text, so that no text is kept
 
     def count(text: str) -> int:

@@ -37,8 +37,6 @@ class ClearToolOutputs(MessagesNode):
         keep: How many of the newest results stay as they are, unanswered ones included.
         min_tokens: Tokens from which a result is cleared, 40 at least.
         exclude_tools: Names of tools whose results stay.
-        token_counter: See `perdure.memory.token_counter`.
-        messages_key: The channel of the messages.
     """
 
     def __init__(
@@ -116,12 +114,7 @@ def _expand(
     """The messages that a thread's summary stands for, in their order.
 
     Of a message that was changed, the last form that `trim` and `clear_tool_outputs` have not
-    shortened. Messages that were erased since are left out.
-
-    Args:
-        checkpointer: A perdure checkpointer; it has the history.
-        config: Names the thread, and the checkpoint if it is not the newest.
-        messages_key: The channel of the messages.
+    shortened. Messages that were erased since are left out. The checkpointer is one of perdure's.
     """
     saver: Any = checkpointer
     if not callable(getattr(saver, "history", None)):

@@ -32,25 +32,19 @@ class Trim(MessagesNode):
     """A node that keeps what fits: `trim(max_tokens=4_000)`.
 
     The parameters are those of langchain's `trim_messages`. In a graph it removes from the state
-    what does not fit, which stays in history; in a `view` it shows what fits. The result is always
-    valid: the system message first (the newest, if there are several); a tool call with all its
-    results or neither. The newest turn may lose exchanges from its middle; its human message and
-    the last of what follows it stay.
+    what does not fit, which stays in history; in a `view` it shows what fits: always a valid
+    sequence. The newest turn may lose exchanges from its middle; its human message and the last of
+    what follows it stay.
 
     Args:
         max_tokens: Tokens of the request; from above 0 to 1.0, a share of the model's window.
         token_counter: See `perdure.memory.token_counter`; `len` counts messages.
         strategy: `"last"` keeps the newest turns; `"first"` the oldest, and the newest.
         start_on: `"human"`: turns stay whole. None: the oldest that is kept may lose its beginning.
-        end_on: Show nothing after the last message of this type, or of one of these; the state
-            keeps it.
+        end_on: Show nothing after the last message of these types; the state keeps it.
         include_system: Keep the system message.
         allow_partial: Shorten in the middle what is too long and may not be left out; else that
             raises `BudgetExceeded`.
-        messages_key: The channel of the messages.
-
-    Raises:
-        BudgetExceeded: When it runs: what may not be left out takes more than is allowed.
     """
 
     def __init__(
@@ -238,10 +232,7 @@ def _cost(units: list[Unit], measure: Measure) -> int:
 def _levelled(
     messages: list[BaseMessage], left: int, measure: Measure, stiff: frozenset[int] = frozenset()
 ) -> list[BaseMessage] | None:
-    """Messages that take `left` together at most: each that takes more than its share is cut.
-
-    `stiff` has the places of those without enough text to cut.
-    """
+    """Messages that take `left` together: each that takes more than its share is cut if it can."""
     made, room = list(messages), left
     places = sorted(range(len(made)), key=lambda place: (place not in stiff, measure(made[place])))
     for done, place in enumerate(places):

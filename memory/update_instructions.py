@@ -63,7 +63,6 @@ class UpdateInstructions(Learner):
         on_failure: If there is no usable rewrite: `"keep"` what holds and log a warning; or
             `"raise"`.
         feedback_key: The channel of the state that may hold feedback on the conversation.
-        messages_key: The channel of the messages.
     """
 
     def __init__(
@@ -78,7 +77,9 @@ class UpdateInstructions(Learner):
     ) -> None:
         super().__init__(messages_key)
         expected = "Instructions(store)"
-        self._instructions = instance("instructions", instructions, Instructions, expected)
+        self._instructions: Instructions = instance(
+            "instructions", instructions, Instructions, expected
+        )
         self._model, self._prompt = model_call(model), text("prompt", prompt)
         self._keeps = choice("on_failure", on_failure, ON_FAILURE) == "keep"
         self._feedback_key = text("feedback_key", feedback_key, "a channel's name")
@@ -93,12 +94,7 @@ class UpdateInstructions(Learner):
     def _rewrite(
         self, messages: Messages, config: RunnableConfig | None = None, *, feedback: Any = None
     ) -> Effects[InstructionsVersion]:
-        """Learn from messages. Returns what holds then.
-
-        Raises:
-            ModelFailed: With `on_failure="raise"`: the model gave no usable rewrite.
-            VersionConflict: So too: others wrote, again and again, while the model was asked.
-        """
+        """Learn from messages. Returns what holds then."""
         units = ["\n".join(unit) for unit in units_of(checked(messages, "the messages"))]
         place, tries = self._instructions.place(config), 0
         while True:

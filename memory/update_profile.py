@@ -1,15 +1,11 @@
-"""Updating a profile: a node that has a model patch it after a conversation.
-
-The technique is "manage individual profiles" of LangGraph's concepts of memory.
-"""
+"""Updating a profile: a node that has a model patch it after a conversation."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 
@@ -33,20 +29,18 @@ from perdure.stores.base import PutItem
 _LOG: Final = logging.getLogger("perdure")
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileUpdate:
+class ProfileUpdate(NamedTuple):
     """The result of an update."""
 
     outcomes: tuple[Outcome, ...] = ()  # of each profile that the model changed
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = Usage()
     fault: str = ""  # why the update failed, if it did
 
 
 class UpdateProfile(Learner):
     """A node that has a model patch a profile after a conversation.
 
-    The model is asked as by `ModelExtractor`, for the profile alone: each operation of its JSON
-    Patch has to name messages of the user. The state stays as it is. If another run changed the
+    The model is asked as by `ModelExtractor`, for the profile alone. If another run changed the
     profile meanwhile, the patch is applied to the changed profile, or made anew if both concern
     the same fields.
 
@@ -57,7 +51,6 @@ class UpdateProfile(Learner):
         strict: See `ModelExtractor`.
         on_failure: If there is no usable patch: `"keep"` the profile and log a warning, or
             `"raise"`.
-        messages_key: The channel of the messages.
     """
 
     def __init__(
@@ -79,12 +72,7 @@ class UpdateProfile(Learner):
     def _learn(
         self, messages: Messages, config: RunnableConfig | None = None
     ) -> Effects[ProfileUpdate]:
-        """Update the profile from messages.
-
-        Raises:
-            ModelFailed: With `on_failure="raise"`: the model gave no patch that can be applied.
-            VersionConflict: Likewise: others changed the profile, again and again.
-        """
+        """Update the profile from messages."""
         messages = checked(messages, "the messages")
         place = self._extractor.profiles[0].place(config)
         thread_id, checkpoint_id = source(config)

@@ -38,9 +38,9 @@ from tests.openai_server import Failure, Held
 @pytest.mark.parametrize(
     ("script", "named", "asked"),
     [
-        ([EMPTY] * 3, "the answer was empty", 3),
-        ([BLANK] * 3, "the answer was empty", 3),
-        ([CALLS] * 3, "the model called tools and said nothing", 3),
+        ([EMPTY] * 3, "the answer has no text", 3),
+        ([BLANK] * 3, "the answer has no text", 3),
+        ([CALLS] * 3, "the answer has no text", 3),
         ([CUT_OFF] * 3, "cut off at the model's limit", 3),
         (["They spoke of trains. " * 1_000] * 3, "tokens, 400 words were asked for", 3),
         ([Failure(500, "no luck")] * 3, "Error code: 500 - no luck", 3),

@@ -246,7 +246,7 @@ def test_tools_in_any_form() -> None:
 
 
 def test_what_is_no_tool_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"5 is no tool"):
+    with pytest.raises(ConfigurationError, match=r"tools is 5; expected a tool"):
         GPT.tools([5])
 
 

@@ -415,8 +415,8 @@ def test_who_is_always_overtaken_gives_up(instructions: Instructions, on_failure
 
 LONG = "Rule. " * 500  # 3,000 characters
 REFUSED: dict[str, tuple[str, str]] = {
-    "empty": ("", "empty"),
-    "blank": (" \n\t", "empty"),
+    "empty": ("", "has no text"),
+    "blank": (" \n\t", "has no text"),
     "nothing between the marks": (marked(""), "no letters"),
     "no marks": ("Be brief, always.", "has no text between <instructions> and"),
     "no end mark": ("<instructions>Be brief, always, and", "has no text between"),
@@ -457,7 +457,7 @@ def test_a_model_may_speak_of_the_marks_before_it_uses_them(instructions: Instru
 
 
 def test_an_answer_that_only_calls_tools_is_refused(instructions: Instructions) -> None:
-    with OpenAIServer([CALLS]) as server, pytest.raises(InstructionsRefused, match="called tools"):
+    with OpenAIServer([CALLS]) as server, pytest.raises(InstructionsRefused, match="has no text"):
         node_of(client(server), instructions, on_failure="raise").invoke(STATE)
     assert instructions.history() == []
 
