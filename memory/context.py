@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
 from itertools import chain, islice
 from math import inf
-from typing import Any, Final, NamedTuple, Self, cast
+from typing import Any, Final, Self, cast
 
-from langchain_core.messages import BaseMessage, SystemMessage
+from langchain_core.messages import SystemMessage
 from langchain_core.runnables import RunnableConfig
 
 from perdure.memory.conversation import Turn
-from perdure.memory.nodes import MessagesNode, Shown, channel, checked
+from perdure.memory.nodes import MessagesNode, Shown, channel
 from perdure.memory.options import whole
 from perdure.memory.quotation import memory_line, quoted, section
 from perdure.memory.summary import summary_of
@@ -56,37 +55,6 @@ def fitting(
             return taken, whole
         taken.pop()  # the parts of a text may count less than the whole
     return [], 0
-
-
-class PartReport(NamedTuple):
-    """The tokens of a part, and how many of its entries are in and are not."""
-
-    name: str
-    tokens: int
-    taken: int
-    left_out: int
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """A packed context; printed, it lists what takes how many tokens."""
-
-    system: SystemMessage | None
-    turns: list[Turn]  # newest first
-    parts: tuple[PartReport, ...]  # in order of priority
-    tokens: int  # what all of it takes, tools and request included
-    max_tokens: int
-
-    def shown(self) -> Shown:
-        """The context as the next part of a view takes it."""
-        return Shown(self.system, iter(self.turns))
-
-    def __str__(self) -> str:
-        lines = [
-            f"{name:<13}{tokens:>7}  {taken} in" + (f", {out} left out" if out else "")
-            for name, tokens, taken, out in self.parts
-        ]
-        return "\n".join([*lines, f"{'all':<13}{self.tokens:>7}  of {self.max_tokens}"])
 
 
 class Assemble(MessagesNode):
@@ -128,47 +96,29 @@ class Assemble(MessagesNode):
         made.tools = tools
         return made
 
-    def report(
-        self, messages: Sequence[BaseMessage], config: RunnableConfig | None = None
-    ) -> Context:
-        """The context of messages, for reading."""
-        shown = Shown.of(checked(messages, "the messages"))
-        packed = self._packed(shown, self._given(None, config))
-        *parts, last = packed.parts
-        offered = sum(not isinstance(message, SystemMessage) for message in messages)
-        return replace(packed, parts=(*parts, last._replace(left_out=offered - last.taken)))
-
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """The context, as much of the conversation in it as fits."""
-        return self._packed(shown, self._given(state, config)).shown()
-
-    def _given(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
         parts = self.parts.items()
         given = {name: part(state, config) if callable(part) else part for name, part in parts}
         if given["summary"] is None and state is not None:
             given["summary"] = channel(state, "summary")
-        return given
+        system, turns = self._packed(shown, given, self.counter)
+        counter = self.counter.fitted(Shown(system, iter(turns)).messages())
+        if counter is not self.counter:
+            # by what its own answers took; never less, so it is a part of what fitted at first
+            system, turns = self._packed(Shown(shown.system, iter(turns)), given, counter)
+        return Shown(system, iter(turns))
 
-    def _packed(self, shown: Shown, given: Mapping[str, Any]) -> Context:
-        packed = self._pack(shown, given, self.counter)
-        counter = self.counter.fitted(packed.shown().messages())
-        if counter is self.counter:
-            return packed
-        # by what its own answers took; never less, so it is a part of what fitted at first
-        return self._pack(Shown(shown.system, iter(packed.turns)), given, counter)
-
-    def _pack(self, shown: Shown, given: Mapping[str, Any], counter: TokenCounter) -> Context:
+    def _packed(
+        self, shown: Shown, given: Mapping[str, Any], counter: TokenCounter
+    ) -> tuple[SystemMessage | None, list[Turn]]:
+        """The system message, and the turns that fit, newest first."""
         text = given["instructions"]
         if text is None:
             text = "" if shown.system is None else shown.system.text
-        tools = counter.tools(self.tools)
-        system, fixed = _system(text, counter), counter.request + tools
-        parts = [
-            PartReport("instructions", system, int(bool(text)), 0),
-            PartReport("tools", tools, len(self.tools), 0),
-        ]
+        tools, system = counter.tools(self.tools), _system(text, counter)
         newest = list(islice(shown.turns, 1))
-        left = self.max_tokens - fixed
+        left = self.max_tokens - counter.request - tools
         window = choose(Shown(None, iter(newest)), left - system, counter.message)
         must = sum(counter.message(message) for unit in window.needed for message in unit)
         if window.over > 0:
@@ -176,20 +126,14 @@ class Assemble(MessagesNode):
             named.append(("the request itself", counter.request))
             raise too_long(self.max_tokens, named, "shorten the instructions")
         for name, entries in _entries(given):
-            text, part = self._with_section(text, name, entries, left - must, counter)
-            parts.append(part)
+            text = self._with_section(text, name, entries, left - must, counter)
         left -= _system(text, counter)
         turns = choose(Shown(None, chain(newest, shown.turns)), left, counter.message).turns
-        chosen = Shown(None, iter(turns)).messages()
-        tokens = sum(map(counter.message, chosen))
-        parts.append(PartReport("messages", tokens, len(chosen), 0))
-        left -= tokens
-        message = SystemMessage(text) if text else None
-        return Context(message, turns, tuple(parts), self.max_tokens - left, self.max_tokens)
+        return SystemMessage(text) if text else None, turns
 
     def _with_section(
         self, text: str, name: str, entries: list[str], left: int, counter: TokenCounter
-    ) -> tuple[str, PartReport]:
+    ) -> str:
         """The text with as much of a section as its share and what is left of the budget allow."""
         share = min(int(self.max_tokens * SHARES[name]), left - _system(text, counter))
         taken = [entries[number] for number in fitting(name, entries, share, counter)[0]]
@@ -197,10 +141,9 @@ class Assemble(MessagesNode):
             added = section(name, taken)
             joined = f"{text}\n\n{added}" if text else added
             if _system(joined, counter) <= left:
-                tokens, count = counter.text(added), len(taken)
-                return joined, PartReport(name, tokens, count, len(entries) - count)
+                return joined
             taken.pop()  # the parts of a text may count less than the whole
-        return text, PartReport(name, 0, 0, len(entries))
+        return text
 
 
 assemble = Assemble
