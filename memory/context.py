@@ -112,7 +112,6 @@ class Assemble(MessagesNode):
     def _packed(
         self, shown: Shown, given: Mapping[str, Any], counter: TokenCounter
     ) -> tuple[SystemMessage | None, list[Turn]]:
-        """The system message, and the turns that fit, newest first."""
         text = given["instructions"]
         if text is None:
             text = "" if shown.system is None else shown.system.text

@@ -30,18 +30,14 @@ LONGEST: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class InstructionsVersion:
-    """A version of the instructions, with the thread whose run made it.
-
-    `version` counts from 1; 0 is the default, which no store holds. `diff` is a unified diff to the
-    previous text. `valid_to` is None while it holds.
-    """
+    """A version of the instructions, with the thread whose run made it."""
 
     text: str
-    version: int = 0
-    diff: str = ""
+    version: int = 0  # from 1 on; 0 is the default, which no store holds
+    diff: str = ""  # a unified diff to the previous text
     change: Change | None = None
     valid_from: datetime | None = None
-    valid_to: datetime | None = None
+    valid_to: datetime | None = None  # None while it holds
     thread_id: str | None = None
     checkpoint_id: str | None = None
 
@@ -192,7 +188,6 @@ class UseInstructions(MessagesNode):
         self._instructions = instance("instructions", instructions, Instructions, expected)
 
     def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Effects[Shown]:
-        """The same, under the instructions."""
         place = self._instructions.place(config)
         text = (yield from self._instructions.reading(place, self._as_of(config))).text
         if shown.system is None:

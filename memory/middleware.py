@@ -74,7 +74,6 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     def _wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]
     ) -> Effects[Any]:
-        """Show the model what the parts leave."""
         shows = self._view_with(request.tools)
         if shows is not None:
             system = [request.system_message] if request.system_message is not None else []
@@ -86,7 +85,6 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return (yield Effect(lambda: handler(request), lambda: handler(request)))
 
     def _after_agent(self, state: Any, runtime: Any) -> Effects[None]:
-        """Learn from the conversation."""
         for learner in self._learners:
             yield _invoked(learner, state, get_config())
 

@@ -28,7 +28,6 @@ _WISH_CHARS: Final = 400
 
 
 def _strict(schema: Document) -> None:
-    """Make a schema strict: every field required, no defaults and no other fields."""
     properties = schema.get("properties", {})
     schema.update(required=list(properties), additionalProperties=False)
     for each in properties.values():
@@ -176,7 +175,6 @@ def _proposed(
 
 
 def _addition(candidate: Candidate) -> Addition:
-    """An addition whose key depends on the text and its messages."""
     source = candidate.provenance
     assert source is not None  # `Batch.candidate` gives one
     parts = "\0".join((source.thread_id or "", *source.message_ids, candidate.text))

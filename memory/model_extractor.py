@@ -258,7 +258,6 @@ def _remembered(memory: Memory) -> str:
 
 
 def _shown(state: ProfileState[Any]) -> str:
-    """A profile with its schema."""
     parts = [
         f"The profile {quoted(state.name)}:",
         fenced("schema", json.dumps(state.owner.json_schema, ensure_ascii=False)),
@@ -269,7 +268,6 @@ def _shown(state: ProfileState[Any]) -> str:
 
 
 def _transcript(messages: Sequence[ThreadMessage], room: int) -> str:
-    """The newest messages that fit, each with its number."""
     lines = [_line(each) for each in messages]
     longest = room - _MARK_CHARS if sum(map(len, lines)) <= room else room // 2
     numbered = enumerate((_indented(middle_out(line, longest)) for line in lines), 1)

@@ -99,11 +99,9 @@ class MessagesNode(Runnable[Any, Any]):
     def _applied(
         self, messages: Messages, config: RunnableConfig | None
     ) -> Effects[list[BaseMessage]]:
-        """The messages to show of messages that have no state."""
         return self._shown(messages, None, config)
 
     def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
-        """The update for a state."""
         messages = messages_in(state, self.messages_key)
         return {SHOWN: (yield from self._shown(messages, state, config))}
 

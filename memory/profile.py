@@ -237,7 +237,6 @@ class Profile(Generic[M]):
     def _planned(
         self, place: Place, state: ProfileState[M], name: str, change: Change
     ) -> Effects[tuple[list[PutItem], M]]:
-        """The puts of a change, and the profile after it."""
         try:
             new = change(state.document)
         except InvalidPatch as exc:  # it quotes names that the gate has not seen

@@ -10,7 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import jsonpatch
-from jsonpatch import JsonPatchConflict, JsonPatchException, JsonPointer, JsonPointerException
+from jsonpatch import (
+    InvalidJsonPatch,
+    JsonPatchConflict,
+    JsonPatchException,
+    JsonPointer,
+    JsonPointerException,
+)
 from pydantic import BaseModel, ValidationError
 
 from perdure.errors import InvalidPatch, InvalidValue
@@ -63,7 +69,7 @@ def patched(
                 _check_kept(before, out, operation.get("from"))
         except (InvalidPatch, JsonPatchException, JsonPointerException) as exc:
             # the library's other messages quote the document
-            quotable = isinstance(exc, InvalidPatch | JsonPatchConflict)
+            quotable = isinstance(exc, InvalidPatch | InvalidJsonPatch | JsonPatchConflict)
             fault = str(exc) if quotable else "it does not fit the document"
             what = f"operation {number}, {operation['op']} {operation['path']!r:.200}"
             raise InvalidPatch(f"{what}: {fault}") from exc
@@ -71,7 +77,6 @@ def patched(
 
 
 def _check_kept(before: Document, after: Document, moved: str | None) -> None:
-    """Refuse an object in the place of one that has more fields."""
     lacking = (at for at, part in missing(before, after) if part not in (None, "", [], {}))
     if lost := [repr(at) for at in lacking if at != moved]:
         raise InvalidPatch(

@@ -160,7 +160,6 @@ class Summarize(MessagesNode):
     def _applied(
         self, messages: Messages, config: RunnableConfig | None
     ) -> Effects[list[BaseMessage]]:
-        """The messages to show of a list: summarised, if they are many."""
         previous, rest = without_summary(messages)
         old = self._old(rest)
         extended = yield from self._extended(previous, old, config)
@@ -178,7 +177,6 @@ class Summarize(MessagesNode):
         return bool(self._old(messages_in(state, self.messages_key)))
 
     def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
-        """The new summary, and the removals of what it stands for."""
         if "langgraph_node" in ((config or {}).get("metadata") or {}):
             # a graph without the channel would drop the summary and remove the messages
             expected = "a list: derive the state from SummaryState"
@@ -215,7 +213,6 @@ class Summarize(MessagesNode):
     # -- which messages are summarised
 
     def _old(self, messages: Messages) -> list[BaseMessage]:
-        """The messages that are to be summarised now: those before the kept turns."""
         reached = self._is_reached([each for each in messages if role(each) != "system"])
         cut = self._cut(messages) if reached else 0
         return [each for each in messages[:cut] if role(each) != "system"]
@@ -327,9 +324,9 @@ class SummaryRequest:
     def _room(self) -> int:
         return self.max_input - self.tokens(self.prompt) - _FRAME
 
-    def summary(self, previous: str, units: Sequence[Sequence[str]]) -> Effects[str]:
+    def summary(self, previous: str, texts: list[str]) -> Effects[str]:
         """The summary of a previous summary ("" for none) and of the rendered messages after it."""
-        texts, room = ["\n".join(unit) for unit in units], self._room
+        room = self._room
         while texts:
             if self._cost(previous) > room // 2:
                 texts, previous = [undelimited(previous), *texts], ""

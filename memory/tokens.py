@@ -213,7 +213,6 @@ def _unbound(of: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def _name_of(model: Any) -> str:
-    """The name under which a chat model asks its provider, if it has one; a name itself."""
     names = (getattr(model, attribute, model) for attribute in ("model_name", "model"))
     return next((name for name in names if isinstance(name, str)), type(model).__name__)
 

@@ -59,7 +59,6 @@ class ClearToolOutputs(MessagesNode):
         return replace(shown, turns=self._cleared(shown.turns))
 
     def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
-        """The lines in place of results, under the ids of these."""
         messages = messages_in(state, self.messages_key)
 
         def replaced() -> list[BaseMessage]:

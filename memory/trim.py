@@ -89,7 +89,6 @@ class Trim(MessagesNode):
         return await asyncio.to_thread(self.through, shown, state, config)
 
     def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
-        """The removals of what does not fit."""
         messages = messages_in(state, self.messages_key)
 
         def removed() -> dict[str, Any]:
@@ -141,7 +140,6 @@ def too_long(size: int, parts: Sequence[tuple[str, int]], remedy: str) -> Budget
 
 
 def _removals(messages: Messages, kept: list[BaseMessage], key: str) -> dict[str, Any]:
-    """The update that leaves what is kept, by id: what other nodes add meanwhile stays."""
     known = set(map(id, messages))
     changed = [message for message in kept if id(message) not in known]
     if not changed and len(kept) == len(messages):

@@ -95,7 +95,7 @@ class UpdateInstructions(Learner):
         self, messages: Messages, config: RunnableConfig | None = None, *, feedback: Any = None
     ) -> Effects[InstructionsVersion]:
         """Learn from messages. Returns what holds then."""
-        units = ["\n".join(unit) for unit in units_of(checked(messages, "the messages"))]
+        units = units_of(checked(messages, "the messages"))
         place, tries = self._instructions.place(config), 0
         while True:
             previous = yield from self._instructions.reading(place)
@@ -140,7 +140,6 @@ update_instructions = UpdateInstructions
 
 
 def _taken(previous: str, answer: Any) -> str:
-    """The rewrite in an answer. Only a call that failed is made again."""
     fault = fault_of(answer)
     if isinstance(answer, Exception):
         raise InvalidPatch(fault or "")

@@ -112,11 +112,9 @@ class UpdateProfile(Learner):
             if any(each.check == CHANGED for each in refused):
                 proposal = None  # the model has to see the profile as it is now
             elif refused:
-                raise ModelFailed(
-                    "the model gave no patch that can be applied: asked "
-                    f"{times(proposal.usage.calls)}, and in the end one that was refused (this "
-                    "error's cause says why)"
-                ) from InvalidPatch(refused[0].reason)
+                asked = f"asked {times(proposal.usage.calls)} (this error's cause says why)"
+                fault = f"the model gave no patch that can be applied, {asked}"
+                raise ModelFailed(fault) from InvalidPatch(refused[0].reason)
             else:
                 with suppress(VersionConflict):
                     yield from scope.adapter.written(puts)

@@ -160,8 +160,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "no pointer": ([op("add", "home.city", value=1)], "must start with /"),
     "a wrong escape": ([op("add", "/a~2", value=1)], "invalid escape ~2"),
-    "no value": ([op("add", "/a")], "operation 1, add '/a'"),
-    "no from": ([op("move", "/a")], "operation 1, move '/a'"),
+    "no value": (
+        [op("add", "/a")],
+        "operation 1, add '/a': The operation does not contain a 'value'",
+    ),
+    "no from": (
+        [op("move", "/a")],
+        "operation 1, move '/a': The operation does not contain a 'from'",
+    ),
     "a value that is no JSON": (
         [op("add", "/a", value={1, 2})],
         "the patch is no JSON that a store takes: $.document[0].value is",
