@@ -1,9 +1,4 @@
-"""Context: all that a model could be told, packed into a budget of tokens by priority.
-
-First what may not be left out (instructions, tools, the newest turn's beginning and end), then
-profile, summary, memories and examples, each within its share, then as much of the conversation as
-still fits.
-"""
+"""Context: all that a model could be told, packed into a budget of tokens by priority."""
 
 from __future__ import annotations
 

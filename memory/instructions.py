@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final, Literal
 
+from langchain_core.messages import SystemMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
@@ -190,11 +191,9 @@ class UseInstructions(MessagesNode):
     def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Effects[Shown]:
         place = self._instructions.place(config)
         text = (yield from self._instructions.reading(place, self._as_of(config))).text
-        if shown.system is None:
-            return shown.under(text)
-        summary, plain = without_summary([shown.system])
-        bare = replace(shown, system=plain[0] if plain else None).under(text)
-        return with_summary(bare, summary)
+        summary, plain = without_summary([shown.system] if shown.system else [])
+        system = next((each for each in plain if each.text == text), SystemMessage(text))
+        return with_summary(replace(shown, system=system), summary)
 
     through = blocking(_through)  # type: ignore[arg-type]
     athrough = awaiting(_through)  # type: ignore[arg-type]

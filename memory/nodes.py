@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, Self
 
-from langchain_core.messages import BaseMessage, SystemMessage
+from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 
@@ -34,12 +34,6 @@ class Shown:
         index = system_index(messages)
         system = None if index is None else messages[index]
         return cls(system, backwards(messages, to_answer=to_answer))
-
-    def under(self, text: str) -> Self:
-        """The same under a system message with this text."""
-        if self.system is not None and self.system.text == text:
-            return self
-        return replace(self, system=SystemMessage(text))
 
     def messages(self) -> list[BaseMessage]:
         """All of it, in the order in which a model takes it."""
@@ -144,32 +138,32 @@ class Learner(Runnable[Any, Any]):
     ainvoke = awaiting(_invoke)  # type: ignore[arg-type]
 
 
-def view(*parts: MessagesNode) -> View:
+class View(MessagesNode):
     """A node that shows the model what each part in turn leaves; the state stays as it is.
 
     `view(summary, use_memories(), trim(max_tokens=4_000))` shows the summary, the messages that are
     left and the memories that answer the newest, cut to 4,000 tokens. The part that cuts comes
     last. No part asks a model.
     """
-    for part in parts or (None,):
-        instance("a part of the view", part, MessagesNode, "parts like trim(max_tokens=4_000)")
-    keys = sorted({part.messages_key for part in parts})
-    if len(keys) > 1:
-        raise ConfigurationError(f"the parts of the view read the channels {keys}; expected one")
-    each = (part.parts if isinstance(part, View) else [part] for part in parts)
-    return View(list(chain.from_iterable(each)), keys[0])
 
-
-class View(MessagesNode):
-    """See `view`, which makes it."""
-
-    def __init__(self, parts: Sequence[MessagesNode], messages_key: str) -> None:
-        super().__init__(messages_key)
-        self.parts = [part.followed_by(parts[number:]) for number, part in enumerate(parts, 1)]
+    def __init__(self, *parts: MessagesNode) -> None:
+        for part in parts or (None,):
+            instance("a part of the view", part, MessagesNode, "parts like trim(max_tokens=4_000)")
+        keys = sorted({part.messages_key for part in parts})
+        if len(keys) > 1:
+            raise ConfigurationError(
+                f"the parts of the view read the channels {keys}; expected one"
+            )
+        super().__init__(keys[0])
+        each = (part.parts if isinstance(part, View) else [part] for part in parts)
+        every = list(chain.from_iterable(each))
+        self.parts: list[MessagesNode] = [
+            part.followed_by(every[number:]) for number, part in enumerate(every, 1)
+        ]
 
     def with_tools(self, tools: Sequence[Any]) -> Self:
         """The same for a request with these tools."""
-        return type(self)([part.with_tools(tools) for part in self.parts], self.messages_key)
+        return type(self)(*(part.with_tools(tools) for part in self.parts))
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """What the parts leave, one after the other."""
@@ -182,6 +176,10 @@ class View(MessagesNode):
         for part in self.parts:
             shown = await part.athrough(shown, state, config)
         return shown
+
+
+view = View
+"""Makes the node."""
 
 
 def messages_in(given: Any, key: str) -> Messages:

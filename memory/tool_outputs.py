@@ -12,11 +12,12 @@ from langchain_core.messages import BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
-from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
+from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED, Turn
 from perdure.memory.effects import Effect, Effects, awaiting, blocking, computed
 from perdure.memory.nodes import MessagesNode, Shown, ids_of, messages_in
 from perdure.memory.options import instance, whole
+from perdure.memory.run_config import Versioned
 from perdure.memory.tokens import Countable
 from perdure.memory.tokens import token_counter as counter_of
 
@@ -115,12 +116,8 @@ def _expand(
     Of a message that was changed, the last form that `trim` and `clear_tool_outputs` have not
     shortened. Messages that were erased since are left out. The checkpointer is one of perdure's.
     """
-    saver: Any = checkpointer
-    if not callable(getattr(saver, "history", None)):
-        raise ConfigurationError(
-            f"checkpointer is a {type(saver).__name__}, which keeps no history of messages that "
-            "left the state; expected a perdure checkpointer, such as SQLiteCheckpointer"
-        )
+    expected = "a perdure checkpointer, which keeps history, such as SQLiteCheckpointer"
+    saver: Any = instance("checkpointer", checkpointer, Versioned, expected)
     found: CheckpointTuple | None = yield Effect(
         partial(saver.get_tuple, config), partial(saver.aget_tuple, config)
     )

@@ -162,11 +162,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a wrong escape": ([op("add", "/a~2", value=1)], "invalid escape ~2"),
     "no value": (
         [op("add", "/a")],
-        "operation 1, add '/a': The operation does not contain a 'value'",
+        "The operation does not contain a 'value'",
     ),
     "no from": (
         [op("move", "/a")],
-        "operation 1, move '/a': The operation does not contain a 'from'",
+        "The operation does not contain a 'from'",
     ),
     "a value that is no JSON": (
         [op("add", "/a", value={1, 2})],
