@@ -59,9 +59,7 @@ class Assemble(MessagesNode):
     examples are quoted as data, each entry as JSON. The node cuts: in a view it comes last.
 
     Args:
-        max_tokens: Tokens that the request may take.
         instructions: The system message's text; None: that of the system message there is.
-        profile: What is known of the user.
         summary: A summary of earlier messages; None: what `summarize` wrote into the state.
         memories: Recalled memories, best first: items of a store, texts or JSON objects.
         examples: Examples of earlier cases, best first: as memories.

@@ -169,7 +169,6 @@ class ModelCall:
         model: A chat model, what answers like one, or a name; see `chat_model`.
         timeout_s: Seconds a call may take; None: as long as it takes. A blocking call that takes
             longer goes on in its thread, and its answer is ignored.
-        config: Of the run.
         retries: How often a call is made again that failed, or whose answer cannot be used.
         backoff_s: Seconds before a failed call is made again; they double.
     """

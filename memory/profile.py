@@ -79,7 +79,6 @@ class Profile(Generic[M]):
     a store without versions.
 
     Args:
-        schema: A pydantic model.
         store: None: within a graph, the graph's store.
         namespace: Labels; see `Template`.
         key: The item's key, a template as well.

@@ -23,8 +23,8 @@ class Template:
 
     def __init__(self, labels: Sequence[str]) -> None:
         expected = "labels, like ('notes', '{user_id}')"
-        self.labels = tuple(instance("the template", labels, (list, tuple), expected))
-        self._parsed = [_parsed(label) for label in self.labels or ("",)]
+        self.labels = tuple(instance("the template", labels or None, (list, tuple), expected))
+        self._parsed = [_parsed(label) for label in self.labels]
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -42,7 +42,6 @@ class Trim(MessagesNode):
         strategy: `"last"` keeps the newest turns; `"first"` the oldest, and the newest.
         start_on: `"human"`: turns stay whole. None: the oldest that is kept may lose its beginning.
         end_on: Show nothing after the last message of these types; the state keeps it.
-        include_system: Keep the system message.
         allow_partial: Shorten in the middle what is too long and may not be left out; else that
             raises `BudgetExceeded`.
     """

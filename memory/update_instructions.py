@@ -58,7 +58,6 @@ class UpdateInstructions(Learner):
 
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
-        instructions: Where they are.
         prompt: What the model is told to do; the form of its answer is always added.
         on_failure: If there is no usable rewrite: `"keep"` what holds and log a warning; or
             `"raise"`.

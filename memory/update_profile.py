@@ -48,7 +48,6 @@ class UpdateProfile(Learner):
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
         profile: The profile, or several of one user in one store.
         prompt: The task, in place of `ModelExtractor`'s.
-        strict: See `ModelExtractor`.
         on_failure: If there is no usable patch: `"keep"` the profile and log a warning, or
             `"raise"`.
     """
