@@ -115,8 +115,8 @@ class ExampleSelector(BaseExampleSelector):
         found = yield from self.memories.found(asked, limit, config=config)
         examples = [memory for memory in found if _is_example(memory)][: self.limit]
         lines = [memory_line(memory) for memory in examples]
-        fit = fitting("examples", lines, self.max_tokens, self._counter)
-        return [examples[n] for n in fit.taken]
+        taken, _ = fitting("examples", lines, self.max_tokens, self._counter)
+        return [examples[n] for n in taken]
 
     def _add_example(self, example: dict[str, str]) -> Effects[Outcome]:
         """Keep the example of a prompt: `input` and `output`, at most `context` and `why`."""

@@ -171,17 +171,15 @@ def rendered(message: BaseMessage) -> str:
     return f"{_role(message)}: {undelimited(indented)}" if parts else ""
 
 
-def units_of(messages: Sequence[BaseMessage]) -> list[list[str]]:
+def units_of(messages: Sequence[BaseMessage]) -> list[str]:
     """The messages rendered, the results of tools together with what precedes them."""
-    units: list[list[str]] = []
+    units: list[str] = []
     for message in messages:
         text = rendered(message)
-        if not text:
-            continue
-        if units and isinstance(message, ToolMessage):
-            units[-1].append(text)
-        else:
-            units.append([text])
+        if text and units and isinstance(message, ToolMessage):
+            units[-1] += f"\n{text}"
+        elif text:
+            units.append(text)
     return units
 
 

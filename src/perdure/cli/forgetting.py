@@ -103,10 +103,6 @@ def _place(mind: Mind, key: str) -> Place:
 
 def _by_key(mind: Mind, found: Sequence[Place]) -> Receipt:
     from perdure.memory.collection import Collection
-    from perdure.memory.effects import run
-    from perdure.memory.profile import forgetting
-    from perdure.memory.store_adapter import Place as ProfilePlace
-    from perdure.memory.store_adapter import adapter_of
 
     kept = {
         "memories": Collection(mind.store, MEMORIES),
@@ -117,8 +113,8 @@ def _by_key(mind: Mind, found: Sequence[Place]) -> Receipt:
         if place[0] in kept:
             receipts.append(kept[place[0]].forget(key, config=mind.config))
         else:
-            profile = run(forgetting(ProfilePlace(adapter_of(mind.store), place, key)))
-            receipts += [profile] if profile else []
+            # sections of the first version before the item, which names them
+            receipts += [mind.store.forget((*place, key)), mind.store.forget(place, key=key)]
     return reduce(add, receipts)
 
 
