@@ -95,7 +95,7 @@ def test_store_examples_can_be_pasted(scratch: Path, capsys: pytest.CaptureFixtu
     """The README's blocks with a store work line by line, as a Python session reads them."""
     session = code.InteractiveConsole()
     blocks = [b for b in with_output(PAGES[0]) if "SQLiteStore" in str(b[0].parsed)]
-    assert len(blocks) == 4
+    assert len(blocks) == 3
     for example, shown in blocks:
         for line in [*str(example.parsed).splitlines(), ""]:
             session.push(line)
