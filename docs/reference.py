@@ -20,9 +20,10 @@ PACKAGES = ("checkpointers", "stores", "memory", "memory.adapters", "graphs", "e
 WIDTH = 96
 HEAD = """# Reference
 
-The public names of perdure, from their docstrings; `python docs/reference.py` writes this page. The guides show how to use
-them: [threads](threads.md), [the store](store.md), [short-term memory](memory.md), [long-term memory](long_term.md).
-`perdure` itself exports `SQLiteCheckpointer`, `SQLiteStore` and `PerdureError`.
+The public names of perdure, from their docstrings; `python docs/reference.py` writes this page.
+The guides show how to use them: [threads](threads.md), [the store](store.md),
+[short-term memory](memory.md), [long-term memory](long_term.md). `perdure` itself exports
+`SQLiteCheckpointer`, `SQLiteStore` and `PerdureError`. Each async form begins with `a`.
 """
 
 
@@ -50,6 +51,8 @@ def _package(name: str) -> str:
     found |= {base.__name__: base for base in shared if any(_methods(base, ()))}
     parts = [f"## {name}", text.split("\n\n")[0]]
     for each, value in sorted(found.items(), key=lambda pair: (pair[0].lower(), pair[0])):
+        if each[0] == "a" and each[1:] in found:
+            continue
         apart = {other.__name__: other for other in found.values() if other in _bases(value)[1:]}
         parts += [f"### `{each}`"]
         parts += _class(each, value, apart) if inspect.isclass(value) else _function(each, value)
@@ -115,7 +118,7 @@ def _written(cls: type, name: str) -> bool:
     value = vars(cls).get(name)
     function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
     code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-    return code is not None and code.co_filename[0] != "<"
+    return code is not None and code.co_filename[0] != "<" and _ours(function)
 
 
 def _source(value: Any) -> Any:

@@ -124,7 +124,7 @@ class UnknownMemory(PerdureError, LookupError):
 
 
 class AlreadyLocked(PerdureError, RuntimeError):
-    """A run takes a lock that it has already. It would wait for itself."""
+    """A run takes a lock that it already holds."""
 
 
 class InvalidNamespace(PerdureError, ValueError):
@@ -156,7 +156,7 @@ class InvalidUpdate(PerdureError, ValueError):
 
 
 class ModelFailed(PerdureError):
-    """The chat model could not be reached, or refused. What was said is stored."""
+    """The chat model could not be reached, or refused. The messages are stored."""
 
 
 class SummaryFailed(ModelFailed):
@@ -164,7 +164,7 @@ class SummaryFailed(ModelFailed):
 
 
 class InstructionsRefused(ModelFailed):
-    """A rewrite of instructions was empty, cut off or out of bounds. The former ones stand."""
+    """A rewrite of instructions was empty, cut off or out of bounds. The previous text stays."""
 
 
 class InvalidPatch(PerdureError, ValueError):
