@@ -114,11 +114,14 @@ def _method(cls: type, name: str, value: Any, awaited: bool) -> Iterator[str]:
 
 
 def _written(cls: type, name: str) -> bool:
-    """Whether a class has a method or property of that name that stands in its source."""
+    """Whether a class has a public method, or property, of that name in its source."""
     value = vars(cls).get(name)
     function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
     code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-    return code is not None and code.co_filename[0] != "<" and _ours(function)
+    if code is None or code.co_filename[0] == "<" or not _ours(function):
+        return False
+    internal = str(getattr(function, "__annotations__", {}).get("return", "")).startswith("Effects")
+    return not internal or hasattr(function, "__wrapped__")  # `blocking` wraps public methods
 
 
 def _source(value: Any) -> Any:
