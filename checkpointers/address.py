@@ -1,4 +1,4 @@
-"""Which thread, namespace and checkpoint a config names."""
+"""Addresses: the thread, namespace and checkpoint that a config names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this process keeps of threads: their items and recent checkpoints, within a budget.
+"""The cache of a process: items and recent checkpoints of threads, within a budget.
 
 Never the source of truth. An item at a position never changes, so what is kept of it stays right
 whoever writes; only a deletion makes it stale, and each deletion raises the thread's `generation`,

@@ -1,4 +1,4 @@
-"""Erasing messages: out of every checkpoint, history and pending write of a thread, for good.
+"""Erasure: messages are removed from all checkpoints, history and pending writes of a thread.
 
 One transaction: what is to go is found, everything that holds it is written anew without it, and
 what nothing refers to any more is swept. The thread's `generation` moves, so that whoever keeps its

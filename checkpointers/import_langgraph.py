@@ -1,4 +1,4 @@
-"""Taking over a database of langgraph-checkpoint-sqlite, a page of checkpoints at a time."""
+"""Import of a database of langgraph-checkpoint-sqlite, a page of checkpoints at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log: items are appended to it, each once, and manifests refer to where they stand."""
+"""The log: each item is appended once, and manifests refer to its position."""
 
 from __future__ import annotations
 

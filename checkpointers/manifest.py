@@ -1,4 +1,4 @@
-"""Manifests: which ranges of which log make up each channel's value at a checkpoint.
+"""Manifests: the ranges of logs that make up each channel's value at a checkpoint.
 
 A reference is what a checkpoint, or a pending write, stores in a value's place:
 

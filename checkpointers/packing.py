@@ -1,4 +1,4 @@
-"""The msgpack that is stored: langgraph's own options, so that both take the same values."""
+"""The msgpack format of stored values, with langgraph's own options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows to snapshots and back: how a checkpoint, its ids and its pending writes are written."""
+"""Rows of checkpoints and pending writes, and the way back to snapshots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values without some messages and what quotes them, wherever within a value they stand.
+"""Removal of messages and their quotations from values, at any depth.
 
 A message is a langchain message, or what langgraph's `add_messages` takes for one: a dict with a
 role and content, the dumped forms of a message, a `(role, text)` pair, or bare text. What else is a

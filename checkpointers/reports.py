@@ -1,4 +1,4 @@
-"""What the checkpointers say of threads and checkpoints beyond langgraph's contract."""
+"""The reports of checkpointers: threads, checkpoints, history, prunes, erasures, imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References without some messages: what is left of values whose parts stand in a thread's log.
+"""References to a thread's log without some messages.
 
 Each value is gone over twice: first only looked at, to learn what the messages say and which
 channels hold them, then written. No item is changed in place: what is left of one is a new item.

@@ -1,4 +1,4 @@
-"""What perdure shows of threads beyond langgraph's contract: threads, trees, history, sizes."""
+"""Threads, their trees, history and sizes, beyond langgraph's contract."""
 
 from __future__ import annotations
 

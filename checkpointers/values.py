@@ -1,4 +1,4 @@
-"""Values that are not plain data all through, as msgpack and back.
+"""Values that are not plain data, as msgpack and back.
 
 Only the types listed in `KNOWN`, and those that an allowlist names, are ever called; plain data
 classes are taken apart and put together by `objects`.

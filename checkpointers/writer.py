@@ -1,4 +1,4 @@
-"""Putting checkpoints and writes: flows that run within one transaction of the database."""
+"""Writes of checkpoints and pending writes: flows within one transaction of the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store takes and gives: provenance, items with their versions, reports."""
+"""The data of a store: provenance, items with their versions, reports."""
 
 from __future__ import annotations
 

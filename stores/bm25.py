@@ -1,4 +1,4 @@
-"""How well rows have the words of a query: BM25 over dense arrays, with words near in meaning."""
+"""BM25 scores of rows over dense arrays, with synonyms."""
 
 from __future__ import annotations
 

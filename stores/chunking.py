@@ -1,4 +1,4 @@
-"""Long texts in overlapping pieces, so that an embedder sees all of one."""
+"""Chunks of long texts, which overlap, so that an embedder gets all of a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the rows of a scope stand to each other in their threads, and what they lend each other.
+"""Scores from the context of rows: their neighbours in threads, and the threads.
 
 A row of a few words means little without those around it; one of a page has its own words, and
 with what its neighbours lend it would answer everything. So what a row takes from around it shrinks

@@ -1,4 +1,4 @@
-"""What a query says of who spoke and when, and which rows that fits."""
+"""Cues in a query: speakers and dates, and the rows that fit them."""
 
 from __future__ import annotations
 

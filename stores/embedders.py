@@ -1,4 +1,4 @@
-"""What a store embeds with, made of whatever the user has: an object, a function or a name.
+"""Embedders, made of an object, a function or a model's name.
 
 Answers are checked, work goes in batches, and each text is embedded only once.
 """

@@ -1,4 +1,4 @@
-"""Erasure: an item, all its versions, its words and vectors, and the messages it came from."""
+"""Erasure of items with all versions, words and vectors, and of the messages they rest on."""
 
 from __future__ import annotations
 

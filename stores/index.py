@@ -1,4 +1,4 @@
-"""The in-memory index of one namespace: what search needs of its items, in arrays.
+"""The in-memory index of one namespace: its items, words and vectors in arrays.
 
 Rows are appended as items are put. Their words go to a short list that is searched from end to end;
 when that has grown, it is sorted into the postings (`Index.compact`), where each word has its rows.

@@ -1,4 +1,4 @@
-"""The indexes of namespaces in memory: each is loaded when its namespace is first searched.
+"""The cache of indexes: each is loaded when its namespace is first searched.
 
 A namespace has a counter that every change of its items raises, and a search first compares the
 counters. An index whose counter is behind reads the items that are newer than those it knows, and

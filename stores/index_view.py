@@ -1,4 +1,4 @@
-"""What a search sees of the index of a namespace: rows, words and vectors at a moment."""
+"""A view of the index of a namespace: rows, words and vectors at a moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors as effects: those of puts, those that are missing, and those of another model.
+"""Missing vectors, as effects: of puts, of failed embeddings, and of another model.
 
 An item whose embedder failed is found by text until it gets its vectors.
 """

@@ -1,4 +1,4 @@
-"""The parts of an open store, and what all of them need: the time, paths, parsed filters."""
+"""The parts of an open store, with its clock, paths and parsed filters."""
 
 from __future__ import annotations
 

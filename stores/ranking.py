@@ -1,4 +1,4 @@
-"""What each row of a search scores: words, vectors, and what stands around a row in its thread.
+"""The score of each row of a search: words, vectors, and context in its thread.
 
 Pure numpy over dense arrays of the n rows in scope; no store, no text. A row's score is a sum of
 parts, each of which `Ranked.parts` shows:

@@ -1,4 +1,4 @@
-"""Getting, listing, and searching without a query: the flows that only read."""
+"""Reads: get, list, and search without a query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows to items and back: times, provenance, and what each sealed part is bound to."""
+"""Rows of items and the way back: times, provenance, and what each sealed part is bound to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scope: the rows that a search is about, of one namespace or of many, as dense arrays."""
+"""A scope of a search: the selected rows, of one namespace or many, as dense arrays."""
 
 from __future__ import annotations
 

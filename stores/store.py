@@ -1,4 +1,4 @@
-"""A store, or the part of it under a prefix: all that may be asked of items.
+"""The public methods of a store, or of the part of it under a prefix.
 
 The public methods are here, blocking and awaited; each hands its work to a part. What concerns a
 whole file is in `perdure.stores.whole_store`.

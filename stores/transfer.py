@@ -1,4 +1,4 @@
-"""Items as JSON Lines, out and in: a version a line, oldest first, nothing lost."""
+"""Export and import as JSON Lines, a version a line, oldest first."""
 
 from __future__ import annotations
 

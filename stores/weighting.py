@@ -1,4 +1,4 @@
-"""How much each part of a score counts, chosen with `benchmarks/recall.py`."""
+"""The weights of the parts of a score, chosen with `benchmarks/recall.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole store, with the file it is in: looking after it, bringing items out and in."""
+"""The public methods of a whole store: maintenance, export and import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Putting and deleting: the flows that change items, each keeping the version it replaces."""
+"""Writes of items: flows that keep the version that a put replaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Database`: the one seam between perdure's components and a database.
+"""`Database`: the only interface between perdure's components and a database.
 
 Checkpointers and stores see this protocol and SQL by name; `storage/sqlite.py` implements it.
 Work is handed over as flows (`storage/flow.py`). Reads are flows; writes are functions that make a
