@@ -630,7 +630,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         return self.database.in_thread(lambda: self._read(flow))
 
     def _job(self, plan: Plan, planner: Planner) -> Any:
-        """What the database is to write, and what the cache learns from how it ends."""
+        """The write for the database, and the update of the cache by its outcome."""
         planned = plan(planner)
         return (
             self._writer.job(planned),

@@ -81,7 +81,7 @@ def positions(ranges: Ranges) -> Iterator[int]:
 
 
 def count(ranges: Ranges) -> int:
-    """How many positions."""
+    """The number of positions."""
     return sum(stop - start for start, stop in ranges)
 
 

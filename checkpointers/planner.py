@@ -348,7 +348,7 @@ def _both(values: list[Any], full: list[bytes]) -> Iterator[tuple[int, tuple[Any
 
 
 def _positions(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
-    """Where the items of ranges stand, by content."""
+    """The positions of the items of ranges, by content."""
     out: dict[bytes, int] = {}
     for position in positions(ranges):
         full = log.get(position)

@@ -95,7 +95,7 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What a prune, retention run or delete removed."""
+    """The counts of a prune, retention run or delete."""
 
     checkpoints: int = 0
     items: int = 0
@@ -104,7 +104,7 @@ class PruneReport:
 
 @dataclass(frozen=True, slots=True)
 class ErasureReport:
-    """What `erase` removed from a thread.
+    """The result of `erase`.
 
     Attributes:
         checkpoints: How many checkpoints were rewritten, or deleted.
@@ -151,7 +151,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What `import_from` imported; `skipped` checkpoints were already there, with equal values."""
+    """The counts of `import_from`; `skipped` checkpoints were already there, with equal values."""
 
     threads: int = 0
     checkpoints: int = 0

@@ -46,7 +46,7 @@ class Stale(Exception):
 
 @dataclass(slots=True)
 class Written:
-    """What a flow found and wrote, for the cache to take over once it is committed."""
+    """The state that a flow found and wrote; the cache takes it after the commit."""
 
     now: float
     thread_id: str

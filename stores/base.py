@@ -181,7 +181,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What `forget` removed, or with `dry_run` would remove.
+    """The result of `forget`; with `dry_run`, what it would remove.
 
     Attributes:
         items: Present items.
@@ -209,7 +209,7 @@ class Receipt:
     cancelled: tuple[str, ...] = ()
 
     def __add__(self, other: Receipt) -> Receipt:
-        """What two removed: it is gone from the file if that holds for both."""
+        """The sum of two receipts; clean if both are."""
         return Receipt(
             items=self.items + other.items,
             versions=self.versions + other.versions,
@@ -249,7 +249,7 @@ class StoreStats:
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """What an import stored.
+    """The counts of an import.
 
     Attributes:
         items: Present items.

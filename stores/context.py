@@ -95,7 +95,7 @@ def thread_penalty(lengths: Floats, arrangement: Arrangement, weights: Weights) 
 
 
 def in_threads(counts: Scores, penalty: Scores, arrangement: Arrangement) -> Scores:
-    """How well each run has some words, 0 to 1; float32[words, runs]."""
+    """The score of each run for some words, 0 to 1; float32[words, runs]."""
     sums = np.add.reduceat(counts, arrangement.starts, axis=1)
     return np.asarray(sums / (sums + penalty) * arrangement.threads, np.float32)
 

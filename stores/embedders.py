@@ -49,7 +49,7 @@ class Embedder(Protocol):
 
     @property
     def name(self) -> str:
-        """Which model it is."""
+        """The model's name."""
 
     @property
     def dims(self) -> int | None:
@@ -177,7 +177,7 @@ def _from_string(spec: str) -> Embeddings:
 
 
 def _name_of(spec: Any) -> str:
-    """What a model tells of itself."""
+    """The name that a model has for itself."""
     if isinstance(spec, str):
         return spec
     if isinstance(spec, Embedder) and not isinstance(spec, Embeddings):
@@ -319,7 +319,7 @@ def _listed(texts: Sequence[str]) -> list[str]:
 
 
 def digest(text: str) -> bytes:
-    """What stands for a text: 16 bytes of BLAKE2b. Lone surrogates, which JSON can hold, count."""
+    """The key of a text: 16 bytes of BLAKE2b. Lone surrogates, which JSON can hold, count."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -334,7 +334,7 @@ class VectorCache:
 
     @property
     def nbytes(self) -> int:
-        """How much is kept, overhead included."""
+        """The size of the cache, overhead included."""
         return self._bytes
 
     def found(self, keys: Iterable[bytes]) -> dict[bytes, Vector]:

@@ -25,7 +25,7 @@ _LENGTH: Final = 8  # bytes of the length of the head
 
 
 class Covered(NamedTuple):
-    """What an index holds."""
+    """The content of an index."""
 
     newest: int  # the highest id that was looked at
     items: int  # that were present, those that search does not find included

@@ -215,7 +215,7 @@ def _index_config(index: Any) -> Any:
 def _embeddings(
     config: Mapping[str, Any] | None, kind: Kind | None
 ) -> tuple[Embeddings, list[str] | None]:
-    """What embeds, and the paths it reads."""
+    """The embedder, and the paths that it reads."""
     if config is None:
         return Embeddings(), None
     check_names("index", config, _INDEX)

@@ -32,7 +32,7 @@ def stored(vectors: Floats, kind: Kind) -> bytes:
 
 
 def width(dims: int, kind: Kind) -> int:
-    """How many bytes a vector takes."""
+    """The size of a vector in bytes."""
     return dims * np.dtype(kind).itemsize + (4 if kind == "int8" else 0)
 
 

@@ -186,7 +186,7 @@ class AwaitableInt(int):
 
 
 class DatabaseOwner:
-    """What has a `Database` and is closed by hand, or at the end of a `with` or `async with`."""
+    """An owner of a `Database`, closed by hand or at the end of a `with` or `async with`."""
 
     database: Database
 
