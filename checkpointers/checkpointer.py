@@ -551,7 +551,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
         Args:
             rule: Which checkpoints stay.
-            thread_ids: The threads; None: all.
+            thread_ids: Of which threads; None: of all.
 
         Raises:
             ConfigurationError: The rule is empty, or has a negative number.

@@ -95,7 +95,7 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """The counts of a prune, retention run or delete."""
+    """What a prune, retention run or delete removed."""
 
     checkpoints: int = 0
     items: int = 0
@@ -134,13 +134,11 @@ class Retention:
     checkpoint are removed too.
 
     Attributes:
-        last: How many of the newest checkpoints of each namespace stay.
-        days: Checkpoints of the last so many days stay.
-        turns: Checkpoints at which a turn ended stay (the last before the next input, and the last
-            of each branch).
-        history: Whether all items on the way to a kept checkpoint stay readable through
-            `history()`. Items that are only on branches without a kept checkpoint are removed in
-            any case.
+        last: The newest so many of each namespace.
+        days: Those put within so many days.
+        turns: Those at which a turn ended (the last before the next input, and each branch's tip).
+        history: Whether everything said on the way to a kept checkpoint stays readable through
+            `history()`. What was said only on branches of which nothing is kept goes either way.
     """
 
     last: int | None = None
