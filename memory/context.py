@@ -9,10 +9,11 @@ from typing import Any, Final, Self, cast
 
 from langchain_core.messages import SystemMessage
 from langchain_core.runnables import RunnableConfig
+from pydantic import BaseModel
 
 from perdure.memory.conversation import Turn
 from perdure.memory.nodes import MessagesNode, Shown, channel
-from perdure.memory.options import whole
+from perdure.memory.options import instance, whole
 from perdure.memory.quotation import fitting, memory_line, quoted, section
 from perdure.memory.summary import summary_of
 from perdure.memory.tokens import Countable, TokenCounter
@@ -127,8 +128,13 @@ assemble = Assemble
 def _entries(given: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """The parts in order of priority, their entries rendered; those without any are left out."""
     summary = summary_of(given["summary"])
+    profile: Any = given["profile"]
+    if isinstance(profile, BaseModel):
+        profile = profile.model_dump(mode="json")
+    expected = "a pydantic model, a dict or text: for a Profile, lambda state, config: p.get(config)"
+    instance("profile", profile or {}, (Mapping, str), expected)
     texts = {
-        "profile": [quoted(given["profile"])] if given["profile"] else [],
+        "profile": [quoted(profile)] if profile else [],
         "summary": [quoted(summary["text"])] if summary and summary["text"] else [],
         "memories": [memory_line(memory) for memory in given["memories"] or ()],
         "examples": [memory_line(example) for example in given["examples"] or ()],

@@ -269,7 +269,7 @@ def test_it_shows_what_is_to_go_and_asks() -> None:
     assert "Ann likes figs" in refused.stderr
     assert "Forget 2 memories for good?" in refused.stderr
     assert len(untouched) == 3
-    assert granted.stdout.endswith("forgot 2 memories\nno bytes of it are left in the file\n")
+    assert granted.stdout.endswith("forgot 2 memories\nits bytes are gone from the file\n")
     assert texts() == ["Bob likes plums"]
 
 

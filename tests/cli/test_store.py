@@ -243,7 +243,7 @@ def test_forget_takes_messages_too(told: str, db: Path) -> None:
 
     assert done[-2:] == [
         "forgot 1 item, 0 old versions and 1 message of 1 thread",
-        "no bytes of it are left in the file",
+        "its bytes are gone from the file",
     ]
     assert [item["key"] for item in read("search", AT)] == ["seat"]
     assert [item["type"] for item in commands.read("history", "trip")] == ["ai"]

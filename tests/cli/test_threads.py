@@ -319,7 +319,7 @@ def test_delete_asks_with_counts_and_takes_memories(db: Path, trip: str) -> None
     assert "Delete 1 thread with 4 messages and 3 memories, of 'trip', for good?" in refused.stderr
     assert [len(each) for each in there] == [1, 3]
     assert done.stdout.endswith(
-        "deleted 1 thread with 4 messages and 3 memories\nno bytes of it are left in the file\n"
+        "deleted 1 thread with 4 messages and 3 memories\nits bytes are gone from the file\n"
     )
     assert [item["namespace"][-1] for item in read("store", "search", "/")] == ["other"]
     assert said("trap")[0] == "a lagoon"

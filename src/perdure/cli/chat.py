@@ -76,7 +76,7 @@ def _extracted(file: Database) -> Iterator[None]:
 
 def _extract(file: Database) -> None:
     try:
-        with at_work("reading what was cut off …"):
+        with at_work("looking for messages of runs that were cut off …"):
             extract_due(file)
     except PerdureError as exc:  # the next chat, or a worker, tries again
         note(f"memories could not be extracted yet: {exc}", "dim")

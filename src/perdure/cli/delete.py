@@ -19,7 +19,7 @@ from perdure.cli.app import (
     opened,
     thread_id,
 )
-from perdure.cli.output import as_json, counted, say, say_clean
+from perdure.cli.output import as_json, counted, note, say, say_clean
 from perdure.cli.progress import at_work
 
 if TYPE_CHECKING:
@@ -53,13 +53,14 @@ def delete(
         confirm(f"Delete {what}, of {names}, for good?", yes)
         with at_work("deleting …"):
             # the memories first: of a thread that is gone none would be found after a crash
-            clean = keep_memories or not memories or _forget(file, ids).clean
+            clean = keep_memories or _forget(file, ids).clean
             clean = _erase(file, ids) and clean
     if json:
         as_json({"threads": ids, "messages": messages, "memories": memories, "clean": clean})
     else:
         say(f"deleted {what}")
         say_clean(clean)
+        note("what other threads quote of it stays there")
 
 
 def _counted(threads: int, messages: int, memories: int) -> str:
@@ -69,11 +70,14 @@ def _counted(threads: int, messages: int, memories: int) -> str:
 
 def _forget(file: Database, ids: list[str], *, dry_run: bool = False) -> Receipt:
     """Erase the memories of some threads, whosever they are, with what waits in quarantine."""
-    from perdure.memory.store_adapter import QUARANTINE, notes_of
+    from perdure.memory.store_adapter import QUARANTINE, WATERMARKS, notes_of
 
     own: list[tuple[str, ...]] = [("memories",), ("examples",)]
     what: dict[str, Any] = {"provenance": {"thread_id": {"$in": ids}}, "dry_run": dry_run}
     places = (*own, *(notes_of(QUARANTINE, place) for place in own))
+    if not dry_run:  # a thread of this id that is imported again is read from its beginning
+        read = {"thread_id": {"$in": ids}}
+        file.store.forget(notes_of(WATERMARKS, own[0]), filter=read)
     return reduce(add, [file.store.forget(place, **what) for place in places])
 
 

@@ -216,7 +216,7 @@ def replacing(path: Path) -> Iterator[TextIO]:
 def say_clean(clean: bool) -> None:
     """Say whether the bytes of what was deleted are gone from the file."""
     if clean:
-        say("no bytes of it are left in the file")
+        say("its bytes are gone from the file")
     else:
         note("bytes of it stay in the file until the other process that reads it ends")
 
