@@ -20,13 +20,7 @@ from typing import Any, Final, Self, get_args
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.errors import (
-    ConfigurationError,
-    PerdureError,
-    SerializationError,
-    UnknownThread,
-    VersionConflict,
-)
+from perdure import errors
 from perdure.memory import model_call
 from perdure.memory.due import DueThreads, Job, Pace, State
 from perdure.memory.effects import run
@@ -245,7 +239,7 @@ class Background:
         for _ in range(3):
             try:
                 heads = self.extraction.saver.checkpoints(job.thread_id, checkpoint_ns="", limit=1)
-            except UnknownThread:  # it was deleted meanwhile
+            except errors.UnknownThread:  # it was deleted meanwhile
                 self._due.drop(job.thread_id)
                 return
             head = heads[0].checkpoint_id if heads else None
@@ -253,7 +247,7 @@ class Background:
             if exc is None and mark.checkpoint_id == head:  # the worker ended after it was read
                 return
             mark = mark.with_failure(error, datetime.now(UTC), head, final=final)
-            with suppress(VersionConflict):  # another extraction wrote meanwhile
+            with suppress(errors.VersionConflict):  # another extraction wrote meanwhile
                 run(adapter.written([mark.put(job.namespace, job.thread_id)]))
                 state: State = "dead" if final or mark.attempts > self.pace.retries else "retrying"
                 self._notify(replace(job, state=state, attempts=mark.attempts, error=error), exc)
@@ -261,7 +255,7 @@ class Background:
 
     def _notify(self, job: Job, exc: BaseException | None = None) -> None:
         level = {"done": logging.INFO, "dead": logging.ERROR}.get(job.state, logging.WARNING)
-        logger.log(level, "%s", job, exc_info=None if isinstance(exc, PerdureError) else exc)
+        logger.log(level, "%s", job, exc_info=None if isinstance(exc, errors.PerdureError) else exc)
         try:
             if self._on_job is not None:
                 self._on_job(job)
@@ -286,5 +280,6 @@ def run_worker(background: Background, *, timeout_s: float = 30.0) -> None:
 
 def _is_final(exc: BaseException) -> bool:
     """Whether trying again cannot help."""
-    final = isinstance(exc, ConfigurationError | SerializationError) or model_call.is_final(exc)
-    return final or (exc.__cause__ is not None and _is_final(exc.__cause__))
+    final = isinstance(exc, errors.ConfigurationError | errors.SerializationError)
+    cause = exc.__cause__
+    return final or model_call.is_final(exc) or (cause is not None and _is_final(cause))

@@ -139,7 +139,6 @@ class Assemble(MessagesNode):
 
 
 assemble = Assemble
-"""Makes the node."""
 
 
 def _entries(given: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:

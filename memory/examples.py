@@ -144,10 +144,8 @@ class ExampleSelector(BaseExampleSelector):
     add, aadd = blocking(_add), awaiting(_add)
     select, aselect = blocking(_select), awaiting(_select)
     # mypy takes `self` to be the base class
-    add_example = blocking(_add_example)  # type: ignore[arg-type]
-    aadd_example = awaiting(_add_example)  # type: ignore[arg-type]
-    select_examples = blocking(_select_examples)  # type: ignore[arg-type]
-    aselect_examples = awaiting(_select_examples)  # type: ignore[arg-type]
+    add_example, aadd_example = blocking(_add_example), awaiting(_add_example)  # type: ignore[arg-type]
+    select_examples, aselect_examples = blocking(_select_examples), awaiting(_select_examples)  # type: ignore[arg-type]
 
 
 def _is_example(memory: Memory) -> bool:

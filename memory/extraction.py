@@ -20,6 +20,7 @@ from langgraph.store.base import BaseStore
 
 from perdure.checkpointers.address import check_thread_id
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace, VersionConflict
+from perdure.memory import thread_messages
 from perdure.memory.conversation import Messages, role
 from perdure.memory.effects import Effect, Effects, awaiting, blocking, in_thread
 from perdure.memory.gate import Gate
@@ -31,12 +32,7 @@ from perdure.memory.proposals import Batch, Extractor, Planned, Proposal, Scope,
 from perdure.memory.run_config import source
 from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of
 from perdure.memory.templates import Template
-from perdure.memory.thread_messages import (
-    ThreadHistory,
-    ThreadMessage,
-    history_of_state,
-    read_history,
-)
+from perdure.memory.thread_messages import ThreadHistory, ThreadMessage
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.watermarks import Watermark, watermark
 from perdure.stores.base import PutItem, VersionRetention
@@ -140,14 +136,13 @@ class Extraction:
         thread_id = check_thread_id(thread_id)
 
         def reads(mark: Watermark) -> Effects[ThreadHistory]:
-            return read_history(self.saver, thread_id, self.messages_key, mark.ids)
+            return thread_messages.read_history(self.saver, thread_id, self.messages_key, mark.ids)
 
         if anew:
             yield from pipeline.setting_back(thread_id)
         return (yield from in_thread(pipeline.extracting(thread_id, reads)))
 
-    extract = blocking(_extract)
-    aextract = awaiting(_extract)
+    extract, aextract = blocking(_extract), awaiting(_extract)
 
     def adapter(self) -> StoreAdapter:
         """The store; a `ConfigurationError` if there is none."""
@@ -294,7 +289,7 @@ class RememberTurns(Learner):
         def reads(mark: Watermark) -> Effects[ThreadHistory]:
             yield from ()
             unread = _from_known(mark, messages)
-            history = history_of_state(thread_id, checkpoint_id, unread)
+            history = thread_messages.history_of_state(thread_id, checkpoint_id, unread)
             # since the user's newest message they are of now; the times of earlier ones are unknown
             newest = [*map(role, (each.message for each in reversed(history.messages)))]
             now = newest.index("human") + 1 if "human" in newest else len(newest)
@@ -321,4 +316,3 @@ def _from_known(mark: Watermark, messages: Messages) -> Messages:
 
 
 remember_turns = RememberTurns
-"""Makes the node: `remember_turns()`, `remember_turns(store, namespace=("memories",))`."""

@@ -131,9 +131,6 @@ class _Judgement:
         self.verdicts[i] = Verdict("refuse", reason, check, None, same_as)
 
 
-# -- what is to be written
-
-
 class Admitted(NamedTuple):
     """What is to be written, and the outcome of each candidate once it is."""
 
@@ -188,9 +185,6 @@ def _quarantined(
     entry = blake2b(mark, digest_size=12).hexdigest()
     place = notes_of(QUARANTINE, namespace)
     return put_of(place, entry, value, provenance=source, searched=False)
-
-
-# -- what the store knows
 
 
 def _refuse_deleted(
@@ -268,9 +262,6 @@ def _refuse_repeated(judgement: _Judgement) -> None:
             judgement.refuse(i, "duplicate", reason, judgement.keys[first])
 
 
-# -- static checks
-
-
 def _unfit(candidate: Candidate) -> tuple[str, str] | None:
     text = candidate.text
     if not isinstance(text, str):
@@ -314,9 +305,6 @@ def parts_of(value: Any) -> Iterator[tuple[Any, int]]:
 
 def _kept(candidate: Candidate, verdict: Verdict) -> str:
     return candidate.text if verdict.text is None else verdict.text
-
-
-# -- checks of the user's
 
 
 def _combined(before: Verdict, answer: Verdict, name: str) -> Verdict:

@@ -38,9 +38,6 @@ _WITHHELD: Final = {
 _REFUSED: Final = {400, 401, 403, 404, 405, 422}  # HTTP: asking again gets the same answer
 
 
-# -- models by name
-
-
 def chat_model(model: Any) -> Runnable[Any, Any]:
     """A chat model: an object as it is, or that of a name such as `"openai:gpt-5-mini"`.
 
@@ -145,9 +142,6 @@ def _unable(model: Any, fault: str, cause: Exception | None) -> ConfigurationErr
         f"the model is a {type(model).__name__}, which {fault} that works ({cause!r:.200}); "
         "expected a langchain chat model that calls tools, like ChatOpenAI"
     )
-
-
-# -- calls
 
 
 class Refused(NamedTuple):
@@ -261,9 +255,6 @@ class ModelCall:
 def model_call(model: Any) -> ModelCall:
     """A `ModelCall` as it is; anything else as the model of one."""
     return model if isinstance(model, ModelCall) else ModelCall(model)
-
-
-# -- answers
 
 
 def text_of(answer: Any) -> str:

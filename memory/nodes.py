@@ -99,12 +99,9 @@ class MessagesNode(Runnable[Any, Any]):
         messages = messages_in(state, self.messages_key)
         return {SHOWN: (yield from self._shown(messages, state, config))}
 
-    __call__ = blocking(_call)
-    acall = awaiting(_call)
-    invoke = blocking(_invoke)  # type: ignore[arg-type]
-    ainvoke = awaiting(_invoke)  # type: ignore[arg-type]
-    shown = blocking(_shown)
-    ashown = awaiting(_shown)
+    __call__, acall = blocking(_call), awaiting(_call)
+    invoke, ainvoke = blocking(_invoke), awaiting(_invoke)  # type: ignore[arg-type]
+    shown, ashown = blocking(_shown), awaiting(_shown)
 
 
 class Learner(Runnable[Any, Any]):
@@ -132,10 +129,8 @@ class Learner(Runnable[Any, Any]):
         messages = yield from self._call(input, config)
         return messages if is_messages(input) else {}
 
-    __call__ = blocking(_call)
-    acall = awaiting(_call)
-    invoke = blocking(_invoke)  # type: ignore[arg-type]
-    ainvoke = awaiting(_invoke)  # type: ignore[arg-type]
+    __call__, acall = blocking(_call), awaiting(_call)
+    invoke, ainvoke = blocking(_invoke), awaiting(_invoke)  # type: ignore[arg-type]
 
 
 class View(MessagesNode):
@@ -179,7 +174,6 @@ class View(MessagesNode):
 
 
 view = View
-"""Makes the node."""
 
 
 def messages_in(given: Any, key: str) -> Messages:

@@ -21,22 +21,13 @@ from typing import Any, Final
 from langgraph.store.base import GetOp
 
 from perdure.errors import AlreadyLocked, StorageUnavailable, VersionConflict
+from perdure.memory import store_adapter
 from perdure.memory.detectors import REDACTED
 from perdure.memory.effects import Effect, Effects, T
 from perdure.memory.gate import Gate, admit
 from perdure.memory.proposals import Addition, Alteration, Planned, Proposal, Revision, Scope
 from perdure.memory.records import EPISODE, TURN, Memory, Outcome
-from perdure.memory.store_adapter import (
-    CHANGED,
-    PREVIOUS,
-    SOURCE,
-    StoreAdapter,
-    memory_of,
-    note_of,
-    notes_of,
-    removal_of,
-    succeeding,
-)
+from perdure.memory.store_adapter import PREVIOUS, SOURCE, StoreAdapter, memory_of, notes_of
 from perdure.memory.tombstones import sources, tombstones_of
 from perdure.memory.turns import UNTIL, ends_of, left_behind, superseded_turns
 from perdure.storage.locks import Locks
@@ -58,10 +49,10 @@ def change_note(adapter: StoreAdapter, namespace: Namespace) -> Effects[list[Put
     """The puts with which a write is a `VersionConflict` if another came after this call."""
     if not adapter.versioned:
         return []
-    place = notes_of(CHANGED, namespace)
+    place = notes_of(store_adapter.CHANGED, namespace)
     note = yield from adapter.got(place, _NOTE)
     number, version = (0, 0) if note is None else (note.value["number"], note.version)
-    return [note_of(place, _NOTE, {"number": number + 1}, if_version=version)]
+    return [store_adapter.note_of(place, _NOTE, {"number": number + 1}, if_version=version)]
 
 
 def one_by_one(
@@ -178,7 +169,7 @@ def _deleted(revisions: Sequence[Revision], present: Present) -> Planned:
             check = "model" if memory is None else "role"
             outcomes.append(Outcome("refused", revision.key, why, check))
         elif revision.change == "deleted":
-            puts.append(removal_of(memory.namespace, memory.key, memory.version))
+            puts.append(store_adapter.removal_of(memory.namespace, memory.key, memory.version))
             if memory.kind != TURN:  # an edited message may get its previous text again
                 puts += tombstones_of(memory, "deleted")
             outcomes.append(Outcome("deleted", memory.key))
@@ -230,7 +221,7 @@ def judged(
                     ended = left_behind(memory.provenance, source)  # their turns may be new too
                     ends |= dict.fromkeys(ended, until.isoformat())
         elif outcome.change == "unchanged" and memory and _is_extra(each, outcome):
-            puts.append(removal_of(memory.namespace, memory.key, memory.version))
+            puts.append(store_adapter.removal_of(memory.namespace, memory.key, memory.version))
             outcome = Outcome("deleted", each.key, "another memory says the same")
         outcomes.append(outcome)
     return Planned([*(_ended(put, present, ends) for put in puts), *past], outcomes)
@@ -248,7 +239,7 @@ def _replaced(
         return None, "updated"
     kept = {name: part for name, part in memory.value.items() if name not in (REDACTED, UNTIL)}
     ended = until if change == "superseded" else None
-    value = succeeding(memory, {**kept, **value}, change, ended)
+    value = store_adapter.succeeding(memory, {**kept, **value}, change, ended)
     return replace(put, value=value, if_version=memory.version), change
 
 

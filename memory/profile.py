@@ -15,26 +15,12 @@ from langgraph.store.base import BaseStore
 from pydantic import RootModel, ValidationError
 
 from perdure.errors import ConfigurationError, InvalidPatch, VersionConflict
+from perdure.memory import profile_patch
 from perdure.memory.detectors import emails, phones, spans_of
 from perdure.memory.effects import Effect, Effects, awaiting, blocking
 from perdure.memory.gate import Gate
 from perdure.memory.options import instance
-from perdure.memory.profile_patch import (
-    Document,
-    Leaf,
-    M,
-    dumped,
-    is_as_seen,
-    leaves_of,
-    merged,
-    operations_of,
-    patched,
-    plain,
-    replaced,
-    same,
-    text_of,
-    validated,
-)
+from perdure.memory.profile_patch import Document, Leaf, M, dumped, leaves_of, plain, validated
 from perdure.memory.records import Candidate, Memory, Verdict
 from perdure.memory.run_config import source
 from perdure.memory.store_adapter import Place, StoreAdapter, adapter_of, namespace_of, removal_of
@@ -61,7 +47,7 @@ class ProfileState(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class ProfileVersion:
-    """A version of a profile, and the change (patch, merge, set) that made it."""
+    """A version of a profile, and the change (patch, set) that made it."""
 
     document: Document = field(repr=False)
     version: int | None  # None: the store keeps no versions
@@ -133,15 +119,8 @@ class Profile(Generic[M]):
 
     def _patch(self, operations: Any, config: RunnableConfig | None = None) -> Effects[M]:
         """Apply a JSON Patch (RFC 6902), and return the profile."""
-        change = partial(patched, operations=operations_of(operations))
+        change = partial(profile_patch.patched, operations=profile_patch.operations_of(operations))
         return self._change("patch", change, config)
-
-    def _merge(
-        self, partial: Mapping[str, Any], config: RunnableConfig | None = None
-    ) -> Effects[M]:
-        """Apply a JSON Merge Patch (RFC 7386): null resets a field to its default."""
-        merged({}, partial)  # a wrong argument is refused before anything is read
-        return self._change("merge", lambda old: merged(old, partial), config)
 
     def _set(
         self, document: M | Mapping[str, Any], config: RunnableConfig | None = None
@@ -177,20 +156,11 @@ class Profile(Generic[M]):
         receipt: Receipt = yield forget(place.namespace, key=place.key)
         return receipt if sections is None else sections + receipt
 
-    get = blocking(_get)
-    aget = awaiting(_get)
-    history = blocking(_history)
-    ahistory = awaiting(_history)
-    patch = blocking(_patch)
-    apatch = awaiting(_patch)
-    merge = blocking(_merge)
-    amerge = awaiting(_merge)
-    set = blocking(_set)
-    aset = awaiting(_set)
-    forget = blocking(_forget)
-    aforget = awaiting(_forget)
-
-    # -- for callers that write a profile together with other items
+    get, aget = blocking(_get), awaiting(_get)
+    history, ahistory = blocking(_history), awaiting(_history)
+    patch, apatch = blocking(_patch), awaiting(_patch)
+    set, aset = blocking(_set), awaiting(_set)
+    forget, aforget = blocking(_forget), awaiting(_forget)
 
     def place(self, config: RunnableConfig | None = None) -> Place:
         """The place of the profile of a run; a change there is a user's, by hand."""
@@ -215,13 +185,13 @@ class Profile(Generic[M]):
         self, place: Place, operations: Sequence[Document], seen: Document
     ) -> Effects[list[PutItem]]:
         """The puts of a model's patch; VersionConflict if a field of it changed since `seen`."""
-        wanted = operations_of(operations)
+        wanted = profile_patch.operations_of(operations)
         state = yield from self.reading(place)
-        if not is_as_seen(wanted, seen, state.document):
+        if not profile_patch.is_as_seen(wanted, seen, state.document):
             raise VersionConflict(
                 f"the profile {place.key!r} was changed where this patch changes it; make it anew"
             )
-        apply = partial(patched, operations=wanted, by_model=True)
+        apply = partial(profile_patch.patched, operations=wanted, by_model=True)
         return (yield from self._planned(place, state, "patch", apply))[0]
 
     def _change(self, name: str, change: Change, config: RunnableConfig | None) -> Effects[M]:
@@ -244,15 +214,16 @@ class Profile(Generic[M]):
         known = {(leaf.label, repr(leaf.value)) for leaf in leaves_of(state.document)}
         leaves = [each for each in leaves_of(new) if (each.label, repr(each.value)) not in known]
         values = yield from _screened(self.gate, leaves, place)
-        profile = validated(self.schema, replaced(new, leaves, values))
+        profile = validated(self.schema, profile_patch.replaced(new, leaves, values))
         document: Document = plain(dumped(profile), "the profile")
-        if same(document, state.document) and (state.items or name != "set"):
+        if profile_patch.same(document, state.document) and (state.items or name != "set"):
             return [], profile
         head = state.items[0] if state.items else None
+        value = {"text": profile_patch.text_of(document), "kind": _KIND, _DOCUMENT: document}
         put = PutItem(
             place.namespace,
             place.key,
-            {"text": text_of(document), "kind": _KIND, _DOCUMENT: document, "change": name},
+            {**value, "change": name},
             ["text"],
             ttl=None,  # it does not expire, whatever the store's default
             if_version=((head and head.version) or 0) if place.adapter.versioned else None,
@@ -260,9 +231,6 @@ class Profile(Generic[M]):
         )
         sections = [removal_of(each.namespace, each.key, each.version) for each in state.items[1:]]
         return [put, *sections], profile
-
-
-# -- items
 
 
 def _is_split(head: Memory) -> bool:
@@ -289,9 +257,6 @@ def _document(items: Sequence[Memory]) -> Document:
     head, *sections = items
     stored = head.value.get(_DOCUMENT) or {each.key: each.value[_DOCUMENT] for each in sections}
     return deepcopy(stored)  # langgraph's in-memory store returns the stored object itself
-
-
-# -- the gate
 
 
 def _screened(gate: Gate, leaves: Sequence[Leaf], place: Place) -> Effects[list[Any]]:

@@ -143,8 +143,6 @@ def _day(when: datetime | None) -> str | None:
     return None if when is None else when.date().isoformat()
 
 
-# -- conversations
-
 _TOOL_CHARS: Final = 2_000  # that are shown of a tool's result, or of the arguments of a call
 _OMITTED: Final = "[earlier messages are left out]"
 _ROLES: Final = {"human": "user", "ai": "assistant"}

@@ -181,8 +181,7 @@ def _recall(
     return (yield from search.found(query, store, config, as_of=as_of, explain=True))
 
 
-recall = blocking(_recall)
-arecall = awaiting(_recall)
+recall, arecall = blocking(_recall), awaiting(_recall)
 
 
 def merged(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list[Memory]:
@@ -297,8 +296,7 @@ class UseMemories(MessagesNode):
         shown = replace(shown, turns=turns)
         return _with_section(shown, section("memories", lines)) if lines else shown
 
-    through = blocking(_through)  # type: ignore[arg-type]
-    athrough = awaiting(_through)  # type: ignore[arg-type]
+    through, athrough = blocking(_through), awaiting(_through)  # type: ignore[arg-type]
 
     def _left(
         self, shown: Shown, state: Any, config: RunnableConfig | None
@@ -335,7 +333,6 @@ class UseMemories(MessagesNode):
 
 
 use_memories = UseMemories
-"""Makes the part: `use_memories()`, `use_memories(store, namespace=("memories",))`."""
 
 
 def query_of(turns: Sequence[Turn]) -> str:

@@ -135,9 +135,6 @@ def notes_of(kind: str, namespace: Namespace) -> Namespace:
     return (RESERVED, kind, *namespace)
 
 
-# -- operations
-
-
 def put_of(
     namespace: Namespace,
     key: str,
@@ -184,9 +181,6 @@ def having_said(text: str) -> dict[str, Any]:
     """The filter for memories of which a previous text is the same as this one."""
     # whether the field exists is asked first: that takes a tenth of the time
     return {PREVIOUS: {"$exists": True}, f"{PREVIOUS}[*].digest": digest(text)}
-
-
-# -- items
 
 
 def memory_of(item: Item) -> Memory:

@@ -16,13 +16,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, RemoveMessage, Sy
 from langchain_core.runnables import RunnableConfig
 from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no JSON schema
 
-from perdure.errors import (
-    ConfigurationError,
-    InvalidPatch,
-    ModelFailed,
-    SummaryFailed,
-    UnknownModel,
-)
+from perdure import errors
 from perdure.memory.conversation import Messages, role, turns
 from perdure.memory.effects import Effects
 from perdure.memory.model_call import (
@@ -101,7 +95,7 @@ def _limits(name: str, sizes: Sequence[Any], model: Any) -> tuple[float, float]:
                 share = number(f"{name} fraction", value, 0.01, 1)
                 tokens = min(tokens, int(share * context_window(model)))
             case _:
-                raise ConfigurationError(
+                raise errors.ConfigurationError(
                     f'{name} is {size!r:.80}; expected ("messages", 40), ("tokens", 4000) or '
                     '("fraction", 0.7) of the model\'s window'
                 )
@@ -142,9 +136,9 @@ class Summarize(MessagesNode):
         known = call.model.model_name if isinstance(call.model, NamedModel) else call.model
         counter, max_input = counter_of(token_counter), _INPUT_TOKENS
         if token_counter is None and isinstance(known, BaseChatModel | str):
-            with suppress(UnknownModel):  # the estimate counts then
+            with suppress(errors.UnknownModel):  # the estimate counts then
                 counter = counter_of(known)
-        with suppress(ConfigurationError):
+        with suppress(errors.ConfigurationError):
             max_input = int(_SHARE * context_window(known))
         several = isinstance(trigger, list | tuple) and trigger and not isinstance(trigger[0], str)
         sizes: Sequence[Any] = trigger if several else [trigger]
@@ -202,15 +196,13 @@ class Summarize(MessagesNode):
         try:
             request = replace(self.request, call=replace(self.request.call, config=config))
             summary = yield from request.summary(known, units)
-        except SummaryFailed as exc:
+        except errors.SummaryFailed as exc:
             if self.on_failure == "raise":
                 raise
             _LOG.warning("%s; it is tried again the next time", exc)
             return None
         count = len(old) + (previous["count"] if previous else 0)
         return Summary(text=summary, last=old[-1].id, count=count)
-
-    # -- which messages are summarised
 
     def _old(self, messages: Messages) -> list[BaseMessage]:
         reached = self._is_reached([each for each in messages if role(each) != "system"])
@@ -241,10 +233,6 @@ class Summarize(MessagesNode):
 
 
 summarize = Summarize
-"""Makes the node."""
-
-
-# -- how a summary is shown
 
 
 def with_summary(shown: Shown, summary: Summary | None) -> Shown:
@@ -299,8 +287,6 @@ def _summary_in(state: Any) -> Summary | None:
     return summary_of(channel(state, _SUMMARY))
 
 
-# -- requests
-
 _LEAST_ROOM: Final = 100  # tokens that the prompt has to leave for the conversation
 _FRAME: Final = 60  # tokens of the delimiters and of the closing line
 _WORD: Final = 2  # tokens of a word, generously
@@ -334,14 +320,14 @@ class SummaryRequest:
             try:
                 previous = yield from self._asked(previous, part, room if rest else None)
                 texts = rest
-            except ModelFailed as exc:
+            except errors.ModelFailed as exc:
                 # the provider counts otherwise, or the window is smaller than its profile says
                 room = min(room, self._cost(previous) + sum(map(self._cost, part))) // 2
                 if not is_too_long(exc.__cause__):
-                    raise SummaryFailed(f"{exc} and nothing was removed") from exc.__cause__
+                    raise errors.SummaryFailed(f"{exc} and nothing was removed") from exc.__cause__
                 if room < _LEAST_ROOM:
                     fault = f"no request is short enough: {exc} and nothing was removed"
-                    raise SummaryFailed(fault) from exc.__cause__
+                    raise errors.SummaryFailed(fault) from exc.__cause__
         return previous
 
     def _asked(self, previous: str, texts: Sequence[str], room: int | None) -> Effects[str]:
@@ -363,7 +349,7 @@ class SummaryRequest:
             if length > most:
                 fault = f"the answer has {length} tokens, {words} words were asked for"
             if fault is not None:
-                raise InvalidPatch(fault)
+                raise errors.InvalidPatch(fault)
             return text_of(answer)
 
         return (yield from self.call.usable(request, taken))

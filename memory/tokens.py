@@ -196,8 +196,6 @@ def _schema(tool: Any) -> Any:
         return instance("tools", tool, Mapping, expected)  # of the provider, in its own form
 
 
-# -- models and encodings
-
 _PROVIDER: Final = re.compile(r"^(openai|azure_openai|azure)[:/]")
 _ENCODINGS: Final = ("o200k_base", "cl100k_base")  # those of chat models
 _AT_ONCE: Final = 50_000  # characters: bpe-openai refuses a text of a million

@@ -101,7 +101,6 @@ class ClearToolOutputs(MessagesNode):
 
 
 clear_tool_outputs = ClearToolOutputs
-"""Makes the node."""
 
 
 def _expand(
@@ -142,5 +141,4 @@ def _expand(
     return [originals[uid] for uid in dict.fromkeys(ids) if uid in originals]
 
 
-expand = blocking(_expand)
-aexpand = awaiting(_expand)
+expand, aexpand = blocking(_expand), awaiting(_expand)

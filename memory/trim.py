@@ -126,7 +126,6 @@ class Trim(MessagesNode):
 
 
 trim = Trim
-"""Makes the node."""
 
 
 def too_long(size: int, parts: Sequence[tuple[str, int]], remedy: str) -> BudgetExceeded:
@@ -158,9 +157,6 @@ def _ending(turns: Iterator[Turn], ends: tuple[End, ...]) -> Iterator[Turn]:
             yield turn._replace(units=units)
             break
     yield from turns
-
-
-# -- what fits
 
 
 class Window(NamedTuple):
@@ -221,9 +217,6 @@ def _taken(
 
 def _cost(units: list[Unit], measure: Measure) -> int:
     return sum(measure(message) for unit in units for message in unit)
-
-
-# -- what is shortened
 
 
 def _levelled(

@@ -112,8 +112,7 @@ class UpdateInstructions(Learner):
                 _LOG.warning("the instructions stay as they are: %s", exc)
                 return (yield from self._instructions.reading(place))
 
-    rewrite = blocking(_rewrite)
-    arewrite = awaiting(_rewrite)
+    rewrite, arewrite = blocking(_rewrite), awaiting(_rewrite)
 
     def _rewritten(
         self, config: RunnableConfig | None, previous: str, units: list[str], feedback: Any
@@ -135,7 +134,6 @@ class UpdateInstructions(Learner):
 
 
 update_instructions = UpdateInstructions
-"""Makes the node: `update_instructions(model, instructions)`."""
 
 
 def _taken(previous: str, answer: Any) -> str:

@@ -86,8 +86,7 @@ class UpdateProfile(Learner):
             _LOG.warning("the profile stays as it is: %s", exc)
             return ProfileUpdate(fault=str(exc))
 
-    learn = blocking(_learn)
-    alearn = awaiting(_learn)
+    learn, alearn = blocking(_learn), awaiting(_learn)
 
     def learning(
         self, messages: Messages, state: Any, config: RunnableConfig | None
@@ -122,4 +121,3 @@ class UpdateProfile(Learner):
 
 
 update_profile = UpdateProfile
-"""Makes the node: `update_profile(model, profile)`."""

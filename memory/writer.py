@@ -165,9 +165,6 @@ def unknown(namespace: Namespace, key: str) -> UnknownMemory:
     )
 
 
-# -- schemas
-
-
 def check_schema(schema: Any) -> None:
     """Refuse a schema that is no model with a text, or has fields that perdure sets."""
     fields = getattr(schema, "model_fields", {})

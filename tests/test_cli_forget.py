@@ -113,7 +113,7 @@ def test_the_profile_is_forgotten_by_its_key(db: Path) -> None:
     """Its versions go, and it is nothing that a query or a thread would take along."""
     with SQLiteStore.open(db) as store:
         for city in ("Ghent", "Bruges"):
-            Profile(Person, store).merge({"city": city}, {"configurable": {"user_id": "me"}})
+            Profile(Person, store).set({"city": city}, {"configurable": {"user_id": "me"}})
     none = run("forget", "--query", "Bruges", "--yes")
     run("forget", "profile", "--yes")
 

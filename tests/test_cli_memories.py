@@ -160,8 +160,8 @@ def test_memories_of_every_kind_are_listed(db: Path, tmp_path: Path) -> None:
     run("import", talks(tmp_path, trip=["I am allergic to nuts"]))
     run("remember", "Ann likes figs")
     with SQLiteStore.open(db) as store:
-        Profile(Person, store).merge({"city": "Ghent"}, ME)
-        Profile(Person, store).merge({"city": "Bruges"}, {"configurable": {"user_id": "bob"}})
+        Profile(Person, store).set({"city": "Ghent"}, ME)
+        Profile(Person, store).set({"city": "Bruges"}, {"configurable": {"user_id": "bob"}})
         Instructions(store).set("Answer in Dutch.")
     found = rows(run("memories"))
 
