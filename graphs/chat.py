@@ -159,5 +159,4 @@ def _next(steps: Sequence[str], after: dict[str, Part], state: Any) -> str:
     return next(due, END)
 
 
-graph = chat_graph()
-"""For loaders that read `langgraph.json`; they bring their own checkpointer."""
+graph = chat_graph()  # for loaders that read `langgraph.json`; they bring their own checkpointer

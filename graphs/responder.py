@@ -63,7 +63,6 @@ def _from_thread(wanted: set[str], thread: list[BaseMessage]) -> list[str]:
 
 
 def _from_memory(wanted: set[str], messages: list[BaseMessage]) -> list[str]:
-    """Quotes of the first recalled memories that share a word with the question."""
     quotes = []
     shown = "\n".join(message.text for message in messages if isinstance(message, SystemMessage))
     for line in "\n".join(_SECTION.findall(shown)).splitlines():

@@ -48,7 +48,7 @@ class Background:
         pace: When threads are extracted, and how often a failed extraction is repeated.
         database: Of the queue: a file, or `"postgresql://…"` for workers on several machines; None:
             a file beside the store's. Never encrypted; has thread ids, namespaces and reports.
-        workers: How many threads this process extracts at the same time.
+        workers: How many threads this process extracts at once.
         work: Whether this process extracts, or only lists and adds jobs.
         defaults: Values for runs whose `configurable` lacks them, as `{"user_id": "me"}`.
         on_job: Called with each job that this process has done or failed.
@@ -169,7 +169,6 @@ class Background:
         return {job.key for job in jobs}
 
     def _tick(self) -> None:
-        """Put threads that become due on the queue."""
         shortest, longest = _TICK_S
         delay_s = min(self.pace.backoff_s, self.pace.delay_s or longest)
         pause, forgotten = min(longest, max(shortest, delay_s / 4)), 0.0
@@ -279,7 +278,6 @@ def run_worker(background: Background, *, timeout_s: float = 30.0) -> None:
 
 
 def _is_final(exc: BaseException) -> bool:
-    """Whether trying again cannot help."""
     final = isinstance(exc, errors.ConfigurationError | errors.SerializationError)
     cause = exc.__cause__
     return final or model_call.is_final(exc) or (cause is not None and _is_final(cause))

@@ -126,7 +126,6 @@ class Assemble(MessagesNode):
     def _with_section(
         self, text: str, name: str, entries: list[str], left: int, counter: TokenCounter
     ) -> str:
-        """The text with as much of a section as its share and what is left of the budget allow."""
         share = min(int(self.max_tokens * SHARES[name]), left - _system(text, counter))
         taken = [entries[number] for number in fitting(name, entries, share, counter)[0]]
         while taken:
@@ -142,7 +141,6 @@ assemble = Assemble
 
 
 def _entries(given: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """The parts in order of priority, their entries rendered; those without any are left out."""
     summary = summary_of(given["summary"])
     texts = {
         "profile": [quoted(given["profile"])] if given["profile"] else [],

@@ -107,7 +107,6 @@ def _emptied(adapter: StoreAdapter, place: Namespace) -> Effects[Receipt]:
 def _unquarantined(
     adapter: StoreAdapter, place: Namespace, key: str, texts: set[str]
 ) -> Effects[Receipt]:
-    """Erase entries that are, or were, in quarantine for a memory or with its text."""
     if adapter.versioned:
         meant = {"$or": [{"key": key}, {"text": {"$in": sorted(texts)}}]}
         plan: Receipt = yield adapter.call("forget", place, filter=meant, dry_run=True)

@@ -53,8 +53,7 @@ class ExampleSelector(BaseExampleSelector):
 
     It is a selector for langchain's `FewShotPromptTemplate` and `FewShotChatMessagePromptTemplate`,
     whose examples are dicts of `input`, `output`, `context` and `why`; `add` and `select` are for
-    your own prompts. Methods that begin with `a` are async. `memories` is the same as a
-    `Collection`, for `update`, `delete`, `forget` and `history`.
+    your own prompts. `memories` is the same as a `Collection`, with `update` and `forget`.
 
     Args:
         store, namespace, gate: See `Collection`.

@@ -95,8 +95,6 @@ class Extraction:
         store: Where memories are kept; None: within a graph, the graph's store.
         extractor: Proposes memories; None: `TurnExtractor()`, which needs no model.
         namespace: Labels; see `Template`.
-        gate: Decides what is kept; None: `Gate()`.
-        messages_key: The channel of the messages.
         batch: How many messages are read together, at most.
     """
 
@@ -256,9 +254,9 @@ def _batch_of(messages: Sequence[ThreadMessage], mark: Watermark, history: Threa
 class RememberTurns(Learner):
     """A node that remembers the messages of a run, at the end of a graph or in MemoryMiddleware.
 
-    Each message becomes a memory, without a model, in about a millisecond. If the store fails, the
-    error is logged, and the next run or a background extraction remembers the messages. Put the
-    node before nodes that remove messages. The options are those of `Extraction`.
+    Each message becomes a memory, in about a millisecond. If the store fails, that is logged, and
+    the next run or a background extraction remembers them. Put it before nodes that remove
+    messages. The options are those of `Extraction`.
     """
 
     def __init__(

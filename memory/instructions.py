@@ -25,8 +25,7 @@ from perdure.memory.templates import Template
 from perdure.stores.base import Provenance, PutItem
 
 Change = Literal["set", "update", "rollback"]
-LONGEST: Final = 20_000
-"""Characters up to which a model may extend instructions."""
+LONGEST: Final = 20_000  # characters up to which a model may extend instructions
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,7 +205,6 @@ def place_of(given: Any, store: Any) -> str | None:
 
 
 def _places(database: str | None, stack: ExitStack) -> tuple[str, str]:
-    """The URL of the database, and the prefix of its workers' lock files."""
     if database is not None and database.startswith(_POSTGRES):
         name = sha256(database.encode()).hexdigest()[:16]
         return database, os.path.join(tempfile.gettempdir(), f"perdure-{name}")
@@ -217,7 +216,6 @@ def _places(database: str | None, stack: ExitStack) -> tuple[str, str]:
 
 @contextmanager
 def _mapped(done: str) -> Iterator[None]:
-    """Raise errors of DBOS and its driver as perdure's."""
     try:
         yield
     except (SQLAlchemyError, dbos_errors.DBOSException) as exc:

@@ -275,7 +275,6 @@ def fault_of(answer: Any) -> str | None:
 
 
 def _early_end(answer: Any) -> str | None:
-    """Why a message ended early; providers name it differently."""
     metadata = getattr(answer, "response_metadata", None) or {}
     details = metadata.get("incomplete_details") or {}
     reasons = (*(metadata.get(key) for key in _REASONS), details.get("reason"))

@@ -78,7 +78,6 @@ class ModelExtractor:
 
     Args:
         model: A chat model, its name, or a `ModelCall`, which sets the limits of a call.
-        prompt: The task, in place of `PROMPT`.
         kinds: The memories that it is asked for: `"fact"`, `"episode"`, both or none.
         profile: A profile to keep up to date, or several of one user; in the same store.
         learn: Instructions to which lasting wishes of users are added; in the same store.
@@ -162,7 +161,6 @@ class ModelExtractor:
         return _Known({f"m{i}": each for i, each in enumerate(near, 1)}, profiles, instructions)
 
     def _near(self, batch: Batch, scope: Scope) -> Effects[list[Memory]]:
-        """Facts near to the newest messages of users, each query's best first."""
         if "facts" not in self._parts:
             return []
         texts = [each.text[:_QUERY_CHARS] for each in batch.messages if each.role == "user"]
@@ -272,6 +270,5 @@ def _line(message: ThreadMessage) -> str:
 
 
 def _indented(line: str) -> str:
-    """A message whose further lines are indented, so that none looks like another message."""
     first, *rest = line.splitlines() or [""]
     return "\n".join([first, *(each if each[:1] in ("", " ") else f"    {each}" for each in rest)])

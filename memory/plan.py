@@ -33,8 +33,7 @@ from perdure.memory.turns import UNTIL, ends_of, left_behind, superseded_turns
 from perdure.storage.locks import Locks
 from perdure.stores.base import Namespace, PutItem
 
-OWN: Final = ("kind", PREVIOUS, SOURCE, REDACTED)
-"""Fields of a value that perdure sets."""
+OWN: Final = ("kind", PREVIOUS, SOURCE, REDACTED)  # fields of a value that perdure sets
 SAME: Final = "it says so already"
 _NOTE: Final = "memories"
 _WAIT_S: Final = 10.0  # for a change that takes longer, others do not wait: its write tells
@@ -159,7 +158,6 @@ def _is_due(revision: Revision, present: Present) -> bool:
 
 
 def _deleted(revisions: Sequence[Revision], present: Present) -> Planned:
-    """The deletions, and the changes that are refused."""
     puts: list[PutItem] = []
     outcomes: list[Outcome] = []
     for revision in revisions:

@@ -68,9 +68,8 @@ class Profile(Generic[M]):
         store: None: within a graph, the graph's store.
         namespace: Labels; see `Template`.
         key: The item's key, a template as well.
-        gate: Its detectors and checks judge each value that a change sets; None: `Gate()`. E-mail
-            addresses and telephone numbers are kept if they are written by hand or in a user's
-            message.
+        gate: Judges each value that a change sets; None: `Gate()`. E-mail addresses and telephone
+            numbers are kept if they are written by hand or in a user's message.
     """
 
     def __init__(
@@ -234,7 +233,6 @@ class Profile(Generic[M]):
 
 
 def _is_split(head: Memory) -> bool:
-    """Whether a profile is in sections, which its item names."""
     split = _SECTIONS in head.value
     if head.kind != _KIND or not (split or _DOCUMENT in head.value):
         raise ConfigurationError(
@@ -260,7 +258,6 @@ def _document(items: Sequence[Memory]) -> Document:
 
 
 def _screened(gate: Gate, leaves: Sequence[Leaf], place: Place) -> Effects[list[Any]]:
-    """The values of leaves as the gate keeps them; an `InvalidPatch` if it refuses one."""
     candidates = [_candidate(each, place) for each in leaves]
     verdicts = [gate.sensitive.judged(each) for each in candidates]
     asked = [i for i, leaf in enumerate(leaves) if leaf.text]

@@ -22,7 +22,7 @@ from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, Storag
 from perdure.memory.context import fitting
 from perdure.memory.conversation import Turn
 from perdure.memory.effects import Effect, Effects, awaiting, blocking
-from perdure.memory.nodes import MessagesNode, Shown
+from perdure.memory.nodes import MessagesNode, Shown, extended
 from perdure.memory.options import instance, whole
 from perdure.memory.quotation import memory_line, past_since, section
 from perdure.memory.records import TURN, Memory
@@ -34,8 +34,7 @@ from perdure.memory.tokens import token_counter
 from perdure.stores.base import Namespace
 from perdure.stores.text import STOP_WORDS, query_tokens
 
-NAMESPACE: Final = ("memories", "{user_id}")
-"""The namespace of memories, unless another is given."""
+NAMESPACE: Final = ("memories", "{user_id}")  # the namespace of memories, unless another is given
 Labels = Sequence[str] | Sequence[Sequence[str]]
 """The labels of a namespace, or a list of the labels of several; see `Template`."""
 _REJECTED: Final = 3  # times the memories that are wanted, more are read in the first search
@@ -173,7 +172,7 @@ def _recall(
         config: Of the run: it fills in the namespace; None: within a node, that of its run.
         namespace: Where to look; a list of namespaces for several. See `Template`.
         kinds: Only memories of these kinds.
-        limit: The largest number of memories.
+        limit: How many memories at most.
         max_tokens: The tokens that they may take as the model is shown them; None: any number.
         as_of: Recall what was remembered at that moment; only of a perdure store.
     """
@@ -301,7 +300,6 @@ class UseMemories(MessagesNode):
     def _left(
         self, shown: Shown, state: Any, config: RunnableConfig | None
     ) -> Effects[frozenset[str | None]]:
-        """The ids of the messages that the following parts leave."""
         for part in self._following:
             given = (shown, state, config)
             shown = yield Effect(partial(part.through, *given), partial(part.athrough, *given))
@@ -349,12 +347,7 @@ def query_of(turns: Sequence[Turn]) -> str:
 
 
 def _with_section(shown: Shown, text: str) -> Shown:
-    """The same with a section at the end of the system message."""
     if shown.system is None:
         return replace(shown, system=SystemMessage(text))
-    content: Any = shown.system.content
-    if isinstance(content, str):
-        joined: Any = f"{content}\n\n{text}" if content else text
-    else:  # the blocks before stay as they are, so that a provider's cache of them holds
-        joined = [*content, {"type": "text", "text": text}]
-    return replace(shown, system=shown.system.model_copy(update={"content": joined}))
+    content = extended(shown.system.content, text)
+    return replace(shown, system=shown.system.model_copy(update={"content": content}))

@@ -36,8 +36,7 @@ NOTES: Final = (QUARANTINE, BURIED, CHANGED, FORMED, "waiting")
 version's notes on threads that wait to be extracted."""
 INSTRUCTIONS: Final = "instructions"
 """The field of a value with the text of instructions, as in LangGraph's own examples."""
-PREVIOUS: Final = "formerly"
-"""The field of a value with the memory's earlier texts."""
+PREVIOUS: Final = "formerly"  # the field of a value with the memory's earlier texts
 SOURCE: Final = "provenance"
 """The field of a value with the provenance, in a store that is not perdure's."""
 _PREVIOUS: Final = 10  # earlier texts that a memory keeps

@@ -28,7 +28,7 @@ from perdure.memory.model_call import (
     model_call,
     text_of,
 )
-from perdure.memory.nodes import MessagesNode, Shown, channel, ids_of, messages_in
+from perdure.memory.nodes import MessagesNode, Shown, channel, extended, ids_of, messages_in
 from perdure.memory.options import choice, instance, number, text, whole
 from perdure.memory.quotation import as_record, undelimited, units_of
 from perdure.memory.reducers import ChatState
@@ -112,12 +112,10 @@ class Summarize(MessagesNode):
     Args:
         model: Writes the summaries: a chat model, its name, or `ModelCall(model, timeout_s=…)`.
         trigger: When to summarise, counted over what is not summarised yet; a list means any of it.
-        keep: How much of the end stays, in whole turns, the newest always; None: half of the
-            `trigger`, of several the smallest of each kind.
+        keep: How much of the end stays, in whole turns, one at least; None: half of the `trigger`.
         token_counter: Counts tokens; None: the counter that fits the model.
         summary_prompt: Instructions to the model; `{max_words}` in it stands for 400.
-        on_failure: If the model gives no summary: `"keep"` everything and log a warning; or
-            `"raise"` `SummaryFailed`.
+        on_failure: Without a summary, `"keep"` everything and log a warning, or `"raise"`.
     """
 
     def __init__(
@@ -243,12 +241,8 @@ def with_summary(shown: Shown, summary: Summary | None) -> Shown:
     section = f"{HEADING}:\n\n{as_record(summary['text'])}"
     before = without_summary([shown.system])[1] if shown.system else []
     content: Any = before[0].content if before else None
-    if isinstance(content, list):  # its blocks stay, so that a provider's cache of them holds
-        joined: Any = [*content, {"type": "text", "text": section}]
-    else:
-        joined = f"{content}\n\n{section}" if content else section
     system, mark = [*before, SystemMessage("")][0], {**summary, _INSTRUCTIONS: content}
-    return replace(shown, system=_changed(system, joined, mark))
+    return replace(shown, system=_changed(system, extended(content, section), mark))
 
 
 def without_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage]]:

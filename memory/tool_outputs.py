@@ -87,7 +87,6 @@ class ClearToolOutputs(MessagesNode):
             yield turn._replace(units=units[::-1])
 
     def _short(self, message: BaseMessage) -> BaseMessage:
-        """The line in place of a bulky result; any other message as it is."""
         cleared = message.additional_kwargs.get(SHORTENED) == "cleared"
         if not isinstance(message, ToolMessage) or cleared or message.name in self.exclude:
             return message

@@ -229,7 +229,6 @@ def _managed(
 
 
 def _answer(outcome: Outcome) -> str:
-    """The answer to a change; what was not done is raised."""
     change, reason = outcome.change, outcome.reason[:_LONG].rstrip(".")
     if change == "unchanged":
         return f"Nothing had to be changed: {reason}. The memory's id is {outcome.key}."
@@ -266,7 +265,6 @@ def _texts(value: Any) -> list[str]:
 
 
 def _line(memory: Memory) -> str:
-    """A memory as one line of JSON, with its id."""
     fields = own_fields(memory.value) if TEXT in memory.value else {}
     past = (previous for previous in memory.previous if previous.change == "superseded")
     about = {

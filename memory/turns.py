@@ -127,14 +127,11 @@ def left_behind(source: Provenance, successor: Provenance | None) -> tuple[str, 
     return tuple(each for each in source.message_ids if each not in successor.message_ids)
 
 
-def _turns(
-    adapter: StoreAdapter, namespace: Namespace, source: Provenance
-) -> Effects[list[Memory]]:
-    """The turns of messages, chunk by chunk."""
+def _turns(adapter: StoreAdapter, place: Namespace, source: Provenance) -> Effects[list[Memory]]:
     store, turns, number = adapter.store, list[Memory](), 0
     thread_id, left = source.thread_id, list(source.message_ids)
     while left and thread_id is not None:
-        ops = [GetOp(namespace, turn_key(thread_id, each, number)) for each in left]
+        ops = [GetOp(place, turn_key(thread_id, each, number)) for each in left]
         items = yield Effect(partial(store.batch, ops), partial(store.abatch, ops))
         there = {id: item for id, item in zip(left, items, strict=True) if item is not None}
         turns += map(memory_of, there.values())

@@ -52,15 +52,13 @@ _LOG = logging.getLogger("perdure")
 class UpdateInstructions(Learner):
     """A node that has a model rewrite the instructions after a conversation.
 
-    The rewrite is a new version. If another run wrote meanwhile, the model is asked again with the
-    newer text, so no change is lost. A rewrite that has less than 40 % of the previous length, or
-    more than 2.5 times (of 1,000 characters at least), is refused.
+    The rewrite is a new version. If another run wrote meanwhile, the model is asked again. Less
+    than 40 % of the previous length, or more than 2.5 times (of 1,000 characters), is refused.
 
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
         prompt: What the model is told to do; the form of its answer is always added.
-        on_failure: If there is no usable rewrite: `"keep"` what holds and log a warning; or
-            `"raise"`.
+        on_failure: Without a usable rewrite, `"keep"` what holds and log a warning, or `"raise"`.
         feedback_key: The channel of the state that may hold feedback on the conversation.
     """
 

@@ -155,7 +155,6 @@ def watermarks(
 
 
 def _read(empty: Watermark, own: Item | None, turns: Item | None) -> Watermark:
-    """The watermark in a note; without one, the first version's."""
     first: dict[str, Any] | None = None
     if turns is not None:
         place = {name: turns.value[name] for name in _PLACE}

@@ -41,7 +41,6 @@ P = ParamSpec("P")
 
 
 def _alone(method: Callable[P, Effects[Outcome]]) -> Callable[P, Effects[Outcome]]:
-    """A method of a writer, attempted by `one_by_one`."""
 
     @wraps(method)
     def attempted(*args: P.args, **options: P.kwargs) -> Effects[Outcome]:
