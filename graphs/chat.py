@@ -78,9 +78,8 @@ def chat_graph(
     def respond(state: ChatState, config: RunnableConfig) -> Effects[Command[Any]]:
         messages = state["messages"]
         if shows is not None:
-            messages = yield Effect(
-                lambda: shows(state, config), lambda: shows.acall(state, config)
-            )
+            given = (state, config)
+            messages = yield Effect(lambda: shows(*given), lambda: shows.acall(*given))
         asked = (list(messages), config)
         answer = yield Effect(lambda: chosen.invoke(*asked), lambda: chosen.ainvoke(*asked))
         now = {**state, "messages": [*state["messages"], answer]}

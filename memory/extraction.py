@@ -22,7 +22,7 @@ from perdure.checkpointers.address import check_thread_id
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace, VersionConflict
 from perdure.memory import thread_messages
 from perdure.memory.conversation import Messages, role
-from perdure.memory.effects import Effect, Effects, awaiting, blocking, in_thread
+from perdure.memory.effects import Effects, awaiting, blocking, in_thread
 from perdure.memory.gate import Gate
 from perdure.memory.model_call import times
 from perdure.memory.nodes import Learner
@@ -221,7 +221,6 @@ class Pipeline:
     ) -> Effects[Planned | None]:
         """Write a proposal with the watermark; None: another extraction was quicker."""
         adapter, put = self.scope.adapter, self._put(after, thread_id)
-        store: Any = adapter.store
 
         def attempt() -> Effects[Planned | None]:
             plan = yield from planned(proposal, self.gate, self.scope)
@@ -237,10 +236,7 @@ class Pipeline:
         plan = yield from one_by_one(adapter, self.scope.namespace, attempt)
         if plan is not None and mark.version and mark.version % _KEPT == 0:
             keep, prefix = VersionRetention(last=0), put.namespace
-            yield Effect(
-                lambda: store.retain(keep, prefix=prefix),
-                lambda: store.aretain(keep, prefix=prefix),
-            )
+            yield adapter.call("retain", keep, prefix=prefix)
         return plan
 
 

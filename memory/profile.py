@@ -17,7 +17,7 @@ from pydantic import RootModel, ValidationError
 from perdure.errors import ConfigurationError, InvalidPatch, VersionConflict
 from perdure.memory import profile_patch
 from perdure.memory.detectors import emails, phones, spans_of
-from perdure.memory.effects import Effect, Effects, awaiting, blocking
+from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.gate import Gate
 from perdure.memory.options import instance
 from perdure.memory.profile_patch import Document, Leaf, M, dumped, leaves_of, plain, validated
@@ -25,7 +25,7 @@ from perdure.memory.records import Candidate, Memory, Verdict
 from perdure.memory.run_config import source
 from perdure.memory.store_adapter import Place, StoreAdapter, adapter_of, namespace_of, removal_of
 from perdure.memory.templates import Template
-from perdure.stores.base import Namespace, Provenance, PutItem, Receipt
+from perdure.stores.base import Provenance, PutItem, Receipt
 
 Change = Callable[[Document], Document]
 _KIND: Final = "profile"
@@ -137,7 +137,7 @@ class Profile(Generic[M]):
     def _forget(self, config: RunnableConfig | None = None) -> Effects[Receipt | None]:
         """Erase the profile with its past; None: the store keeps no past, and deleted the item."""
         place = self.place(config)
-        adapter, store = place.adapter, place.adapter.store
+        adapter, inner = place.adapter, (*place.namespace, place.key)
         heads = yield from adapter.versions(place.namespace, place.key)
         if not adapter.versioned:
             for head in heads:
@@ -145,14 +145,10 @@ class Profile(Generic[M]):
                 yield from adapter.written([removal_of(each.namespace, each.key) for each in items])
             return None
 
-        def forget(namespace: Namespace, **what: Any) -> Effect:
-            calls = (partial(each, namespace, **what) for each in (store.forget, store.aforget))
-            return Effect(*calls)
-
         split = [head for head in heads if _is_split(head)]
         # before the head, which names them
-        sections = (yield forget((*place.namespace, place.key))) if split else None
-        receipt: Receipt = yield forget(place.namespace, key=place.key)
+        sections = (yield adapter.call("forget", inner)) if split else None
+        receipt: Receipt = yield adapter.call("forget", place.namespace, key=place.key)
         return receipt if sections is None else sections + receipt
 
     get, aget = blocking(_get), awaiting(_get)

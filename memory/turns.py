@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from hashlib import blake2b
 from typing import Final
 
 from langgraph.store.base import GetOp
 
-from perdure.memory.effects import Effect, Effects
+from perdure.memory.effects import Effects
 from perdure.memory.options import whole
 from perdure.memory.proposals import Addition, Batch, Proposal, Revision, Scope
 from perdure.memory.records import FACT, TURN, Memory, Outcome
@@ -128,11 +127,11 @@ def left_behind(source: Provenance, successor: Provenance | None) -> tuple[str, 
 
 
 def _turns(adapter: StoreAdapter, place: Namespace, source: Provenance) -> Effects[list[Memory]]:
-    store, turns, number = adapter.store, list[Memory](), 0
+    turns, number = list[Memory](), 0
     thread_id, left = source.thread_id, list(source.message_ids)
     while left and thread_id is not None:
         ops = [GetOp(place, turn_key(thread_id, each, number)) for each in left]
-        items = yield Effect(partial(store.batch, ops), partial(store.abatch, ops))
+        items = yield adapter.call("batch", ops)
         there = {id: item for id, item in zip(left, items, strict=True) if item is not None}
         turns += map(memory_of, there.values())
         left, number = list(there), number + 1
