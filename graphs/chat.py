@@ -133,7 +133,6 @@ def memory_agent(
 
 
 def _named(parts: Sequence[Part]) -> dict[str, Part]:
-    """Parts by the names of their nodes, like `remember`, `reflect`, `summarize`."""
     named: dict[str, Part] = {}
     for part in parts:
         name = _NAMES.get(type(part).__name__, type(part).__name__.lower())

@@ -50,7 +50,6 @@ def _answer(messages: list[BaseMessage]) -> str:
 
 
 def _from_thread(wanted: set[str], thread: list[BaseMessage]) -> list[str]:
-    """Quotes of the messages that share most words with the question, none of its own answers."""
     shared = [len(wanted & _words(m.text)) * (NOTICE not in m.text) for m in thread]
     best = sorted(zip(shared, range(len(thread)), strict=True))[-_QUOTES:]
     quoted = [thread[i] for i in sorted(i for score, i in best if score)]

@@ -194,7 +194,6 @@ class Background:
             queue.put(job)
 
     def _attempt(self, job: Job) -> dict[str, Any]:
-        """Extract a thread for the queue. A failure is noted on its watermark."""
         result: dict[str, Any] = {"thread_id": job.thread_id, "namespace": list(job.namespace)}
         if self._stop.is_set():
             return result

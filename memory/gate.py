@@ -203,7 +203,6 @@ def _refuse_deleted(
 
 
 def _refuse_known(judged: _Judgement, adapter: StoreAdapter, namespace: Namespace) -> Effects[None]:
-    """Refuse facts that a memory states, and unasked those that it stated before."""
     for i in judged.open(events=False):
         candidate, text = judged.candidates[i], judged.text(i)
         found = yield from _near(adapter, namespace, text, past=not candidate.explicit)
@@ -234,7 +233,6 @@ def _outdated(facts: Sequence[Memory], text: str, source: Provenance | None) -> 
 def _near(
     adapter: StoreAdapter, namespace: Namespace, text: str, *, past: bool
 ) -> Effects[list[Memory]]:
-    """The nearest facts to a text, and with `past` those of which it is a previous text."""
     found = yield from adapter.found(namespace, query=text, limit=_NEAREST, context=False)
     if found and found[0].score is None:  # the store does not rank
         found = yield from adapter.every(namespace)

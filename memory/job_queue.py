@@ -158,7 +158,6 @@ class JobQueue:
             yield lost
 
     def _slot(self, stack: ExitStack) -> str:
-        """The first worker's name of this machine that no process has locked."""
         for number in count():
             with suppress(Timeout):
                 lock = FileLock(f"{self._locks}.worker-{number}", thread_local=False)

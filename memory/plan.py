@@ -119,7 +119,6 @@ def planned(proposal: Proposal, gate: Gate, scope: Scope) -> Effects[Planned]:
 def _without_known_episodes(
     additions: Sequence[Addition], scope: Scope
 ) -> Effects[tuple[Sequence[Addition], Planned]]:
-    """Additions without episodes of messages that have an episode already, and their outcomes."""
     if not any(each.candidate.kind == EPISODE for each in additions):
         return additions, Planned()
     known: dict[str, str] = {}
@@ -242,7 +241,6 @@ def _replaced(
 
 
 def _ended(put: PutItem, present: Present, ends: Mapping[str, str]) -> PutItem:
-    """The put of a new turn with the date at which its facts were superseded, if they were."""
     value, ids = put.value or {}, put.provenance.message_ids if put.provenance else ()
     if value.get("kind") != TURN or put.key in present or ends.keys().isdisjoint(ids):
         return put

@@ -308,7 +308,6 @@ class UseMemories(MessagesNode):
     def _recalled(
         self, query: str, room: int, left: frozenset[str | None], config: RunnableConfig | None
     ) -> Effects[tuple[str, ...]]:
-        """A line for each memory, without those that rest on the given messages alone."""
         thread_id, _ = source(config)
 
         def accepts(memory: Memory) -> bool:

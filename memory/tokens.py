@@ -203,7 +203,6 @@ _REMEMBERED: Final = 1 << 16
 
 
 def _unbound(of: Any) -> tuple[Any, Sequence[Any]]:
-    """A model without what was bound to it, and the tools that were."""
     tools: Sequence[Any] = ()
     while isinstance(of, RunnableBinding):
         of, tools = of.bound, tools or of.kwargs.get("tools") or ()

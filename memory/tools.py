@@ -166,7 +166,6 @@ def _tool(
 
 
 def _messages(state: Any, key: str) -> Sequence[BaseMessage]:
-    """The messages of a graph's state: a dict, a model or a list; none where there are none."""
     found = state.get(key) if isinstance(state, Mapping) else getattr(state, key, state)
     given = found if isinstance(found, list | tuple) else ()
     return [message for message in given if isinstance(message, BaseMessage)]

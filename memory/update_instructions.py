@@ -154,7 +154,6 @@ def _taken(previous: str, answer: Any) -> str:
 
 
 def _fault(previous: str, rewritten: str) -> str | None:
-    """Why a text cannot take the place of the previous one; None: it can."""
     length, most = len(rewritten), min(LONGEST, int(max(len(previous), _SHORT) / _SHARE))
     if not any(map(str.isalnum, rewritten)):
         return "they have no letters"

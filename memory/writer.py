@@ -138,7 +138,6 @@ class MemoryWriter:
     insert, replace, delete = _alone(_insert), _alone(_replace), _alone(_delete)
 
     def _present(self, key: str) -> Effects[Memory]:
-        """The memory as it is; another document, for example instructions, is none."""
         memory = yield from self.adapter.got(self.namespace, check_key(key))
         if memory is None or not isinstance(memory.value.get(TEXT), str):
             raise unknown(self.namespace, key)
