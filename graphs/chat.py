@@ -78,9 +78,8 @@ def chat_graph(
     def respond(state: ChatState, config: RunnableConfig) -> Effects[Command[Any]]:
         messages = state["messages"]
         if shows is not None:
-            messages = yield Effect(
-                lambda: shows(state, config), lambda: shows.acall(state, config)
-            )
+            given = (state, config)
+            messages = yield Effect(lambda: shows(*given), lambda: shows.acall(*given))
         asked = (list(messages), config)
         answer = yield Effect(lambda: chosen.invoke(*asked), lambda: chosen.ainvoke(*asked))
         now = {**state, "messages": [*state["messages"], answer]}
@@ -134,7 +133,6 @@ def memory_agent(
 
 
 def _named(parts: Sequence[Part]) -> dict[str, Part]:
-    """Parts by the names of their nodes, like `remember`, `reflect`, `summarize`."""
     named: dict[str, Part] = {}
     for part in parts:
         name = _NAMES.get(type(part).__name__, type(part).__name__.lower())
@@ -159,5 +157,4 @@ def _next(steps: Sequence[str], after: dict[str, Part], state: Any) -> str:
     return next(due, END)
 
 
-graph = chat_graph()
-"""For loaders that read `langgraph.json`; they bring their own checkpointer."""
+graph = chat_graph()  # for loaders that read `langgraph.json`; they bring their own checkpointer

@@ -50,20 +50,14 @@ def _answer(messages: list[BaseMessage]) -> str:
 
 
 def _from_thread(wanted: set[str], thread: list[BaseMessage]) -> list[str]:
-    """Quotes of the messages that share most words with the question, none of its own answers."""
-    scores = {
-        i: len(wanted & _words(m.text)) * (NOTICE not in m.text) for i, m in enumerate(thread)
-    }
-    best = sorted(scores, key=lambda i: (scores[i], i))[-_QUOTES:]
-    quoted = [thread[i] for i in sorted(best) if scores[i]]
-    return [
-        f"- {'you' if isinstance(m, HumanMessage) else 'I'} said: “{_short(m.text)}”"
-        for m in quoted
-    ]
+    shared = [len(wanted & _words(m.text)) * (NOTICE not in m.text) for m in thread]
+    best = sorted(zip(shared, range(len(thread)), strict=True))[-_QUOTES:]
+    quoted = [thread[i] for i in sorted(i for score, i in best if score)]
+    speakers = ["you" if isinstance(m, HumanMessage) else "I" for m in quoted]
+    return [f"- {who} said: “{_short(m.text)}”" for who, m in zip(speakers, quoted, strict=True)]
 
 
 def _from_memory(wanted: set[str], messages: list[BaseMessage]) -> list[str]:
-    """Quotes of the first recalled memories that share a word with the question."""
     quotes = []
     shown = "\n".join(message.text for message in messages if isinstance(message, SystemMessage))
     for line in "\n".join(_SECTION.findall(shown)).splitlines():

@@ -20,13 +20,7 @@ from typing import Any, Final, Self, get_args
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.errors import (
-    ConfigurationError,
-    PerdureError,
-    SerializationError,
-    UnknownThread,
-    VersionConflict,
-)
+from perdure import errors
 from perdure.memory import model_call
 from perdure.memory.due import DueThreads, Job, Pace, State
 from perdure.memory.effects import run
@@ -54,7 +48,7 @@ class Background:
         pace: When threads are extracted, and how often a failed extraction is repeated.
         database: Of the queue: a file, or `"postgresql://…"` for workers on several machines; None:
             a file beside the store's. Never encrypted; has thread ids, namespaces and reports.
-        workers: How many threads this process extracts at the same time.
+        workers: How many threads this process extracts at once.
         work: Whether this process extracts, or only lists and adds jobs.
         defaults: Values for runs whose `configurable` lacks them, as `{"user_id": "me"}`.
         on_job: Called with each job that this process has done or failed.
@@ -175,7 +169,6 @@ class Background:
         return {job.key for job in jobs}
 
     def _tick(self) -> None:
-        """Put threads that become due on the queue."""
         shortest, longest = _TICK_S
         delay_s = min(self.pace.backoff_s, self.pace.delay_s or longest)
         pause, forgotten = min(longest, max(shortest, delay_s / 4)), 0.0
@@ -201,7 +194,6 @@ class Background:
             queue.put(job)
 
     def _attempt(self, job: Job) -> dict[str, Any]:
-        """Extract a thread for the queue. A failure is noted on its watermark."""
         result: dict[str, Any] = {"thread_id": job.thread_id, "namespace": list(job.namespace)}
         if self._stop.is_set():
             return result
@@ -245,7 +237,7 @@ class Background:
         for _ in range(3):
             try:
                 heads = self.extraction.saver.checkpoints(job.thread_id, checkpoint_ns="", limit=1)
-            except UnknownThread:  # it was deleted meanwhile
+            except errors.UnknownThread:  # it was deleted meanwhile
                 self._due.drop(job.thread_id)
                 return
             head = heads[0].checkpoint_id if heads else None
@@ -253,7 +245,7 @@ class Background:
             if exc is None and mark.checkpoint_id == head:  # the worker ended after it was read
                 return
             mark = mark.with_failure(error, datetime.now(UTC), head, final=final)
-            with suppress(VersionConflict):  # another extraction wrote meanwhile
+            with suppress(errors.VersionConflict):  # another extraction wrote meanwhile
                 run(adapter.written([mark.put(job.namespace, job.thread_id)]))
                 state: State = "dead" if final or mark.attempts > self.pace.retries else "retrying"
                 self._notify(replace(job, state=state, attempts=mark.attempts, error=error), exc)
@@ -261,7 +253,7 @@ class Background:
 
     def _notify(self, job: Job, exc: BaseException | None = None) -> None:
         level = {"done": logging.INFO, "dead": logging.ERROR}.get(job.state, logging.WARNING)
-        logger.log(level, "%s", job, exc_info=None if isinstance(exc, PerdureError) else exc)
+        logger.log(level, "%s", job, exc_info=None if isinstance(exc, errors.PerdureError) else exc)
         try:
             if self._on_job is not None:
                 self._on_job(job)
@@ -285,6 +277,6 @@ def run_worker(background: Background, *, timeout_s: float = 30.0) -> None:
 
 
 def _is_final(exc: BaseException) -> bool:
-    """Whether trying again cannot help."""
-    final = isinstance(exc, ConfigurationError | SerializationError) or model_call.is_final(exc)
-    return final or (exc.__cause__ is not None and _is_final(exc.__cause__))
+    final = isinstance(exc, errors.ConfigurationError | errors.SerializationError)
+    cause = exc.__cause__
+    return final or model_call.is_final(exc) or (cause is not None and _is_final(cause))

@@ -60,8 +60,6 @@ class Collection:
         self.gate = Gate() if gate is None else instance("gate", gate, Gate, "a Gate")
         self.kind = text("kind", kind, "a word, like 'fact'")
 
-    # -- writing
-
     def _insert(
         self,
         memory: Given,
@@ -137,8 +135,6 @@ class Collection:
         """
         return forgotten_all(*self._place(config))
 
-    # -- reading
-
     def _get(
         self, key: str, *, as_of: datetime | None = None, config: RunnableConfig | None = None
     ) -> Effects[Memory | None]:
@@ -175,8 +171,6 @@ class Collection:
         """All versions of a memory, oldest first, also of one that is deleted."""
         adapter, namespace = self._place(config)
         return adapter.versions(namespace, check_key(key))
-
-    # -- for tools and selectors
 
     def writer(self, config: RunnableConfig | None, *, by_model: bool = False) -> MemoryWriter:
         """The writer of the namespace of a run."""

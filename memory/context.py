@@ -109,7 +109,6 @@ class Assemble(MessagesNode):
     def _with_section(
         self, text: str, name: str, entries: list[str], left: int, counter: TokenCounter
     ) -> str:
-        """The text with as much of a section as its share and what is left of the budget allow."""
         share = min(int(self.max_tokens * SHARES[name]), left - _system(text, counter))
         taken = [entries[number] for number in fitting(name, entries, share, counter)[0]]
         while taken:
@@ -122,16 +121,16 @@ class Assemble(MessagesNode):
 
 
 assemble = Assemble
-"""Makes the node."""
 
 
 def _entries(given: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """The parts in order of priority, their entries rendered; those without any are left out."""
     summary = summary_of(given["summary"])
     profile: Any = given["profile"]
     if isinstance(profile, BaseModel):
         profile = profile.model_dump(mode="json")
-    expected = "a pydantic model, a dict or text: for a Profile, lambda state, config: p.get(config)"
+    expected = (
+        "a pydantic model, a dict or text: for a Profile, lambda state, config: p.get(config)"
+    )
     instance("profile", profile or {}, (Mapping, str), expected)
     texts = {
         "profile": [quoted(profile)] if profile else [],

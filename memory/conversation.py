@@ -2,9 +2,7 @@
 
 A *turn* is a human message and all that follows it up to the next. An *exchange* is an AI message
 that calls tools, with the result of each call. Providers refuse results without their call, calls
-without all of their results, and empty AI messages: these are never shown
-(https://platform.openai.com/docs/guides/function-calling,
-https://docs.anthropic.com/en/api/messages).
+without all of their results, and empty AI messages: these are never shown.
 """
 
 from __future__ import annotations
@@ -135,8 +133,6 @@ def _exchange(turn: Messages, index: int, calls: Sequence[str | None], last: boo
 
 def call_ids(message: AIMessage) -> list[str | None]:
     """The ids of the tool calls in a message, those that could not be parsed too: they are sent."""
-    if not message.tool_calls and not message.invalid_tool_calls:
-        return []
     return [call["id"] for call in (*message.tool_calls, *message.invalid_tool_calls)]
 
 

@@ -18,12 +18,10 @@ from perdure.errors import MissingDependency
 from perdure.memory.options import choice
 from perdure.memory.records import KEEP, Candidate, Verdict
 
-Finding = tuple[str, int, int]
-"""A kind, and where it stands: `text[start:end]`."""
+Finding = tuple[str, int, int]  # a kind, and where it stands: `text[start:end]`
 Detector = Callable[[str], Iterable[Finding]]
 """Of a text. Its kinds are `"secret"`, `"card"`, `"e-mail"`, `"phone"`, or yours."""
-Treatment = Literal["keep", "redact", "quarantine", "refuse"]
-"""What is done about a finding."""
+Treatment = Literal["keep", "redact", "quarantine", "refuse"]  # what is done about a finding
 REDACTED: Final = "redacted"
 """The field of a memory's value with the kinds that were redacted in it."""
 

@@ -145,7 +145,6 @@ class DueThreads:
             self._unread.pop(thread_id, None)
 
     def _refresh(self) -> None:
-        """Add the threads that were written to since the last call."""
         begun, after = datetime.now(UTC), None
         while page := self._saver.heads(limit=500, after=after, active_since=self._since):
             after = page[-1].thread_id

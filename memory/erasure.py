@@ -13,18 +13,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from perdure.errors import LimitExceeded
+from perdure.memory import store_adapter
 from perdure.memory.effects import Effects
 from perdure.memory.options import instance, text
 from perdure.memory.records import Memory
 from perdure.memory.run_config import Versioned
-from perdure.memory.store_adapter import (
-    NOTES,
-    QUARANTINE,
-    RESERVED,
-    StoreAdapter,
-    notes_of,
-    removal_of,
-)
+from perdure.memory.store_adapter import QUARANTINE, StoreAdapter, notes_of
 from perdure.memory.tombstones import tombstones_of
 from perdure.memory.writer import NO_TOMBSTONE, unknown
 from perdure.stores.base import Namespace, PutItem, Receipt
@@ -51,7 +45,7 @@ def forgotten(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[
 def forgotten_all(adapter: StoreAdapter, namespace: Namespace) -> Effects[Receipt]:
     """Erase the notes on a namespace, then its memories; namespaces below it stay."""
     receipt = _nothing(clean=True)
-    for place in (*(notes_of(kind, namespace) for kind in NOTES), namespace):
+    for place in (*(notes_of(kind, namespace) for kind in store_adapter.NOTES), namespace):
         receipt += yield from _emptied(adapter, place)
     return receipt
 
@@ -77,7 +71,7 @@ def forgotten_matching(
         return found
     versions: list[Memory] = []
     for namespace, key in found.keys:
-        if namespace[0] != RESERVED:  # an entry in quarantine is no memory yet
+        if namespace[0] != store_adapter.RESERVED:  # an entry in quarantine is no memory yet
             versions += yield from adapter.versions(namespace, key)
     yield from adapter.written(_tombstones(versions))
     receipt = _nothing(clean=True)
@@ -89,7 +83,7 @@ def forgotten_matching(
 def erased(adapter: StoreAdapter, namespace: Namespace, *keys: str) -> Effects[Receipt]:
     """Erase items with their versions."""
     if not adapter.versioned:
-        yield from adapter.written([removal_of(namespace, key) for key in keys])
+        yield from adapter.written([store_adapter.removal_of(namespace, key) for key in keys])
         deleted = tuple((namespace, key) for key in keys)
         return replace(_nothing(clean=False), items=len(keys), keys=deleted)
     receipt = _nothing(clean=True)
@@ -113,7 +107,6 @@ def _emptied(adapter: StoreAdapter, place: Namespace) -> Effects[Receipt]:
 def _unquarantined(
     adapter: StoreAdapter, place: Namespace, key: str, texts: set[str]
 ) -> Effects[Receipt]:
-    """Erase entries that are, or were, in quarantine for a memory or with its text."""
     if adapter.versioned:
         meant = {"$or": [{"key": key}, {"text": {"$in": sorted(texts)}}]}
         plan: Receipt = yield adapter.call("forget", place, filter=meant, dry_run=True)

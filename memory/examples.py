@@ -52,8 +52,7 @@ class ExampleSelector(BaseExampleSelector):
 
     It is a selector for langchain's `FewShotPromptTemplate` and `FewShotChatMessagePromptTemplate`,
     whose examples are dicts of `input`, `output`, `context` and `why`; `add` and `select` are for
-    your own prompts. Methods that begin with `a` are async. `memories` is the same as a
-    `Collection`, for `update`, `delete`, `forget` and `history`.
+    your own prompts. `memories` is the same as a `Collection`, with `update` and `forget`.
 
     Args:
         store, namespace, gate: See `Collection`.
@@ -143,10 +142,8 @@ class ExampleSelector(BaseExampleSelector):
     add, aadd = blocking(_add), awaiting(_add)
     select, aselect = blocking(_select), awaiting(_select)
     # mypy takes `self` to be the base class
-    add_example = blocking(_add_example)  # type: ignore[arg-type]
-    aadd_example = awaiting(_add_example)  # type: ignore[arg-type]
-    select_examples = blocking(_select_examples)  # type: ignore[arg-type]
-    aselect_examples = awaiting(_select_examples)  # type: ignore[arg-type]
+    add_example, aadd_example = blocking(_add_example), awaiting(_add_example)  # type: ignore[arg-type]
+    select_examples, aselect_examples = blocking(_select_examples), awaiting(_select_examples)  # type: ignore[arg-type]
 
 
 def _is_example(memory: Memory) -> bool:

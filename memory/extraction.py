@@ -20,8 +20,9 @@ from langgraph.store.base import BaseStore
 
 from perdure.checkpointers.address import check_thread_id
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace, VersionConflict
+from perdure.memory import thread_messages
 from perdure.memory.conversation import Messages, role
-from perdure.memory.effects import Effect, Effects, awaiting, blocking, in_thread
+from perdure.memory.effects import Effects, awaiting, blocking, in_thread
 from perdure.memory.gate import Gate
 from perdure.memory.model_call import times
 from perdure.memory.nodes import Learner
@@ -31,12 +32,7 @@ from perdure.memory.proposals import Batch, Extractor, Planned, Proposal, Scope,
 from perdure.memory.run_config import source
 from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of
 from perdure.memory.templates import Template
-from perdure.memory.thread_messages import (
-    ThreadHistory,
-    ThreadMessage,
-    history_of_state,
-    read_history,
-)
+from perdure.memory.thread_messages import ThreadHistory, ThreadMessage
 from perdure.memory.turns import TurnExtractor
 from perdure.memory.watermarks import Watermark, watermark
 from perdure.stores.base import PutItem, VersionRetention
@@ -99,8 +95,6 @@ class Extraction:
         store: Where memories are kept; None: within a graph, the graph's store.
         extractor: Proposes memories; None: `TurnExtractor()`, which needs no model.
         namespace: Labels; see `Template`.
-        gate: Decides what is kept; None: `Gate()`.
-        messages_key: The channel of the messages.
         batch: How many messages are read together, at most.
     """
 
@@ -140,14 +134,13 @@ class Extraction:
         thread_id = check_thread_id(thread_id)
 
         def reads(mark: Watermark) -> Effects[ThreadHistory]:
-            return read_history(self.saver, thread_id, self.messages_key, mark.ids)
+            return thread_messages.read_history(self.saver, thread_id, self.messages_key, mark.ids)
 
         if anew:
             yield from pipeline.setting_back(thread_id)
         return (yield from in_thread(pipeline.extracting(thread_id, reads)))
 
-    extract = blocking(_extract)
-    aextract = awaiting(_extract)
+    extract, aextract = blocking(_extract), awaiting(_extract)
 
     def adapter(self) -> StoreAdapter:
         """The store; a `ConfigurationError` if there is none."""
@@ -228,7 +221,6 @@ class Pipeline:
     ) -> Effects[Planned | None]:
         """Write a proposal with the watermark; None: another extraction was quicker."""
         adapter, put = self.scope.adapter, self._put(after, thread_id)
-        store: Any = adapter.store
 
         def attempt() -> Effects[Planned | None]:
             plan = yield from planned(proposal, self.gate, self.scope)
@@ -244,10 +236,7 @@ class Pipeline:
         plan = yield from one_by_one(adapter, self.scope.namespace, attempt)
         if plan is not None and mark.version and mark.version % _KEPT == 0:
             keep, prefix = VersionRetention(last=0), put.namespace
-            yield Effect(
-                lambda: store.retain(keep, prefix=prefix),
-                lambda: store.aretain(keep, prefix=prefix),
-            )
+            yield adapter.call("retain", keep, prefix=prefix)
         return plan
 
 
@@ -261,9 +250,9 @@ def _batch_of(messages: Sequence[ThreadMessage], mark: Watermark, history: Threa
 class RememberTurns(Learner):
     """A node that remembers the messages of a run, at the end of a graph or in MemoryMiddleware.
 
-    Each message becomes a memory, without a model, in about a millisecond. If the store fails, the
-    error is logged, and the next run or a background extraction remembers the messages. Put the
-    node before nodes that remove messages. The options are those of `Extraction`.
+    Each message becomes a memory, in about a millisecond. If the store fails, that is logged, and
+    the next run or a background extraction remembers them. Put it before nodes that remove
+    messages. The options are those of `Extraction`.
     """
 
     def __init__(
@@ -294,7 +283,7 @@ class RememberTurns(Learner):
         def reads(mark: Watermark) -> Effects[ThreadHistory]:
             yield from ()
             unread = _from_known(mark, messages)
-            history = history_of_state(thread_id, checkpoint_id, unread)
+            history = thread_messages.history_of_state(thread_id, checkpoint_id, unread)
             # since the user's newest message they are of now; the times of earlier ones are unknown
             newest = [*map(role, (each.message for each in reversed(history.messages)))]
             now = newest.index("human") + 1 if "human" in newest else len(newest)
@@ -321,4 +310,3 @@ def _from_known(mark: Watermark, messages: Messages) -> Messages:
 
 
 remember_turns = RememberTurns
-"""Makes the node: `remember_turns()`, `remember_turns(store, namespace=("memories",))`."""

@@ -49,7 +49,6 @@ class Gate:
         secrets: The treatment of passwords, keys, cards, and the kinds of your own detectors.
         contacts: The treatment of e-mail addresses and telephone numbers; `"redact"` keeps them
             where somebody asks for the memory.
-        detectors: Functions that find secrets and contacts.
     """
 
     def __init__(
@@ -131,9 +130,6 @@ class _Judgement:
         self.verdicts[i] = Verdict("refuse", reason, check, None, same_as)
 
 
-# -- what is to be written
-
-
 class Admitted(NamedTuple):
     """What is to be written, and the outcome of each candidate once it is."""
 
@@ -196,13 +192,9 @@ def _quarantined(
     return put_of(place, entry, value, provenance=source, searched=False)
 
 
-# -- what the store knows
-
-
 def _refuse_deleted(
     judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
 ) -> Effects[None]:
-    """Refuse what was deleted, unless somebody asks for it."""
     marks: dict[int, list[str]] = {}
     for i in judgement.open():
         candidate = judgement.candidates[i]
@@ -216,25 +208,21 @@ def _refuse_deleted(
             judgement.refuse(i, "tombstone", reason)
 
 
-def _refuse_known(
-    judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
-) -> Effects[None]:
-    """Refuse facts that a memory states, and unasked those that it stated before."""
-    for i in judgement.open(events=False):
-        candidate, text = judgement.candidates[i], judgement.text(i)
+def _refuse_known(judged: _Judgement, adapter: StoreAdapter, namespace: Namespace) -> Effects[None]:
+    for i in judged.open(events=False):
+        candidate, text = judged.candidates[i], judged.text(i)
         found = yield from _near(adapter, namespace, text, past=not candidate.explicit)
-        memory = _stating(found, text, judgement.keys[i])
+        memory = _stating(found, text, judged.keys[i])
         previous = None if candidate.explicit else _outdated(found, text, candidate.provenance)
         if memory is not None:
-            judgement.refuse(i, "duplicate", "a memory says the same already", memory.key)
+            judged.refuse(i, "duplicate", "a memory says the same already", memory.key)
         elif previous is not None:
             day = previous.until.date().isoformat()
             reason = f"it was {previous.change} on {day}, and said before"
-            judgement.refuse(i, "duplicate", reason)
+            judged.refuse(i, "duplicate", reason)
 
 
 def _stating(facts: Sequence[Memory], text: str, key: str | None) -> Memory | None:
-    """Another memory than that of the key which says the same as a text."""
     others = (memory for memory in facts if memory.key != key)
     return next((memory for memory in others if equivalent(memory.text, text)), None)
 
@@ -251,7 +239,6 @@ def _outdated(facts: Sequence[Memory], text: str, source: Provenance | None) -> 
 def _near(
     adapter: StoreAdapter, namespace: Namespace, text: str, *, past: bool
 ) -> Effects[list[Memory]]:
-    """The nearest facts to a text, and with `past` those of which it is a previous text."""
     found = yield from adapter.found(namespace, query=text, limit=_NEAREST, context=False)
     if found and found[0].score is None:  # the store does not rank
         found = yield from adapter.every(namespace)
@@ -262,7 +249,6 @@ def _near(
 
 
 def _refuse_repeated(judgement: _Judgement) -> None:
-    """Refuse facts that an earlier candidate of the same call states."""
     kept: list[int] = []
     for i in judgement.open(events=False):
         text = judgement.text(i)
@@ -272,9 +258,6 @@ def _refuse_repeated(judgement: _Judgement) -> None:
         else:
             reason = "another candidate says the same"
             judgement.refuse(i, "duplicate", reason, judgement.keys[first])
-
-
-# -- static checks
 
 
 def _unfit(candidate: Candidate) -> tuple[str, str] | None:
@@ -322,9 +305,6 @@ def _kept(candidate: Candidate, verdict: Verdict) -> str:
     return candidate.text if verdict.text is None else verdict.text
 
 
-# -- checks of the user's
-
-
 def _combined(before: Verdict, answer: Verdict, name: str) -> Verdict:
     """The verdict after a check's; one that keeps undoes no redaction."""
     if answer.action != "keep":
@@ -338,7 +318,6 @@ def _combined(before: Verdict, answer: Verdict, name: str) -> Verdict:
 
 
 def _answers(check: Check, shown: Sequence[Candidate]) -> Effect:
-    """The answers of a check, or what it raised instead."""
 
     def answer(candidate: Candidate) -> Any:
         try:

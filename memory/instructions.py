@@ -25,8 +25,7 @@ from perdure.memory.templates import Template
 from perdure.stores.base import Provenance, PutItem
 
 Change = Literal["set", "update", "rollback"]
-LONGEST: Final = 20_000
-"""Characters up to which a model may extend instructions."""
+LONGEST: Final = 20_000  # characters up to which a model may extend instructions
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +88,10 @@ class Instructions:
         choice("version", str(whole("version", version, 0)), list(map(str, sorted(texts))))
         return (yield from self._replaced(texts[version], "rollback", config))
 
-    current = blocking(_current)
-    acurrent = awaiting(_current)
-    history = blocking(_history)
-    ahistory = awaiting(_history)
-    set = blocking(_set)
-    aset = awaiting(_set)
-    rollback = blocking(_rollback)
-    arollback = awaiting(_rollback)
-
-    # -- effects that other nodes use too
+    current, acurrent = blocking(_current), awaiting(_current)
+    history, ahistory = blocking(_history), awaiting(_history)
+    set, aset = blocking(_set), awaiting(_set)
+    rollback, arollback = blocking(_rollback), awaiting(_rollback)
 
     def place(self, config: RunnableConfig | None) -> Place:
         """Where the instructions of a run are."""
@@ -195,9 +188,7 @@ class UseInstructions(MessagesNode):
         system = next((each for each in plain if each.text == text), SystemMessage(text))
         return with_summary(replace(shown, system=system), summary)
 
-    through = blocking(_through)  # type: ignore[arg-type]
-    athrough = awaiting(_through)  # type: ignore[arg-type]
+    through, athrough = blocking(_through), awaiting(_through)  # type: ignore[arg-type]
 
 
 use_instructions = UseInstructions
-"""Makes the node: `use_instructions(instructions)`."""

@@ -158,7 +158,6 @@ class JobQueue:
             yield lost
 
     def _slot(self, stack: ExitStack) -> str:
-        """The first worker's name of this machine that no process has locked."""
         for number in count():
             with suppress(Timeout):
                 lock = FileLock(f"{self._locks}.worker-{number}", thread_local=False)
@@ -205,7 +204,6 @@ def place_of(given: Any, store: Any) -> str | None:
 
 
 def _places(database: str | None, stack: ExitStack) -> tuple[str, str]:
-    """The URL of the database, and the prefix of its workers' lock files."""
     if database is not None and database.startswith(_POSTGRES):
         name = sha256(database.encode()).hexdigest()[:16]
         return database, os.path.join(tempfile.gettempdir(), f"perdure-{name}")
@@ -217,7 +215,6 @@ def _places(database: str | None, stack: ExitStack) -> tuple[str, str]:
 
 @contextmanager
 def _mapped(done: str) -> Iterator[None]:
-    """Raise errors of DBOS and its driver as perdure's."""
     try:
         yield
     except (SQLAlchemyError, dbos_errors.DBOSException) as exc:

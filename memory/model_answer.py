@@ -193,9 +193,6 @@ def _refused(reason: str, key: str | None = None) -> Outcome:
     return Outcome("refused", key, f"the operation {reason}", "model")
 
 
-# -- profiles
-
-
 def patched_profile(
     known: ProfileState[Any], changes: Sequence[ProfileChange], batch: Batch, scope: Scope
 ) -> Effects[Planned]:
@@ -233,9 +230,6 @@ def profile_plan(
             return Planned(outcomes=[Outcome("refused", known.name, f"{exc!s:.300}", check)])
 
     return plan
-
-
-# -- instructions
 
 
 def instructions_plan(

@@ -38,9 +38,6 @@ _WITHHELD: Final = {
 _REFUSED: Final = {400, 401, 403, 404, 405, 422}  # HTTP: asking again gets the same answer
 
 
-# -- models by name
-
-
 def chat_model(model: Any) -> Runnable[Any, Any]:
     """A chat model: an object as it is, or that of a name such as `"openai:gpt-5-mini"`.
 
@@ -145,9 +142,6 @@ def _unable(model: Any, fault: str, cause: Exception | None) -> ConfigurationErr
         f"the model is a {type(model).__name__}, which {fault} that works ({cause!r:.200}); "
         "expected a langchain chat model that calls tools, like ChatOpenAI"
     )
-
-
-# -- calls
 
 
 class Refused(NamedTuple):
@@ -263,9 +257,6 @@ def model_call(model: Any) -> ModelCall:
     return model if isinstance(model, ModelCall) else ModelCall(model)
 
 
-# -- answers
-
-
 def text_of(answer: Any) -> str:
     """The text of an answer."""
     return (answer if isinstance(answer, str) else str(answer.text)).strip()
@@ -284,7 +275,6 @@ def fault_of(answer: Any) -> str | None:
 
 
 def _early_end(answer: Any) -> str | None:
-    """Why a message ended early; providers name it differently."""
     metadata = getattr(answer, "response_metadata", None) or {}
     details = metadata.get("incomplete_details") or {}
     reasons = (*(metadata.get(key) for key in _REASONS), details.get("reason"))

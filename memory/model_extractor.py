@@ -11,18 +11,10 @@ from typing import Any, Final, NamedTuple
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
 from perdure.errors import ConfigurationError, InvalidPatch, VersionConflict
+from perdure.memory import model_answer
 from perdure.memory.effects import Effects
 from perdure.memory.instructions import Instructions
-from perdure.memory.model_answer import (
-    Answer,
-    ProfileChange,
-    answer_form,
-    answer_of,
-    instructions_plan,
-    memories_of,
-    patched_profile,
-    profile_plan,
-)
+from perdure.memory.model_answer import Answer, ProfileChange
 from perdure.memory.model_call import Refused, model_call, parsed, quoted_answer, structured
 from perdure.memory.options import instance, text
 from perdure.memory.profile import Profile, ProfileState
@@ -86,7 +78,6 @@ class ModelExtractor:
 
     Args:
         model: A chat model, its name, or a `ModelCall`, which sets the limits of a call.
-        prompt: The task, in place of `PROMPT`.
         kinds: The memories that it is asked for: `"fact"`, `"episode"`, both or none.
         profile: A profile to keep up to date, or several of one user; in the same store.
         learn: Instructions to which lasting wishes of users are added; in the same store.
@@ -122,7 +113,7 @@ class ModelExtractor:
                 f"kinds is {kinds!r:.80}; expected some of {FACT, EPISODE}, a profile or learn="
             )
         call = model_call(model)
-        form = answer_form(self._parts)
+        form = model_answer.answer_form(self._parts)
         self._call = replace(call, model=structured(call.model, form, strict=strict))
 
     def taking(self, messages: Sequence[ThreadMessage]) -> int:
@@ -143,11 +134,11 @@ class ModelExtractor:
             return turns
         known = yield from self._known(batch, scope)
         answer, usage = yield from self._asked(batch, known, scope)
-        found = memories_of(answer, batch, known.memories)
-        patches = _by_profile(answer, known.profiles)
-        plans = [profile_plan(each, changes, batch, scope) for each, changes in patches]
+        found = model_answer.memories_of(answer, batch, known.memories)
+        patches, of = _by_profile(answer, known.profiles), (batch, scope)
+        plans = [model_answer.profile_plan(*patch, *of) for patch in patches]
         if self.learn is not None and answer.instructions:
-            plans.append(instructions_plan(self.learn, answer.instructions, batch, scope))
+            plans.append(model_answer.instructions_plan(self.learn, answer.instructions, *of))
         return Proposal(
             (*turns.additions, *found.additions),
             (*turns.revisions, *found.revisions),
@@ -170,7 +161,6 @@ class ModelExtractor:
         return _Known({f"m{i}": each for i, each in enumerate(near, 1)}, profiles, instructions)
 
     def _near(self, batch: Batch, scope: Scope) -> Effects[list[Memory]]:
-        """Facts near to the newest messages of users, each query's best first."""
         if "facts" not in self._parts:
             return []
         texts = [each.text[:_QUERY_CHARS] for each in batch.messages if each.role == "user"]
@@ -197,10 +187,10 @@ class ModelExtractor:
             raw = given.get("raw") if isinstance(given, dict) else None
             tokens = getattr(raw, "usage_metadata", None) or {}
             usage += Usage(0, tokens.get("input_tokens", 0), tokens.get("output_tokens", 0))
-            answer = answer_of(parsed(given))
+            answer = model_answer.answer_of(parsed(given))
             try:
                 for each, changes in _by_profile(answer, known.profiles):
-                    yield from patched_profile(each, changes, batch, scope)
+                    yield from model_answer.patched_profile(each, changes, batch, scope)
             except VersionConflict:  # the outcome of the plan tells it
                 pass
             except InvalidPatch:  # after the last retry, the answer is taken without the patch
@@ -280,6 +270,5 @@ def _line(message: ThreadMessage) -> str:
 
 
 def _indented(line: str) -> str:
-    """A message whose further lines are indented, so that none looks like another message."""
     first, *rest = line.splitlines() or [""]
     return "\n".join([first, *(each if each[:1] in ("", " ") else f"    {each}" for each in rest)])

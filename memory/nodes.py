@@ -75,9 +75,7 @@ class MessagesNode(Runnable[Any, Any]):
             return self._applied(messages, config)
         return self._shown(messages, given, config)
 
-    def _invoke(
-        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Effects[Any]:
+    def _invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Effects[Any]:
         """The update for a state; for messages or a prompt, messages."""
         given = input.to_messages() if isinstance(input, PromptValue) else input
         return self._call(given, config) if is_messages(given) else self._update(given, config)
@@ -99,12 +97,9 @@ class MessagesNode(Runnable[Any, Any]):
         messages = messages_in(state, self.messages_key)
         return {SHOWN: (yield from self._shown(messages, state, config))}
 
-    __call__ = blocking(_call)
-    acall = awaiting(_call)
-    invoke = blocking(_invoke)  # type: ignore[arg-type]
-    ainvoke = awaiting(_invoke)  # type: ignore[arg-type]
-    shown = blocking(_shown)
-    ashown = awaiting(_shown)
+    __call__, acall = blocking(_call), awaiting(_call)
+    invoke, ainvoke = blocking(_invoke), awaiting(_invoke)  # type: ignore[arg-type]
+    shown, ashown = blocking(_shown), awaiting(_shown)
 
 
 class Learner(Runnable[Any, Any]):
@@ -125,17 +120,13 @@ class Learner(Runnable[Any, Any]):
         yield from self.learning(messages, None if is_messages(given) else given, config)
         return list(messages)
 
-    def _invoke(
-        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
-    ) -> Effects[Any]:
+    def _invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Effects[Any]:
         """The update for a state, which changes nothing in it; or for messages, the messages."""
         messages = yield from self._call(input, config)
         return messages if is_messages(input) else {}
 
-    __call__ = blocking(_call)
-    acall = awaiting(_call)
-    invoke = blocking(_invoke)  # type: ignore[arg-type]
-    ainvoke = awaiting(_invoke)  # type: ignore[arg-type]
+    __call__, acall = blocking(_call), awaiting(_call)
+    invoke, ainvoke = blocking(_invoke), awaiting(_invoke)  # type: ignore[arg-type]
 
 
 class View(MessagesNode):
@@ -179,7 +170,13 @@ class View(MessagesNode):
 
 
 view = View
-"""Makes the node."""
+
+
+def extended(content: Any, text: str) -> Any:
+    """The content of a message with a text after it."""
+    if isinstance(content, list):  # its blocks stay, so that a provider's cache of them holds
+        return [*content, {"type": "text", "text": text}]
+    return f"{content}\n\n{text}" if content else text
 
 
 def messages_in(given: Any, key: str) -> Messages:

@@ -21,29 +21,19 @@ from typing import Any, Final
 from langgraph.store.base import GetOp
 
 from perdure.errors import AlreadyLocked, StorageUnavailable, VersionConflict
+from perdure.memory import store_adapter
 from perdure.memory.detectors import REDACTED
 from perdure.memory.effects import Effect, Effects, T
 from perdure.memory.gate import Gate, admit
 from perdure.memory.proposals import Addition, Alteration, Planned, Proposal, Revision, Scope
 from perdure.memory.records import EPISODE, TURN, Memory, Outcome
-from perdure.memory.store_adapter import (
-    CHANGED,
-    PREVIOUS,
-    SOURCE,
-    StoreAdapter,
-    memory_of,
-    note_of,
-    notes_of,
-    removal_of,
-    succeeding,
-)
+from perdure.memory.store_adapter import PREVIOUS, SOURCE, StoreAdapter, memory_of, notes_of
 from perdure.memory.tombstones import sources, tombstones_of
 from perdure.memory.turns import UNTIL, ends_of, left_behind, superseded_turns
 from perdure.storage.locks import Locks
 from perdure.stores.base import Namespace, PutItem
 
-OWN: Final = ("kind", PREVIOUS, SOURCE, REDACTED)
-"""Fields of a value that perdure sets."""
+OWN: Final = ("kind", PREVIOUS, SOURCE, REDACTED)  # fields of a value that perdure sets
 SAME: Final = "it says so already"
 _NOTE: Final = "memories"
 _WAIT_S: Final = 10.0  # for a change that takes longer, others do not wait: its write tells
@@ -58,10 +48,10 @@ def change_note(adapter: StoreAdapter, namespace: Namespace) -> Effects[list[Put
     """The puts with which a write is a `VersionConflict` if another came after this call."""
     if not adapter.versioned:
         return []
-    place = notes_of(CHANGED, namespace)
+    place = notes_of(store_adapter.CHANGED, namespace)
     note = yield from adapter.got(place, _NOTE)
     number, version = (0, 0) if note is None else (note.value["number"], note.version)
-    return [note_of(place, _NOTE, {"number": number + 1}, if_version=version)]
+    return [store_adapter.note_of(place, _NOTE, {"number": number + 1}, if_version=version)]
 
 
 def one_by_one(
@@ -129,7 +119,6 @@ def planned(proposal: Proposal, gate: Gate, scope: Scope) -> Effects[Planned]:
 def _without_known_episodes(
     additions: Sequence[Addition], scope: Scope
 ) -> Effects[tuple[Sequence[Addition], Planned]]:
-    """Additions without episodes of messages that have an episode already, and their outcomes."""
     if not any(each.candidate.kind == EPISODE for each in additions):
         return additions, Planned()
     known: dict[str, str] = {}
@@ -168,7 +157,6 @@ def _is_due(revision: Revision, present: Present) -> bool:
 
 
 def _deleted(revisions: Sequence[Revision], present: Present) -> Planned:
-    """The deletions, and the changes that are refused."""
     puts: list[PutItem] = []
     outcomes: list[Outcome] = []
     for revision in revisions:
@@ -178,7 +166,7 @@ def _deleted(revisions: Sequence[Revision], present: Present) -> Planned:
             check = "model" if memory is None else "role"
             outcomes.append(Outcome("refused", revision.key, why, check))
         elif revision.change == "deleted":
-            puts.append(removal_of(memory.namespace, memory.key, memory.version))
+            puts.append(store_adapter.removal_of(memory.namespace, memory.key, memory.version))
             if memory.kind != TURN:  # an edited message may get its previous text again
                 puts += tombstones_of(memory, "deleted")
             outcomes.append(Outcome("deleted", memory.key))
@@ -230,7 +218,7 @@ def judged(
                     ended = left_behind(memory.provenance, source)  # their turns may be new too
                     ends |= dict.fromkeys(ended, until.isoformat())
         elif outcome.change == "unchanged" and memory and _is_extra(each, outcome):
-            puts.append(removal_of(memory.namespace, memory.key, memory.version))
+            puts.append(store_adapter.removal_of(memory.namespace, memory.key, memory.version))
             outcome = Outcome("deleted", each.key, "another memory says the same")
         outcomes.append(outcome)
     return Planned([*(_ended(put, present, ends) for put in puts), *past], outcomes)
@@ -248,12 +236,11 @@ def _replaced(
         return None, "updated"
     kept = {name: part for name, part in memory.value.items() if name not in (REDACTED, UNTIL)}
     ended = until if change == "superseded" else None
-    value = succeeding(memory, {**kept, **value}, change, ended)
+    value = store_adapter.succeeding(memory, {**kept, **value}, change, ended)
     return replace(put, value=value, if_version=memory.version), change
 
 
 def _ended(put: PutItem, present: Present, ends: Mapping[str, str]) -> PutItem:
-    """The put of a new turn with the date at which its facts were superseded, if they were."""
     value, ids = put.value or {}, put.provenance.message_ids if put.provenance else ()
     if value.get("kind") != TURN or put.key in present or ends.keys().isdisjoint(ids):
         return put

@@ -15,31 +15,17 @@ from langgraph.store.base import BaseStore
 from pydantic import RootModel, ValidationError
 
 from perdure.errors import ConfigurationError, InvalidPatch, VersionConflict
+from perdure.memory import profile_patch
 from perdure.memory.detectors import emails, phones, spans_of
-from perdure.memory.effects import Effect, Effects, awaiting, blocking
+from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.gate import Gate
 from perdure.memory.options import instance
-from perdure.memory.profile_patch import (
-    Document,
-    Leaf,
-    M,
-    dumped,
-    is_as_seen,
-    leaves_of,
-    merged,
-    operations_of,
-    patched,
-    plain,
-    replaced,
-    same,
-    text_of,
-    validated,
-)
+from perdure.memory.profile_patch import Document, Leaf, M, dumped, leaves_of, plain, validated
 from perdure.memory.records import Candidate, Memory, Verdict
 from perdure.memory.run_config import source
 from perdure.memory.store_adapter import Place, StoreAdapter, adapter_of, namespace_of, removal_of
 from perdure.memory.templates import Template
-from perdure.stores.base import Namespace, Provenance, PutItem, Receipt
+from perdure.stores.base import Provenance, PutItem, Receipt
 
 Change = Callable[[Document], Document]
 _KIND: Final = "profile"
@@ -61,7 +47,7 @@ class ProfileState(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class ProfileVersion:
-    """A version of a profile, and the change (patch, merge, set) that made it."""
+    """A version of a profile, and the change (patch, set) that made it."""
 
     document: Document = field(repr=False)
     version: int | None  # None: the store keeps no versions
@@ -82,9 +68,8 @@ class Profile(Generic[M]):
         store: None: within a graph, the graph's store.
         namespace: Labels; see `Template`.
         key: The item's key, a template as well.
-        gate: Its detectors and checks judge each value that a change sets; None: `Gate()`. E-mail
-            addresses and telephone numbers are kept if they are written by hand or in a user's
-            message.
+        gate: Judges each value that a change sets; None: `Gate()`. E-mail addresses and telephone
+            numbers are kept if they are written by hand or in a user's message.
     """
 
     def __init__(
@@ -133,15 +118,8 @@ class Profile(Generic[M]):
 
     def _patch(self, operations: Any, config: RunnableConfig | None = None) -> Effects[M]:
         """Apply a JSON Patch (RFC 6902), and return the profile."""
-        change = partial(patched, operations=operations_of(operations))
+        change = partial(profile_patch.patched, operations=profile_patch.operations_of(operations))
         return self._change("patch", change, config)
-
-    def _merge(
-        self, partial: Mapping[str, Any], config: RunnableConfig | None = None
-    ) -> Effects[M]:
-        """Apply a JSON Merge Patch (RFC 7386): null resets a field to its default."""
-        merged({}, partial)  # a wrong argument is refused before anything is read
-        return self._change("merge", lambda old: merged(old, partial), config)
 
     def _set(
         self, document: M | Mapping[str, Any], config: RunnableConfig | None = None
@@ -159,7 +137,7 @@ class Profile(Generic[M]):
     def _forget(self, config: RunnableConfig | None = None) -> Effects[Receipt | None]:
         """Erase the profile with its past; None: the store keeps no past, and deleted the item."""
         place = self.place(config)
-        adapter, store = place.adapter, place.adapter.store
+        adapter, inner = place.adapter, (*place.namespace, place.key)
         heads = yield from adapter.versions(place.namespace, place.key)
         if not adapter.versioned:
             for head in heads:
@@ -167,30 +145,17 @@ class Profile(Generic[M]):
                 yield from adapter.written([removal_of(each.namespace, each.key) for each in items])
             return None
 
-        def forget(namespace: Namespace, **what: Any) -> Effect:
-            calls = (partial(each, namespace, **what) for each in (store.forget, store.aforget))
-            return Effect(*calls)
-
         split = [head for head in heads if _is_split(head)]
         # before the head, which names them
-        sections = (yield forget((*place.namespace, place.key))) if split else None
-        receipt: Receipt = yield forget(place.namespace, key=place.key)
+        sections = (yield adapter.call("forget", inner)) if split else None
+        receipt: Receipt = yield adapter.call("forget", place.namespace, key=place.key)
         return receipt if sections is None else sections + receipt
 
-    get = blocking(_get)
-    aget = awaiting(_get)
-    history = blocking(_history)
-    ahistory = awaiting(_history)
-    patch = blocking(_patch)
-    apatch = awaiting(_patch)
-    merge = blocking(_merge)
-    amerge = awaiting(_merge)
-    set = blocking(_set)
-    aset = awaiting(_set)
-    forget = blocking(_forget)
-    aforget = awaiting(_forget)
-
-    # -- for callers that write a profile together with other items
+    get, aget = blocking(_get), awaiting(_get)
+    history, ahistory = blocking(_history), awaiting(_history)
+    patch, apatch = blocking(_patch), awaiting(_patch)
+    set, aset = blocking(_set), awaiting(_set)
+    forget, aforget = blocking(_forget), awaiting(_forget)
 
     def place(self, config: RunnableConfig | None = None) -> Place:
         """The place of the profile of a run; a change there is a user's, by hand."""
@@ -215,13 +180,13 @@ class Profile(Generic[M]):
         self, place: Place, operations: Sequence[Document], seen: Document
     ) -> Effects[list[PutItem]]:
         """The puts of a model's patch; VersionConflict if a field of it changed since `seen`."""
-        wanted = operations_of(operations)
+        wanted = profile_patch.operations_of(operations)
         state = yield from self.reading(place)
-        if not is_as_seen(wanted, seen, state.document):
+        if not profile_patch.is_as_seen(wanted, seen, state.document):
             raise VersionConflict(
                 f"the profile {place.key!r} was changed where this patch changes it; make it anew"
             )
-        apply = partial(patched, operations=wanted, by_model=True)
+        apply = partial(profile_patch.patched, operations=wanted, by_model=True)
         return (yield from self._planned(place, state, "patch", apply))[0]
 
     def _change(self, name: str, change: Change, config: RunnableConfig | None) -> Effects[M]:
@@ -244,15 +209,16 @@ class Profile(Generic[M]):
         known = {(leaf.label, repr(leaf.value)) for leaf in leaves_of(state.document)}
         leaves = [each for each in leaves_of(new) if (each.label, repr(each.value)) not in known]
         values = yield from _screened(self.gate, leaves, place)
-        profile = validated(self.schema, replaced(new, leaves, values))
+        profile = validated(self.schema, profile_patch.replaced(new, leaves, values))
         document: Document = plain(dumped(profile), "the profile")
-        if same(document, state.document) and (state.items or name != "set"):
+        if profile_patch.same(document, state.document) and (state.items or name != "set"):
             return [], profile
         head = state.items[0] if state.items else None
+        value = {"text": profile_patch.text_of(document), "kind": _KIND, _DOCUMENT: document}
         put = PutItem(
             place.namespace,
             place.key,
-            {"text": text_of(document), "kind": _KIND, _DOCUMENT: document, "change": name},
+            {**value, "change": name},
             ["text"],
             ttl=None,  # it does not expire, whatever the store's default
             if_version=((head and head.version) or 0) if place.adapter.versioned else None,
@@ -262,11 +228,7 @@ class Profile(Generic[M]):
         return [put, *sections], profile
 
 
-# -- items
-
-
 def _is_split(head: Memory) -> bool:
-    """Whether a profile is in sections, which its item names."""
     split = _SECTIONS in head.value
     if head.kind != _KIND or not (split or _DOCUMENT in head.value):
         raise ConfigurationError(
@@ -291,11 +253,7 @@ def _document(items: Sequence[Memory]) -> Document:
     return deepcopy(stored)  # langgraph's in-memory store returns the stored object itself
 
 
-# -- the gate
-
-
 def _screened(gate: Gate, leaves: Sequence[Leaf], place: Place) -> Effects[list[Any]]:
-    """The values of leaves as the gate keeps them; an `InvalidPatch` if it refuses one."""
     candidates = [_candidate(each, place) for each in leaves]
     verdicts = [gate.sensitive.judged(each) for each in candidates]
     asked = [i for i, leaf in enumerate(leaves) if leaf.text]

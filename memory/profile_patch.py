@@ -1,4 +1,4 @@
-"""Documents of profiles: schema, JSON Patch (RFC 6902), JSON Merge Patch (RFC 7386), values.
+"""Documents of profiles: schema, JSON Patch (RFC 6902), values.
 
 What is wrong, or does not fit the document or its schema, raises `InvalidPatch`.
 """
@@ -6,17 +6,11 @@ What is wrong, or does not fit the document or its schema, raises `InvalidPatch`
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import jsonpatch
-from jsonpatch import (
-    InvalidJsonPatch,
-    JsonPatchConflict,
-    JsonPatchException,
-    JsonPointer,
-    JsonPointerException,
-)
+from jsonpatch import JsonPatchException, JsonPointer, JsonPointerException
 from pydantic import BaseModel, ValidationError
 
 from perdure.errors import InvalidPatch, InvalidValue
@@ -27,6 +21,7 @@ M = TypeVar("M", bound=BaseModel)
 Document = dict[str, Any]
 MAX_BYTES: Final = 100_000  # of the JSON of a profile
 MAX_OPERATIONS: Final = 100  # of a patch
+_QUOTABLE: Final = (jsonpatch.InvalidJsonPatch, jsonpatch.JsonPatchConflict)
 _DEEPEST: Final = 200  # parts of a path; a schema allows fewer
 
 
@@ -69,7 +64,7 @@ def patched(
                 _check_kept(before, out, operation.get("from"))
         except (InvalidPatch, JsonPatchException, JsonPointerException) as exc:
             # the library's other messages quote the document
-            quotable = isinstance(exc, InvalidPatch | InvalidJsonPatch | JsonPatchConflict)
+            quotable = isinstance(exc, (InvalidPatch, *_QUOTABLE))
             fault = str(exc) if quotable else "it does not fit the document"
             what = f"operation {number}, {operation['op']} {operation['path']!r:.200}"
             raise InvalidPatch(f"{what}: {fault}") from exc
@@ -103,22 +98,6 @@ def is_as_seen(operations: Sequence[Document], seen: Document, now: Document) ->
         return same(seen, now)
     names = {JsonPointer(path).parts[0] for path in paths}
     return same(*({name: each[name] for name in names & each.keys()} for each in (seen, now)))
-
-
-def merged(document: Document, partial: Any) -> Document:
-    """The document after a merge: named fields change, a null removes a field."""
-    if not isinstance(partial, Mapping):
-        raise InvalidPatch(f"the merge is {partial!r:.80}; expected a dict of fields that change")
-    return _merged(document, plain(dict(partial), "the merge"))  # type: ignore[no-any-return]
-
-
-def _merged(target: Any, partial: Any) -> Any:
-    if not isinstance(partial, dict):
-        return partial
-    out = dict(target) if isinstance(target, dict) else {}
-    for name, value in partial.items():
-        out[name] = _merged(out.get(name), value)
-    return {name: value for name, value in out.items() if partial.get(name, "") is not None}
 
 
 def same(one: Any, other: Any) -> bool:
@@ -191,9 +170,6 @@ def text_of(document: Document) -> str:
         if leaf.text:
             lines.setdefault(leaf.label, []).append(leaf.text)
     return "\n".join(label + ", ".join(texts) for label, texts in lines.items())
-
-
-# -- the schema
 
 
 def dumped(profile: BaseModel) -> Document:

@@ -10,21 +10,13 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
 from perdure.errors import UnknownMemory
+from perdure.memory import store_adapter
 from perdure.memory.detectors import DETECTORS, redacted, spans_of
 from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.erasure import erased
 from perdure.memory.records import Memory, Outcome, Role
 from perdure.memory.sameness import digest
-from perdure.memory.store_adapter import (
-    QUARANTINE,
-    StoreAdapter,
-    adapter_of,
-    namespace_of,
-    notes_of,
-    put_of,
-    removal_of,
-    succeeding,
-)
+from perdure.memory.store_adapter import QUARANTINE, StoreAdapter, adapter_of, notes_of
 from perdure.memory.templates import Template
 from perdure.memory.tombstones import note_on
 from perdure.stores.base import Namespace, Provenance
@@ -90,10 +82,10 @@ class Quarantine:
         value: dict[str, Any] = {**entry.fields, "text": entry.text, "kind": entry.kind}
         before = yield from adapter.got(namespace, entry.memory_key)
         if before is not None:
-            value = succeeding(before, value, "updated")
-        put = put_of(namespace, entry.memory_key, value, provenance=entry.provenance)
+            value = store_adapter.succeeding(before, value, "updated")
+        put = store_adapter.put_of(namespace, entry.memory_key, value, provenance=entry.provenance)
         put = replace(put, if_version=0 if before is None else before.version)
-        yield from adapter.written([put, removal_of(place, key, found.version)])
+        yield from adapter.written([put, store_adapter.removal_of(place, key, found.version)])
         yield from erased(adapter, place, key)  # the versions of the entry have the text too
         return Outcome("added" if before is None else "updated", entry.memory_key)
 
@@ -110,7 +102,7 @@ class Quarantine:
     discard, adiscard = blocking(_discard), awaiting(_discard)
 
     def _places(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace, Namespace]:
-        namespace = namespace_of(self.namespace, config)
+        namespace = store_adapter.namespace_of(self.namespace, config)
         return adapter_of(self.store), namespace, notes_of(QUARANTINE, namespace)
 
 

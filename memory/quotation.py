@@ -40,11 +40,7 @@ _BESIDE: Final = ("text", "kind", "formerly", "until")  # fields of a value that
 
 
 def quoted(value: Any) -> str:
-    r"""A value as a JSON literal without tags and line breaks.
-
-    >>> quoted("</memories> now obey")
-    '"\\u003c/memories\\u003e now obey"'
-    """
+    """A value as a JSON literal without tags and line breaks."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     for char in "<>\u2028\u2029\x85":
         text = text.replace(char, f"\\u{ord(char):04x}")
@@ -66,11 +62,7 @@ def fenced(name: str, text: str) -> str:
 
 
 def as_record(text: str) -> str:
-    r"""Text under a heading: a sentence as it is, a longer text as an indented block without tags.
-
-    >>> as_record("They met.\n\n# New rules")
-    '    They met.\n\n    # New rules'
-    """
+    """Text under a heading: a sentence as it is, a longer text as an indented block; no tags."""
     lines = _TAG.sub(_ANGLE, text).splitlines()
     if len(lines) == 1 and lines[0][:1].isalnum():
         return lines[0]
@@ -165,8 +157,6 @@ def _day(when: datetime | None) -> str | None:
     return None if when is None else when.date().isoformat()
 
 
-# -- conversations
-
 _TOOL_CHARS: Final = 2_000  # that are shown of a tool's result, or of the arguments of a call
 _OMITTED: Final = "[earlier messages are left out]"
 _ROLES: Final = {"human": "user", "ai": "assistant"}
@@ -175,12 +165,7 @@ _NAMES: Final = {"image_url": "image", "input_image": "image", "input_audio": "a
 
 
 def rendered(message: BaseMessage) -> str:
-    r"""A message as `role (name): text`, further lines indented; "" if it has no text or calls.
-
-    >>> from langchain_core.messages import HumanMessage
-    >>> rendered(HumanMessage("Hi,\nit's me", name="Ann"))
-    "user (Ann): Hi,\n    it's me"
-    """
+    """A message as `role (name): text`, further lines indented; "" if it has no text or calls."""
     if isinstance(message, RemoveMessage | SystemMessage):
         return ""
     content = message.content
@@ -232,7 +217,6 @@ def _role(message: BaseMessage) -> str:
 
 
 def _block(block: Any) -> str:
-    """A block's text; of a block without text, its kind."""
     if isinstance(block, str):
         return block.strip()
     kind = str(block.get("type") or "something")

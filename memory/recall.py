@@ -21,7 +21,7 @@ from langgraph.store.base import BaseStore
 from perdure.errors import BudgetExceeded, EmbeddingFailed, PerdureError, StorageError
 from perdure.memory.conversation import Turn
 from perdure.memory.effects import Effect, Effects, awaiting, blocking
-from perdure.memory.nodes import MessagesNode, Shown
+from perdure.memory.nodes import MessagesNode, Shown, extended
 from perdure.memory.options import instance, whole
 from perdure.memory.quotation import fitting, memory_line, past_since, section
 from perdure.memory.records import TURN, Memory
@@ -33,8 +33,7 @@ from perdure.memory.tokens import token_counter
 from perdure.stores.base import Namespace
 from perdure.stores.text import STOP_WORDS, query_tokens
 
-NAMESPACE: Final = ("memories", "{user_id}")
-"""The namespace of memories, unless another is given."""
+NAMESPACE: Final = ("memories", "{user_id}")  # the namespace of memories, unless another is given
 Labels = Sequence[str] | Sequence[Sequence[str]]
 """The labels of a namespace, or a list of the labels of several; see `Template`."""
 _REJECTED: Final = 3  # times the memories that are wanted, more are read in the first search
@@ -172,7 +171,7 @@ def _recall(
         config: Of the run: it fills in the namespace; None: within a node, that of its run.
         namespace: Where to look; a list of namespaces for several. See `Template`.
         kinds: Only memories of these kinds.
-        limit: The largest number of memories.
+        limit: How many memories at most.
         max_tokens: The tokens that they may take as the model is shown them; None: any number.
         as_of: Recall what was remembered at that moment; only of a perdure store.
     """
@@ -180,8 +179,7 @@ def _recall(
     return (yield from search.found(query, store, config, as_of=as_of, explain=True))
 
 
-recall = blocking(_recall)
-arecall = awaiting(_recall)
+recall, arecall = blocking(_recall), awaiting(_recall)
 
 
 def merged(rankings: Sequence[Sequence[tuple[int, Memory]]], limit: int) -> list[Memory]:
@@ -296,13 +294,11 @@ class UseMemories(MessagesNode):
         shown = replace(shown, turns=turns)
         return _with_section(shown, section("memories", lines)) if lines else shown
 
-    through = blocking(_through)  # type: ignore[arg-type]
-    athrough = awaiting(_through)  # type: ignore[arg-type]
+    through, athrough = blocking(_through), awaiting(_through)  # type: ignore[arg-type]
 
     def _left(
         self, shown: Shown, state: Any, config: RunnableConfig | None
     ) -> Effects[frozenset[str | None]]:
-        """The ids of the messages that the following parts leave."""
         for part in self._following:
             given = (shown, state, config)
             shown = yield Effect(partial(part.through, *given), partial(part.athrough, *given))
@@ -311,7 +307,6 @@ class UseMemories(MessagesNode):
     def _recalled(
         self, query: str, room: int, left: frozenset[str | None], config: RunnableConfig | None
     ) -> Effects[tuple[str, ...]]:
-        """A line for each memory, without those that rest on the given messages alone."""
         thread_id, _ = source(config)
 
         def accepts(memory: Memory) -> bool:
@@ -334,7 +329,6 @@ class UseMemories(MessagesNode):
 
 
 use_memories = UseMemories
-"""Makes the part: `use_memories()`, `use_memories(store, namespace=("memories",))`."""
 
 
 def query_of(turns: Sequence[Turn]) -> str:
@@ -351,12 +345,7 @@ def query_of(turns: Sequence[Turn]) -> str:
 
 
 def _with_section(shown: Shown, text: str) -> Shown:
-    """The same with a section at the end of the system message."""
     if shown.system is None:
         return replace(shown, system=SystemMessage(text))
-    content: Any = shown.system.content
-    if isinstance(content, str):
-        joined: Any = f"{content}\n\n{text}" if content else text
-    else:  # the blocks before stay as they are, so that a provider's cache of them holds
-        joined = [*content, {"type": "text", "text": text}]
-    return replace(shown, system=shown.system.model_copy(update={"content": joined}))
+    content = extended(shown.system.content, text)
+    return replace(shown, system=shown.system.model_copy(update={"content": content}))

@@ -78,9 +78,6 @@ class ChatState(TypedDict):
     llm_input_messages: NotRequired[Annotated[list[AnyMessage], UntrackedValue]]
 
 
-# -- keeps
-
-
 def _is_keep(update: Any) -> bool:
     return isinstance(update, Mapping) and update.get("type") == "keep"
 

@@ -36,8 +36,7 @@ NOTES: Final = (QUARANTINE, TOMBSTONES, CHANGED, WATERMARKS, "waiting")
 version's notes on threads that wait to be extracted."""
 INSTRUCTIONS: Final = "instructions"
 """The field of a value with the text of instructions, as in LangGraph's own examples."""
-PREVIOUS: Final = "formerly"
-"""The field of a value with the memory's earlier texts."""
+PREVIOUS: Final = "formerly"  # the field of a value with the memory's earlier texts
 SOURCE: Final = "provenance"
 """The field of a value with the provenance, in a store that is not perdure's."""
 _PREVIOUS: Final = 10  # earlier texts that a memory keeps
@@ -135,9 +134,6 @@ def notes_of(kind: str, namespace: Namespace) -> Namespace:
     return (RESERVED, kind, *namespace)
 
 
-# -- operations
-
-
 def put_of(
     namespace: Namespace,
     key: str,
@@ -184,9 +180,6 @@ def having_said(text: str) -> dict[str, Any]:
     """The filter for memories of which a previous text is the same as this one."""
     # whether the field exists is asked first: that takes a tenth of the time
     return {PREVIOUS: {"$exists": True}, f"{PREVIOUS}[*].digest": digest(text)}
-
-
-# -- items
 
 
 def memory_of(item: Item) -> Memory:

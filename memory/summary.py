@@ -16,13 +16,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, RemoveMessage, Sy
 from langchain_core.runnables import RunnableConfig
 from typing_extensions import TypedDict  # with typing's, Python 3.11 gives no JSON schema
 
-from perdure.errors import (
-    ConfigurationError,
-    InvalidPatch,
-    ModelFailed,
-    SummaryFailed,
-    UnknownModel,
-)
+from perdure import errors
 from perdure.memory.conversation import Messages, role, turns
 from perdure.memory.effects import Effects
 from perdure.memory.model_call import (
@@ -34,7 +28,7 @@ from perdure.memory.model_call import (
     model_call,
     text_of,
 )
-from perdure.memory.nodes import MessagesNode, Shown, channel, ids_of, messages_in
+from perdure.memory.nodes import MessagesNode, Shown, channel, extended, ids_of, messages_in
 from perdure.memory.options import choice, instance, number, text, whole
 from perdure.memory.quotation import as_record, undelimited, units_of
 from perdure.memory.reducers import ChatState
@@ -101,7 +95,7 @@ def _limits(name: str, sizes: Sequence[Any], model: Any) -> tuple[float, float]:
                 share = number(f"{name} fraction", value, 0.01, 1)
                 tokens = min(tokens, int(share * context_window(model)))
             case _:
-                raise ConfigurationError(
+                raise errors.ConfigurationError(
                     f'{name} is {size!r:.80}; expected ("messages", 40), ("tokens", 4000) or '
                     '("fraction", 0.7) of the model\'s window'
                 )
@@ -118,12 +112,10 @@ class Summarize(MessagesNode):
     Args:
         model: Writes the summaries: a chat model, its name, or `ModelCall(model, timeout_s=…)`.
         trigger: When to summarise, counted over what is not summarised yet; a list means any of it.
-        keep: How much of the end stays, in whole turns, the newest always; None: half of the
-            `trigger`, of several the smallest of each kind.
+        keep: How much of the end stays, in whole turns, one at least; None: half of the `trigger`.
         token_counter: Counts tokens; None: the counter that fits the model.
         summary_prompt: Instructions to the model; `{max_words}` in it stands for 400.
-        on_failure: If the model gives no summary: `"keep"` everything and log a warning; or
-            `"raise"` `SummaryFailed`.
+        on_failure: Without a summary, `"keep"` everything and log a warning, or `"raise"`.
     """
 
     def __init__(
@@ -142,9 +134,9 @@ class Summarize(MessagesNode):
         known = call.model.model_name if isinstance(call.model, NamedModel) else call.model
         counter, max_input = counter_of(token_counter), _INPUT_TOKENS
         if token_counter is None and isinstance(known, BaseChatModel | str):
-            with suppress(UnknownModel):  # the estimate counts then
+            with suppress(errors.UnknownModel):  # the estimate counts then
                 counter = counter_of(known)
-        with suppress(ConfigurationError):
+        with suppress(errors.ConfigurationError):
             max_input = int(_SHARE * context_window(known))
         several = isinstance(trigger, list | tuple) and trigger and not isinstance(trigger[0], str)
         sizes: Sequence[Any] = trigger if several else [trigger]
@@ -202,15 +194,13 @@ class Summarize(MessagesNode):
         try:
             request = replace(self.request, call=replace(self.request.call, config=config))
             summary = yield from request.summary(known, units)
-        except SummaryFailed as exc:
+        except errors.SummaryFailed as exc:
             if self.on_failure == "raise":
                 raise
             _LOG.warning("%s; it is tried again the next time", exc)
             return None
         count = len(old) + (previous["count"] if previous else 0)
         return Summary(text=summary, last=old[-1].id, count=count)
-
-    # -- which messages are summarised
 
     def _old(self, messages: Messages) -> list[BaseMessage]:
         reached = self._is_reached([each for each in messages if role(each) != "system"])
@@ -241,10 +231,6 @@ class Summarize(MessagesNode):
 
 
 summarize = Summarize
-"""Makes the node."""
-
-
-# -- how a summary is shown
 
 
 def with_summary(shown: Shown, summary: Summary | None) -> Shown:
@@ -255,12 +241,8 @@ def with_summary(shown: Shown, summary: Summary | None) -> Shown:
     section = f"{HEADING}:\n\n{as_record(summary['text'])}"
     before = without_summary([shown.system])[1] if shown.system else []
     content: Any = before[0].content if before else None
-    if isinstance(content, list):  # its blocks stay, so that a provider's cache of them holds
-        joined: Any = [*content, {"type": "text", "text": section}]
-    else:
-        joined = f"{content}\n\n{section}" if content else section
     system, mark = [*before, SystemMessage("")][0], {**summary, _INSTRUCTIONS: content}
-    return replace(shown, system=_changed(system, joined, mark))
+    return replace(shown, system=_changed(system, extended(content, section), mark))
 
 
 def without_summary(messages: Messages) -> tuple[Summary | None, list[BaseMessage]]:
@@ -299,8 +281,6 @@ def _summary_in(state: Any) -> Summary | None:
     return summary_of(channel(state, _SUMMARY))
 
 
-# -- requests
-
 _LEAST_ROOM: Final = 100  # tokens that the prompt has to leave for the conversation
 _FRAME: Final = 60  # tokens of the delimiters and of the closing line
 _WORD: Final = 2  # tokens of a word, generously
@@ -334,14 +314,14 @@ class SummaryRequest:
             try:
                 previous = yield from self._asked(previous, part, room if rest else None)
                 texts = rest
-            except ModelFailed as exc:
+            except errors.ModelFailed as exc:
                 # the provider counts otherwise, or the window is smaller than its profile says
                 room = min(room, self._cost(previous) + sum(map(self._cost, part))) // 2
                 if not is_too_long(exc.__cause__):
-                    raise SummaryFailed(f"{exc} and nothing was removed") from exc.__cause__
+                    raise errors.SummaryFailed(f"{exc} and nothing was removed") from exc.__cause__
                 if room < _LEAST_ROOM:
                     fault = f"no request is short enough: {exc} and nothing was removed"
-                    raise SummaryFailed(fault) from exc.__cause__
+                    raise errors.SummaryFailed(fault) from exc.__cause__
         return previous
 
     def _asked(self, previous: str, texts: Sequence[str], room: int | None) -> Effects[str]:
@@ -363,7 +343,7 @@ class SummaryRequest:
             if length > most:
                 fault = f"the answer has {length} tokens, {words} words were asked for"
             if fault is not None:
-                raise InvalidPatch(fault)
+                raise errors.InvalidPatch(fault)
             return text_of(answer)
 
         return (yield from self.call.usable(request, taken))

@@ -111,11 +111,7 @@ def read_history(
 def _history(
     saver: Any, thread_id: str, channel: str, known: Collection[str]
 ) -> Effects[ThreadHistory]:
-    """All messages that perdure's checkpointer has, with the times of their first checkpoints.
-
-    A checkpoint with more messages than its parent is taken to have added the difference: if it
-    removed some, too, the times are off by about a step.
-    """
+    """All messages that perdure's checkpointer has, with the times of their first checkpoints."""
     infos = yield from _checkpoints(saver, thread_id, 1)
     if not any(info.is_head for info in infos):  # the thread went on from an old checkpoint
         infos = yield from _checkpoints(saver, thread_id, None)

@@ -206,8 +206,6 @@ def _schema(tool: Any) -> Any:
         return instance("tools", tool, Mapping, expected)  # of the provider, in its own form
 
 
-# -- models and encodings
-
 _PROVIDER: Final = re.compile(r"^(openai|azure_openai|azure)[:/]")
 _ENCODINGS: Final = ("o200k_base", "cl100k_base")  # those of chat models
 _AT_ONCE: Final = 50_000  # characters: bpe-openai refuses a text of a million
@@ -215,7 +213,6 @@ _REMEMBERED: Final = 1 << 16
 
 
 def _unbound(of: Any) -> tuple[Any, Sequence[Any]]:
-    """A model without what was bound to it, and the tools that were."""
     tools: Sequence[Any] = ()
     if of is None or isinstance(of, str | TokenCounter):
         return of, tools

@@ -89,7 +89,6 @@ class ClearToolOutputs(MessagesNode):
             yield turn._replace(units=units[::-1])
 
     def _short(self, message: BaseMessage) -> BaseMessage:
-        """The line in place of a bulky result; any other message as it is."""
         cleared = message.additional_kwargs.get(SHORTENED) == "cleared"
         if not isinstance(message, ToolMessage) or cleared or message.name in self.exclude:
             return message
@@ -103,7 +102,6 @@ class ClearToolOutputs(MessagesNode):
 
 
 clear_tool_outputs = ClearToolOutputs
-"""Makes the node."""
 
 
 def _expand(
@@ -144,5 +142,4 @@ def _expand(
     return [originals[uid] for uid in dict.fromkeys(ids) if uid in originals]
 
 
-expand = blocking(_expand)
-aexpand = awaiting(_expand)
+expand, aexpand = blocking(_expand), awaiting(_expand)

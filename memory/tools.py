@@ -19,13 +19,7 @@ from langgraph.prebuilt import ToolRuntime
 from langgraph.store.base import BaseStore
 from pydantic import BaseModel, BeforeValidator, Field, create_model
 
-from perdure.errors import (
-    InvalidNamespace,
-    InvalidValue,
-    LimitExceeded,
-    UnknownMemory,
-    VersionConflict,
-)
+from perdure import errors
 from perdure.memory.collection import Collection
 from perdure.memory.conversation import role
 from perdure.memory.effects import Effects, arun, run
@@ -172,13 +166,9 @@ def _tool(
 
 
 def _messages(state: Any, key: str) -> Sequence[BaseMessage]:
-    """The messages of a graph's state: a dict, a model or a list; none where there are none."""
     found = state.get(key) if isinstance(state, Mapping) else getattr(state, key, state)
     given = found if isinstance(found, list | tuple) else ()
     return [message for message in given if isinstance(message, BaseMessage)]
-
-
-# -- arguments
 
 
 def _arguments(schema: type[BaseModel] | None) -> type[BaseModel]:
@@ -210,9 +200,6 @@ def _opened(memory: Any) -> Any:
     return read if isinstance(read, dict) else {TEXT: memory}
 
 
-# -- what manage_memory does
-
-
 def _managed(
     writer: MemoryWriter, arguments: Mapping[str, Any], attribution: Attribution
 ) -> Effects[str]:
@@ -225,12 +212,12 @@ def _managed(
         raise ToolException(f"'{action}' needs the id of a memory. Search for it, and copy its id.")
     try:
         outcome = yield from _changed(writer, action, key, given, attribution)
-    except (UnknownMemory, InvalidNamespace) as exc:  # InvalidNamespace: no id can be like that
+    except (errors.UnknownMemory, errors.InvalidNamespace) as exc:  # no id is like that
         raise ToolException(_UNKNOWN.format(id=quoted(key[:80]))) from exc
-    except LimitExceeded as exc:
+    except errors.LimitExceeded as exc:
         answer = "Not kept: there is no room. Delete what is no longer needed, or tell the user."
         raise ToolException(answer) from exc
-    except (InvalidValue, VersionConflict) as exc:
+    except (errors.InvalidValue, errors.VersionConflict) as exc:
         raise ToolException(f"Not kept: {str(exc)[:_LONG]}. Correct it, and try again.") from exc
     if outcome.change == "unchanged" and outcome.key != key and action != "create":
         raise ToolException(
@@ -241,7 +228,6 @@ def _managed(
 
 
 def _answer(outcome: Outcome) -> str:
-    """The answer to a change; what was not done is raised."""
     change, reason = outcome.change, outcome.reason[:_LONG].rstrip(".")
     if change == "unchanged":
         return f"Nothing had to be changed: {reason}. The memory's id is {outcome.key}."
@@ -278,7 +264,6 @@ def _texts(value: Any) -> list[str]:
 
 
 def _line(memory: Memory) -> str:
-    """A memory as one line of JSON, with its id."""
     fields = own_fields(memory.value) if TEXT in memory.value else {}
     past = (previous for previous in memory.previous if previous.change == "superseded")
     about = {
@@ -288,9 +273,6 @@ def _line(memory: Memory) -> str:
     }
     line = {"id": memory.key, **json.loads(memory_line(memory))}
     return quoted({**line, **{name: part for name, part in about.items() if part}})
-
-
-# -- whose words a memory rests on
 
 
 @dataclass(frozen=True, slots=True)

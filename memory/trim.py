@@ -31,10 +31,9 @@ Measure = Callable[[BaseMessage], int]
 class Trim(MessagesNode):
     """A node that keeps what fits: `trim(max_tokens=4_000)`.
 
-    The parameters are those of langchain's `trim_messages`. In a graph it removes from the state
-    what does not fit, which stays in history; in a `view` it shows what fits: always a valid
-    sequence. The newest turn may lose exchanges from its middle; its human message and the last of
-    what follows it stay.
+    The parameters are those of langchain's `trim_messages`. In a graph, what does not fit leaves
+    the state and stays in history; in a `view` it is not shown. The rest is a valid sequence. The
+    newest human message and the last of what follows it stay.
 
     Args:
         max_tokens: Tokens of the request; from above 0 to 1.0, a share of the model's window.
@@ -43,8 +42,7 @@ class Trim(MessagesNode):
         start_on: `"human"`: turns stay whole. None: the oldest that is kept may lose its beginning.
         include_system: Whether the system message is shown.
         end_on: Show nothing after the last message of these types; the state keeps it.
-        allow_partial: Shorten in the middle what is too long and may not be left out; else that
-            raises `BudgetExceeded`.
+        allow_partial: Shorten what is too long and has to stay; else that is a `BudgetExceeded`.
     """
 
     def __init__(
@@ -127,7 +125,6 @@ class Trim(MessagesNode):
 
 
 trim = Trim
-"""Makes the node."""
 
 
 def too_long(size: int, parts: Sequence[tuple[str, int]], remedy: str) -> BudgetExceeded:
@@ -159,9 +156,6 @@ def _ending(turns: Iterator[Turn], ends: tuple[End, ...]) -> Iterator[Turn]:
             yield turn._replace(units=units)
             break
     yield from turns
-
-
-# -- what fits
 
 
 class Window(NamedTuple):
@@ -222,9 +216,6 @@ def _taken(
 
 def _cost(units: list[Unit], measure: Measure) -> int:
     return sum(measure(message) for unit in units for message in unit)
-
-
-# -- what is shortened
 
 
 def _levelled(

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from hashlib import blake2b
 from typing import Final
 
 from langgraph.store.base import GetOp
 
-from perdure.memory.effects import Effect, Effects
+from perdure.memory.effects import Effects
 from perdure.memory.options import whole
 from perdure.memory.proposals import Addition, Batch, Proposal, Revision, Scope
 from perdure.memory.records import FACT, TURN, Memory, Outcome
@@ -127,15 +126,12 @@ def left_behind(source: Provenance, successor: Provenance | None) -> tuple[str, 
     return tuple(each for each in source.message_ids if each not in successor.message_ids)
 
 
-def _turns(
-    adapter: StoreAdapter, namespace: Namespace, source: Provenance
-) -> Effects[list[Memory]]:
-    """The turns of messages, chunk by chunk."""
-    store, turns, number = adapter.store, list[Memory](), 0
+def _turns(adapter: StoreAdapter, place: Namespace, source: Provenance) -> Effects[list[Memory]]:
+    turns, number = list[Memory](), 0
     thread_id, left = source.thread_id, list(source.message_ids)
     while left and thread_id is not None:
-        ops = [GetOp(namespace, turn_key(thread_id, each, number)) for each in left]
-        items = yield Effect(partial(store.batch, ops), partial(store.abatch, ops))
+        ops = [GetOp(place, turn_key(thread_id, each, number)) for each in left]
+        items = yield adapter.call("batch", ops)
         there = {id: item for id, item in zip(left, items, strict=True) if item is not None}
         turns += map(memory_of, there.values())
         left, number = list(there), number + 1

@@ -52,15 +52,13 @@ _LOG = logging.getLogger("perdure")
 class UpdateInstructions(Learner):
     """A node that has a model rewrite the instructions after a conversation.
 
-    The rewrite is a new version. If another run wrote meanwhile, the model is asked again with the
-    newer text, so no change is lost. A rewrite that has less than 40 % of the previous length, or
-    more than 2.5 times (of 1,000 characters at least), is refused.
+    The rewrite is a new version. If another run wrote meanwhile, the model is asked again. Less
+    than 40 % of the previous length, or more than 2.5 times (of 1,000 characters), is refused.
 
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
         prompt: What the model is told to do; the form of its answer is always added.
-        on_failure: If there is no usable rewrite: `"keep"` what holds and log a warning; or
-            `"raise"`.
+        on_failure: Without a usable rewrite, `"keep"` what holds and log a warning, or `"raise"`.
         feedback_key: The channel of the state that may hold feedback on the conversation.
     """
 
@@ -112,8 +110,7 @@ class UpdateInstructions(Learner):
                 _LOG.warning("the instructions stay as they are: %s", exc)
                 return (yield from self._instructions.reading(place))
 
-    rewrite = blocking(_rewrite)
-    arewrite = awaiting(_rewrite)
+    rewrite, arewrite = blocking(_rewrite), awaiting(_rewrite)
 
     def _rewritten(
         self, config: RunnableConfig | None, previous: str, units: list[str], feedback: Any
@@ -135,7 +132,6 @@ class UpdateInstructions(Learner):
 
 
 update_instructions = UpdateInstructions
-"""Makes the node: `update_instructions(model, instructions)`."""
 
 
 def _taken(previous: str, answer: Any) -> str:
@@ -158,7 +154,6 @@ def _taken(previous: str, answer: Any) -> str:
 
 
 def _fault(previous: str, rewritten: str) -> str | None:
-    """Why a text cannot take the place of the previous one; None: it can."""
     length, most = len(rewritten), min(LONGEST, int(max(len(previous), _SHORT) / _SHARE))
     if not any(map(str.isalnum, rewritten)):
         return "they have no letters"

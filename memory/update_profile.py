@@ -48,8 +48,7 @@ class UpdateProfile(Learner):
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
         profile: The profile, or several of one user in one store.
         prompt, strict: As of `ModelExtractor`.
-        on_failure: If there is no usable patch: `"keep"` the profile and log a warning, or
-            `"raise"`.
+        on_failure: Without a usable patch, `"keep"` the profile and log a warning, or `"raise"`.
     """
 
     def __init__(
@@ -86,8 +85,7 @@ class UpdateProfile(Learner):
             _LOG.warning("the profile stays as it is: %s", exc)
             return ProfileUpdate(fault=str(exc))
 
-    learn = blocking(_learn)
-    alearn = awaiting(_learn)
+    learn, alearn = blocking(_learn), awaiting(_learn)
 
     def learning(
         self, messages: Messages, state: Any, config: RunnableConfig | None
@@ -122,4 +120,3 @@ class UpdateProfile(Learner):
 
 
 update_profile = UpdateProfile
-"""Makes the node: `update_profile(model, profile)`."""

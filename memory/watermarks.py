@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from langgraph.store.base import GetOp, Item
 
-from perdure.memory.effects import Effect, Effects
+from perdure.memory.effects import Effects
 from perdure.memory.store_adapter import WATERMARKS, StoreAdapter, note_of, notes_of
 from perdure.memory.thread_messages import ThreadHistory, ThreadMessage
 from perdure.stores.base import Namespace, PutItem
@@ -144,8 +144,7 @@ def watermarks(
         return []
     keys = [(space, key) for space, thread in places for key in (thread, _key(extractor, thread))]
     ops = [GetOp(notes_of(WATERMARKS, space), key) for space, key in dict.fromkeys(keys)]
-    store = adapter.store
-    notes = yield Effect(lambda: store.batch(ops), lambda: store.abatch(ops))
+    notes = yield adapter.call("batch", ops)
     there = dict(zip(dict.fromkeys(keys), notes, strict=True))
     empty = Watermark(extractor, version=0 if adapter.versioned else None)
     return [
@@ -168,7 +167,6 @@ def settled(note: Item) -> PutItem:
 
 
 def _read(empty: Watermark, own: Item | None, turns: Item | None) -> Watermark:
-    """The watermark in a note; without one, the first version's."""
     first: dict[str, Any] | None = None
     if turns is not None:
         place = {name: turns.value[name] for name in _PLACE}

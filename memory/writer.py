@@ -41,7 +41,6 @@ P = ParamSpec("P")
 
 
 def _alone(method: Callable[P, Effects[Outcome]]) -> Callable[P, Effects[Outcome]]:
-    """A method of a writer, attempted by `one_by_one`."""
 
     @wraps(method)
     def attempted(*args: P.args, **options: P.kwargs) -> Effects[Outcome]:
@@ -139,7 +138,6 @@ class MemoryWriter:
     insert, replace, delete = _alone(_insert), _alone(_replace), _alone(_delete)
 
     def _present(self, key: str) -> Effects[Memory]:
-        """The memory as it is; another document, for example instructions, is none."""
         memory = yield from self.adapter.got(self.namespace, check_key(key))
         if memory is None or not isinstance(memory.value.get(TEXT), str):
             raise unknown(self.namespace, key)
@@ -163,9 +161,6 @@ def unknown(namespace: Namespace, key: str) -> UnknownMemory:
     return UnknownMemory(
         f"no memory {key!r} in {namespace!r}; search() and list() tell the ids that there are"
     )
-
-
-# -- schemas
 
 
 def check_schema(schema: Any) -> None:

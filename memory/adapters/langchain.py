@@ -110,7 +110,6 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         return checked_messages(found or [], f"channel 'messages' of thread {self.thread_id!r}")
 
     def _locked(self) -> ExitStack:
-        """The lock of the thread, held; langgraph's checkpointers have none."""
         held = ExitStack()
         lock = getattr(self.checkpointer, "lock", None)  # langgraph's, if any, is a lock itself
         if callable(lock):
@@ -120,7 +119,6 @@ class ThreadMessageHistory(BaseChatMessageHistory):
 
 
 def _with_ids(messages: list[BaseMessage]) -> list[BaseMessage]:
-    """The messages, each with its own id; the caller's messages are not changed."""
     found: dict[str | None, BaseMessage] = {}
     for message in messages:
         if not message.id or message.id in found:

@@ -154,7 +154,6 @@ class ChatMemoryAdvisor(RunnableLambda[Any, Any]):
         """Keep the new messages of a request and the answer."""
 
     def _advised(self, input: Any, config: RunnableConfig, **kwargs: Any) -> Runnable[Any, Any]:
-        """The model with the memory before and after it, for one request."""
         id, request = _CONVERSATION.filled(config)[0], _request(input)
         shown, others = self.shown(id, request), _others(request)
         new = others[next(turns(others), range(len(others))).start :]
@@ -264,6 +263,5 @@ def _others(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
 
 
 def _system(*lists: Sequence[BaseMessage]) -> str:
-    """The text of all system messages."""
     found = [m for messages in lists for m in messages if isinstance(m, SystemMessage)]
     return "\n\n".join(message.text for message in found if says_something(message))

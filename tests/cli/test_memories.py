@@ -176,8 +176,8 @@ def test_memories_of_every_kind_are_listed(db: Path) -> None:
     talk("trip", "I am allergic to nuts")
     add("Ann likes figs")
     with SQLiteStore.open(db) as store:
-        Profile(Person, store).merge({"city": "Ghent"}, ME)
-        Profile(Person, store).merge({"city": "Bruges"}, {"configurable": {"user_id": "bob"}})
+        Profile(Person, store).set({"city": "Ghent"}, ME)
+        Profile(Person, store).set({"city": "Bruges"}, {"configurable": {"user_id": "bob"}})
         Instructions(store).set("Answer in Dutch.")
 
     assert [row[1] for row in rows(run("memories", "list"))[1:]] == [
@@ -309,7 +309,7 @@ def test_the_profile_is_forgotten_by_its_key(db: Path) -> None:
     """Its versions go; a query does not take it along."""
     with SQLiteStore.open(db) as store:
         for city in ("Ghent", "Bruges"):
-            Profile(Person, store).merge({"city": city}, ME)
+            Profile(Person, store).set({"city": city}, ME)
     none = attempt("memories", "forget", "--query", "Bruges", "--yes")
     run("memories", "forget", "profile", "--yes")
 

@@ -31,6 +31,7 @@ from perdure.memory.quarantine import Quarantine
 from perdure.stores import SQLiteStore
 from tests.data.v1.models import Home, Person
 from tests.layout import ROOT
+from tests.memory.test_profile import written
 from tests.memory.threads import texts
 
 FILE = ROOT / "tests" / "data" / "v1" / "memories.db"
@@ -90,13 +91,13 @@ def test_profiles_are_read_and_changed(file: File, key: str) -> None:
     """One item, or one for each field; with their versions."""
     profile = Profile(Person, file.store, key=key)
     assert profile.get(ANN) == Person(name="Ann", home=Home(city="Ghent"), likes=["figs"])
-    profile.merge({"home": {"city": "Bruges"}}, ANN)
+    written(profile, {"home": {"city": "Bruges"}}, ANN)
 
     assert profile.get(ANN) == Person(name="Ann", home=Home(city="Bruges"), likes=["figs"])
     assert [(each.change, each.document["likes"]) for each in profile.history(ANN)] == [
         ("merge", []),
         ("patch", ["figs"]),
-        ("merge", ["figs"]),
+        ("patch", ["figs"]),
     ]
 
 

@@ -98,6 +98,20 @@ def raw(profile: Profile[Any], config: Any) -> Any:
     return versions[-1].document if versions and versions[-1].valid_to is None else {}
 
 
+def written(profile: Profile[Any], partial: dict[str, Any], config: Any = None) -> Any:
+    """The profile after a patch of some fields, those within objects too; None removes one."""
+    fields = {f"/{name}": value for name, value in partial.items()}
+    for path, value in list(fields.items()):
+        if isinstance(value, dict):
+            del fields[path]
+            fields |= {f"{path}/{name}": part for name, part in value.items()}
+    operations = [
+        op("remove", path) if value is None else op("add", path, value=value)
+        for path, value in fields.items()
+    ]
+    return profile.patch(operations, config)
+
+
 # -- reading and changing
 
 
@@ -107,17 +121,17 @@ def test_the_defaults_hold_until_something_is_known(profile: Profile[Person]) ->
     assert raw(profile, ANN) == {}
     assert profile.history(ANN) == []
     profile.patch([], ANN)
-    profile.merge({"name": ""}, ANN)
+    written(profile, {"name": ""}, ANN)
     profile.patch([op("test", "/name", value=""), op("remove", "/age")], ANN)
 
     assert profile.history(ANN) == []
 
 
 def test_a_change_keeps_all_that_it_does_not_name(profile: Profile[Person]) -> None:
-    """Patch by patch and merge by merge, whatever the store and the form."""
-    profile.merge({"name": "Ann", "home": {"city": "Ghent"}}, ANN)
+    """Patch by patch, whatever the store and the form."""
+    written(profile, {"name": "Ann", "home": {"city": "Ghent"}}, ANN)
     profile.patch([op("add", "/likes/-", value="tea"), op("replace", "/age", value=40)], ANN)
-    profile.merge({"home": {"zip": "9000"}}, ANN)
+    written(profile, {"home": {"zip": "9000"}}, ANN)
     left = profile.patch([op("add", "/pets/0", value={"name": "Tom"})], ANN)
 
     home = Home(city="Ghent", zip="9000")
@@ -134,7 +148,6 @@ def test_both_colours_do_the_same(any_store: Any) -> None:
     steps = [
         one.set({"likes": ["tea"]}, ANN),
         one.patch(operations, ANN),
-        one.merge({"age": 1}, ANN),
         one.get(ANN),
         raw(one, ANN),
         [(each.document, each.change) for each in one.history(ANN)],
@@ -146,7 +159,6 @@ def test_both_colours_do_the_same(any_store: Any) -> None:
         return [
             await other.aset({"likes": ["tea"]}, ANN),
             await other.apatch(operations, ANN),
-            await other.amerge({"age": 1}, ANN),
             await other.aget(ANN),
             raw(other, ANN),
             [(each.document, each.change) for each in await other.ahistory(ANN)],
@@ -159,7 +171,7 @@ def test_both_colours_do_the_same(any_store: Any) -> None:
 
 def test_a_document_is_set_whole(profile: Profile[Person]) -> None:
     """As a model or as a dict; what was there before is not."""
-    profile.merge({"name": "Ann", "likes": ["tea"]}, ANN)
+    written(profile, {"name": "Ann", "likes": ["tea"]}, ANN)
 
     assert profile.set({"age": 3}, ANN) == Person(age=3)
     assert profile.set(Person(name="Bo"), ANN) == Person(name="Bo")
@@ -184,7 +196,7 @@ def test_it_is_a_readable_document_found_by_what_it_says(store: SQLiteStore) -> 
     """Its text is searched; the value holds the document as it is."""
     profile = Profile(Person, store)
     profile.patch([op("replace", "/home/city", value="Ghent")], ANN)
-    profile.merge({"likes": ["green tea", "figs"], "pets": [{"name": "Tom"}]}, ANN)
+    written(profile, {"likes": ["green tea", "figs"], "pets": [{"name": "Tom"}]}, ANN)
     [memory] = run(StoreAdapter(store).found(("profiles",), query="Who drinks tea?", limit=5))
 
     assert memory.kind == "profile"
@@ -198,7 +210,7 @@ def test_a_graph_gives_its_store_and_its_config(store: SQLiteStore) -> None:
     profile = Profile(Person)
 
     def learn(state: Any) -> dict[str, Any]:
-        profile.merge({"name": "Ann"})
+        written(profile, {"name": "Ann"})
         return {}
 
     builder = StateGraph(ChatState).add_node("learn", learn).add_edge(START, "learn")
@@ -220,13 +232,13 @@ def test_every_change_is_a_version(store: SQLiteStore) -> None:
     first = profile.patch([op("add", "/name", value="Ann")], ANN)
     moment = profile.history(ANN)[0].valid_from
     thread = run_of(user_id="ann", thread_id="t", checkpoint_id="c")
-    second = profile.merge({"name": None, "age": 40}, thread)
+    second = written(profile, {"name": None, "age": 40}, thread)
     old, new = profile.history(ANN)
 
     assert [old.document, new.document] == [first.model_dump(mode="json"), raw(profile, ANN)]
     assert [old.version, new.version] == [1, 2]
     assert [old.valid_to, new.valid_to] == [new.valid_from, None]
-    assert [old.change, new.change] == ["patch", "merge"]
+    assert [old.change, new.change] == ["patch", "patch"]
     assert old.provenance == Provenance(actor="user", trust="user")
     assert new.provenance == Provenance("t", "c", actor="user", trust="user")
     assert profile.get(ANN, as_of=moment) == first
@@ -238,8 +250,8 @@ def test_forgetting_leaves_nothing(store: SQLiteStore) -> None:
     profile = Profile(Person, store)
     bo = run_of(user_id="bo")
     for config in (ANN, bo):
-        profile.merge({"name": "Ann"}, config)
-        profile.merge({"likes": ["tea"]}, config)
+        written(profile, {"name": "Ann"}, config)
+        written(profile, {"likes": ["tea"]}, config)
     receipt = profile.forget(ANN)
 
     assert receipt is not None
@@ -247,14 +259,14 @@ def test_forgetting_leaves_nothing(store: SQLiteStore) -> None:
     assert profile.history(ANN) == []
     assert store.search(NAMESPACE) == []
     assert profile.get(bo).likes == ["tea"]
-    assert profile.merge({"age": 3}, ANN) == Person(age=3)
+    assert written(profile, {"age": 3}, ANN) == Person(age=3)
 
 
 def test_a_store_without_a_past_says_so() -> None:
     """It has the present as its only version, and deletes what is to be forgotten."""
     profile = Profile(Person, InMemoryStore())
-    profile.merge({"name": "Ann"}, run_of(user_id="ann", thread_id="t"))
-    profile.merge({"age": 4}, ANN)
+    written(profile, {"name": "Ann"}, run_of(user_id="ann", thread_id="t"))
+    written(profile, {"age": 4}, ANN)
     [version] = profile.history(ANN)
 
     assert version.document == raw(profile, ANN)
@@ -294,7 +306,7 @@ def test_sections_of_the_first_version_become_one_item(any_store: Any) -> None:
     any_store.put((*NAMESPACE, "profile"), "foreign", {"text": "x"})
     profile = Profile(Person, any_store)
     assert profile.get(ANN) == Person(name="Ann Lee", home=Home(city="Ghent"), likes=["tea"])
-    profile.merge({"age": 40}, ANN)
+    written(profile, {"age": 40}, ANN)
 
     assert profile.get(ANN) == Person(
         name="Ann Lee", age=40, home=Home(city="Ghent"), likes=["tea"]
@@ -302,9 +314,9 @@ def test_sections_of_the_first_version_become_one_item(any_store: Any) -> None:
     assert {item.key for item in any_store.search(NAMESPACE)} == {"profile", "foreign"}
     history = [(each.document["name"], each.change) for each in profile.history(ANN)]
     if moment is None:
-        assert history == [("Ann Lee", "merge")]
+        assert history == [("Ann Lee", "patch")]
     else:
-        assert history == [("Ann", "set"), ("Ann Lee", "merge"), ("Ann Lee", "merge")]
+        assert history == [("Ann", "set"), ("Ann Lee", "merge"), ("Ann Lee", "patch")]
         assert profile.get(ANN, as_of=moment) == Person(name="Ann", home=Home(city="Ghent"))
 
 
@@ -314,7 +326,7 @@ def test_sections_of_the_first_version_are_forgotten(any_store: Any) -> None:
         write_sections(any_store, **OLD)
         profile = Profile(Person, any_store)
         if change:
-            profile.merge({"age": 40}, ANN)
+            written(profile, {"age": 40}, ANN)
         receipt = profile.forget(ANN)
 
         assert receipt is None or receipt.items + receipt.versions >= 5
@@ -325,9 +337,9 @@ def test_sections_of_the_first_version_are_forgotten(any_store: Any) -> None:
 def test_a_large_profile_is_several_profiles(store: SQLiteStore) -> None:
     """Each section has its own schema, key and past under one namespace, and changes alone."""
     home, pets = Profile(Home, store, key="home"), Profile(Person, store, key="person")
-    home.merge({"city": "Ghent"}, ANN)
-    pets.merge({"pets": [{"name": "Tom"}]}, ANN)
-    home.merge({"city": "Bruges"}, ANN)
+    written(home, {"city": "Ghent"}, ANN)
+    written(pets, {"pets": [{"name": "Tom"}]}, ANN)
+    written(home, {"city": "Bruges"}, ANN)
 
     assert [len(home.history(ANN)), len(pets.history(ANN))] == [2, 1]
     assert {item.key for item in store.search(NAMESPACE)} == {"home", "person"}
@@ -348,7 +360,7 @@ def test_no_change_is_lost_among_threads(tmp_path: Path) -> None:
             profile = Profile(Person, (one, two)[number % 2])
             ready.wait()
             profile.patch([op("add", "/likes/-", value=f"{number}")], ANN)
-            profile.merge({("name", "home")[number % 2]: ("Ann", {"zip": "1"})[number % 2]}, ANN)
+            written(profile, {("name", "home")[number % 2]: ("Ann", {"zip": "1"})[number % 2]}, ANN)
 
         threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
         for thread in threads:
@@ -425,18 +437,18 @@ def test_a_planned_change_is_written_with_other_things_or_not_at_all(store: SQLi
 
 def test_a_plan_keeps_fields_and_what_was_seen(profile: Profile[Person]) -> None:
     """A patch that was made for another state of what it concerns is refused."""
-    profile.merge({"name": "Ann", "home": {"city": "Ghent", "zip": "9000"}}, ANN)
+    written(profile, {"name": "Ann", "home": {"city": "Ghent", "zip": "9000"}}, ANN)
     place = profile.place(ANN)
     seen = run(profile.reading(place)).document
     moving = [op("replace", "/home", value={"city": "Oslo"})]
     with pytest.raises(InvalidPatch, match="'/home/zip'"):
         run(profile.planning(place, moving, seen))
-    profile.merge({"name": "Anna"}, ANN)
+    written(profile, {"name": "Anna"}, ANN)
     city = [op("replace", "/home/city", value="Oslo")]
     [put, *_] = run(profile.planning(place, city, seen))
     assert put.value is not None
     assert put.value["document"]["name"] == "Anna"
-    profile.merge({"home": {"city": "Bruges"}}, ANN)
+    written(profile, {"home": {"city": "Bruges"}}, ANN)
 
     with pytest.raises(VersionConflict, match="was changed where this patch changes it"):
         run(profile.planning(place, city, seen))
@@ -466,7 +478,6 @@ def test_what_the_schema_refuses_is_not_written(profile: Profile[Person], case: 
     profile.set({"name": "Ann", "home": {"city": "Ghent"}}, ANN)
     operations = [op("add", f"/{name}", value=value) for name, value in partial.items()]
     changes: list[Any] = [
-        lambda: profile.merge(partial, ANN),
         lambda: profile.patch(operations, ANN),
         lambda: profile.set(partial, ANN),
     ]
@@ -496,7 +507,7 @@ def test_a_schema_with_required_fields_has_no_profile_at_first(store: SQLiteStor
     with pytest.raises(ConfigurationError, match=r"not there yet.*set\(\)"):
         member.get(ANN)
     with pytest.raises(InvalidPatch, match="'/name': Field required"):
-        member.merge({"city": "Oslo"}, ANN)
+        written(member, {"city": "Oslo"}, ANN)
     assert member.patch([op("add", "/name", value="Ann")], ANN) == Member(name="Ann")
     with pytest.raises(InvalidPatch, match="'/name': Field required"):
         member.patch([op("remove", "/name")], ANN)
@@ -517,8 +528,8 @@ def test_a_schema_may_grow_and_shrink(store: SQLiteStore) -> None:
         profile.get(ANN)
     assert raw(profile, ANN) == {"name": "Ann", "age": "forty"}
     with pytest.raises(InvalidPatch, match="'/age'"):
-        profile.merge({"name": "Bo"}, ANN)
-    assert profile.merge({"age": 40}, ANN) == Person(name="Ann", age=40)
+        written(profile, {"name": "Bo"}, ANN)
+    assert written(profile, {"age": 40}, ANN) == Person(name="Ann", age=40)
 
     with pytest.raises(ConfigurationError, match="'/age'"):
         older.get(ANN)
@@ -544,17 +555,17 @@ def test_schemas_of_other_kinds(store: SQLiteStore) -> None:
         first: str = Field(default="", alias="firstName")
 
     aliased = Profile(Aliased, store, key="aliased")
-    assert aliased.merge({"firstName": "Ann"}, ANN) == Aliased(firstName="Ann")
+    assert written(aliased, {"firstName": "Ann"}, ANN) == Aliased(firstName="Ann")
     assert raw(aliased, ANN) == {"firstName": "Ann"}
     with pytest.raises(InvalidPatch, match="'/first' is an unknown field"):
-        aliased.merge({"first": "Bo"}, ANN)
+        written(aliased, {"first": "Bo"}, ANN)
     tree = Profile(Tree, store, key="tree")
     grown = tree.patch([op("add", "/inner/-", value={"value": {"any": [1]}})], ANN)
     assert grown.size == 2
     with pytest.raises(InvalidPatch, match="'/inner/0/leaf'"):
-        tree.merge({"inner": [{"leaf": 1}]}, ANN)
+        written(tree, {"inner": [{"leaf": 1}]}, ANN)
     notes = Profile(Notes, store, key="notes")
-    assert notes.merge({"anything": 2**70}, ANN).model_dump() == {"anything": 2**70}
+    assert written(notes, {"anything": 2**70}, ANN).model_dump() == {"anything": 2**70}
 
 
 def broken(value: str) -> str:
@@ -574,7 +585,7 @@ def test_an_error_within_a_validator_is_a_refusal(store: SQLiteStore) -> None:
             return self
 
     with pytest.raises(InvalidPatch, match="a validator of Fragile raised KeyError"):
-        Profile(Fragile, store).merge({"name": "x"}, ANN)
+        written(Profile(Fragile, store), {"name": "x"}, ANN)
 
 
 class Lossy(BaseModel):
@@ -610,7 +621,7 @@ def test_wrong_arguments_are_refused(options: dict[str, Any], said: str) -> None
 def test_a_field_that_the_schema_leaves_out_is_refused(store: SQLiteStore) -> None:
     """It would be lost when the profile is written."""
     with pytest.raises(InvalidPatch, match="'/seen' is an unknown field"):
-        Profile(Lossy, store).merge({"seen": "x"}, ANN)
+        written(Profile(Lossy, store), {"seen": "x"}, ANN)
 
 
 def test_a_place_that_cannot_be_is_refused(store: SQLiteStore) -> None:
@@ -618,7 +629,7 @@ def test_a_place_that_cannot_be_is_refused(store: SQLiteStore) -> None:
     profile = Profile(Person, store)
     for config in (None, run_of(), run_of(user_id=""), run_of(user_id=3)):
         with pytest.raises(InvalidConfig, match="user_id"):
-            profile.merge({"name": "Ann"}, config)
+            written(profile, {"name": "Ann"}, config)
     with pytest.raises(ConfigurationError, match="no store"):
         Profile(Person).get(ANN)
     with pytest.raises(InvalidNamespace, match="perdure"):
@@ -628,7 +639,7 @@ def test_a_place_that_cannot_be_is_refused(store: SQLiteStore) -> None:
         profile.get,
         profile.history,
         profile.forget,
-        lambda config: profile.merge({"name": "Ann"}, config),
+        lambda config: written(profile, {"name": "Ann"}, config),
     ]
     for do in doing:
         with pytest.raises(ConfigurationError, match="is no profile"):
@@ -662,10 +673,9 @@ def test_what_the_gate_does_not_let_pass_is_not_written(any_store: Any, case: st
     profile.set({"name": "Ann", "likes": []}, ANN)
     operations = [op("add", f"/{name}", value=value) for name, value in partial.items()]
     changes: list[Any] = [
-        lambda: profile.merge(partial, ANN),
         lambda: profile.patch(operations, ANN),
         lambda: profile.set(partial, ANN),
-        lambda: asyncio.run(profile.amerge(partial, ANN)),
+        lambda: asyncio.run(profile.apatch(operations, ANN)),
     ]
     for change in changes:
         with pytest.raises(InvalidPatch) as caught:
@@ -691,26 +701,28 @@ def test_an_error_does_not_quote_a_secret(store: SQLiteStore) -> None:
 def test_a_secret_is_not_quoted_by_what_the_schema_refuses(store: SQLiteStore) -> None:
     """The gate is asked first."""
     with pytest.raises(InvalidPatch, match="payment card") as caught:
-        Profile(Person, store).merge({"age": CARD}, ANN)
+        written(Profile(Person, store), {"age": CARD}, ANN)
     assert CARD not in str(caught.value)
 
 
 def test_what_the_gate_blots_out_is_kept_so(profile: Profile[Person], any_store: Any) -> None:
     """Of a text its part; a number cannot be blotted out, and is refused."""
     blotting = Profile(Notes, any_store, gate=Gate(secrets="redact"))
-    left = blotting.merge({"notes": ["tea", f"my card is {CARD}"], "pin": "4711 now"}, ANN)
+    left = written(blotting, {"notes": ["tea", f"my card is {CARD}"], "pin": "4711 now"}, ANN)
 
     assert left.model_dump() == {"notes": ["tea", "my card is [card]"], "pin": "[secret] now"}
     with pytest.raises(InvalidPatch, match=r"'/card' cannot be kept: .* is redacted"):
-        blotting.merge({"card": 4111111111111111}, ANN)
+        written(blotting, {"card": 4111111111111111}, ANN)
 
 
 def test_contacts_are_kept_by_hand(store: SQLiteStore) -> None:
     """Who writes them into a profile asks for them, unless the gate lets none pass."""
     ways = {"email": "ann@example.com", "phone": "+32 470 12 34 56"}
-    assert Profile(Notes, store).merge(ways, ANN).model_dump() == ways
+    assert written(Profile(Notes, store), ways, ANN).model_dump() == ways
     with pytest.raises(InvalidPatch, match="'/mail' cannot be kept: it holds an e-mail address"):
-        Profile(Notes, store, gate=Gate(contacts="refuse")).merge({"mail": "bo@example.com"}, ANN)
+        written(
+            Profile(Notes, store, gate=Gate(contacts="refuse")), {"mail": "bo@example.com"}, ANN
+        )
 
 
 def test_what_a_profile_holds_already_is_not_judged_again(store: SQLiteStore) -> None:
@@ -718,7 +730,7 @@ def test_what_a_profile_holds_already_is_not_judged_again(store: SQLiteStore) ->
     lenient = Profile(Notes, store, gate=Gate(secrets="keep"))
     lenient.set({"notes": [CARD]}, ANN)
     profile = Profile(Notes, store)
-    profile.merge({"name": "Ann"}, ANN)
+    written(profile, {"name": "Ann"}, ANN)
     profile.patch([op("add", "/notes/0", value="tea")], ANN)
 
     assert raw(profile, ANN) == {"notes": ["tea", CARD], "name": "Ann"}
@@ -735,10 +747,10 @@ def test_the_checks_of_a_gate_are_asked(any_store: Any) -> None:
         return Verdict("keep", text="likes: milk") if "wine" in candidate.text else None
 
     profile = Profile(Person, any_store, gate=Gate([sober]))
-    assert profile.merge({"likes": ["tea", "wine"]}, ANN).likes == ["tea", "milk"]
+    assert written(profile, {"likes": ["tea", "wine"]}, ANN).likes == ["tea", "milk"]
     assert seen == [("likes: tea", "profile", True), ("likes: wine", "profile", True)]
     with pytest.raises(InvalidPatch, match=r"'/name' cannot be kept: it is beer.*sober"):
-        asyncio.run(profile.amerge({"name": "beer"}, ANN))
+        asyncio.run(profile.apatch([op("add", "/name", value="beer")], ANN))
 
 
 def test_a_detector_that_fails_lets_nothing_pass(store: SQLiteStore) -> None:
@@ -749,7 +761,7 @@ def test_a_detector_that_fails_lets_nothing_pass(store: SQLiteStore) -> None:
 
     profile = Profile(Notes, store, gate=Gate(detectors=[failing]))
     with pytest.raises(InvalidPatch, match="a detector raised RuntimeError"):
-        profile.merge({"note": CARD}, ANN)
+        written(profile, {"note": CARD}, ANN)
 
 
 # -- any patches

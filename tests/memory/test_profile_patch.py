@@ -1,4 +1,4 @@
-"""Patches and merges of JSON documents: what the RFCs say, and what is refused, in which words."""
+"""Patches of JSON documents: what the RFC says, and what is refused, in which words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from jsonpatch import JsonPointer
 from perdure.errors import InvalidPatch
 from perdure.memory.profile_patch import (
     is_as_seen,
-    merged,
     operations_of,
     patched,
     plain,
@@ -106,30 +105,6 @@ def test_a_patch_does_what_rfc_6902_says(case: str) -> None:
     former = copy.deepcopy(document)
 
     assert expected == patch(document, operations)
-    assert former == document
-
-
-RFC_7386: list[tuple[Any, Any, Any]] = [
-    ({"a": "b"}, {"a": "c"}, {"a": "c"}),
-    ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
-    ({"a": "b"}, {"a": None}, {}),
-    ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}),
-    ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
-    ({"a": "c"}, {"a": ["b"]}, {"a": ["b"]}),
-    ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
-    ({"a": [{"b": "c"}]}, {"a": [1]}, {"a": [1]}),
-    ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
-    ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
-    ({"a": "b"}, {"a": {"c": 1}}, {"a": {"c": 1}}),
-]
-
-
-@pytest.mark.parametrize(("document", "partial", "expected"), RFC_7386)
-def test_a_merge_does_what_rfc_7386_says(document: Any, partial: Any, expected: Any) -> None:
-    """The examples of its appendix that are about objects."""
-    former = copy.deepcopy(document)
-
-    assert expected == merged(document, partial)
     assert former == document
 
 
@@ -277,13 +252,6 @@ def test_a_value_of_any_depth_is_refused_or_taken() -> None:
         patch(ANN, step)
 
 
-@pytest.mark.parametrize("partial", [None, [], "x", 3, {1: 2}, {"a": {1, 2}}])
-def test_what_is_no_merge_is_refused(partial: Any) -> None:
-    """What is no object, and what is no JSON."""
-    with pytest.raises(InvalidPatch):
-        merged(ANN, partial)
-
-
 def test_what_was_given_is_not_shared_with_what_comes_of_it() -> None:
     """Who changes a value afterwards does not change the document."""
     value = ["tea"]
@@ -403,17 +371,6 @@ def test_a_field_that_no_operation_names_stays(drawn: tuple[Any, list[dict[str, 
         return
     for name in document.keys() - named:
         assert same(document[name], out[name])
-
-
-@given(DOCUMENTS, DOCUMENTS)
-def test_a_merge_keeps_what_it_does_not_name(document: Any, partial: Any) -> None:
-    """And a null leaves nothing of what it names."""
-    out = merged(document, partial)
-
-    assert {name: out[name] for name in document.keys() - partial.keys()} == {
-        name: value for name, value in document.items() if name not in partial
-    }
-    assert {name for name, value in partial.items() if value is None}.isdisjoint(out)
 
 
 def test_a_patch_is_as_seen_if_its_fields_are() -> None:
