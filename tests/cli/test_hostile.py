@@ -135,7 +135,20 @@ def hostile(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             graph.update_state(config, {"messages": messages}, as_node="respond")
             saver.rewind(thread, saver.checkpoints(thread)[0].checkpoint_id)
             graph.update_state(config, {"messages": [("human", SPOKEN)]}, as_node="respond")
-    held = {"text": f"red {SPOKEN}", "kind": NAME, "reason": NAME, "detail": NAME, NAME: SPOKEN}
+    held: dict[str, Any] = {
+        "text": f"red {SPOKEN}",
+        "kind": NAME,
+        "reason": NAME,
+        "detail": NAME,
+        NAME: SPOKEN,
+    }
+    held |= {
+        "at": "2026-01-01T00:00:00+00:00",
+        "key": KEY,
+        "check": NAME,
+        "role": NAME,
+        "fields": {},
+    }
     words: Any = Words()
     with SQLiteStore.open(db, index={"embed": words, "dims": words.dims}) as store:
         for place in ((LABEL,), ("memories", USER), ("perdure", "quarantine", "memories", USER)):
@@ -148,7 +161,7 @@ def hostile(db: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("bad.jsonl").write_text(json.dumps(line) + '\n{"' + NAME + '": ', encoding="utf-8")
     Path(FILE).write_text(json.dumps({NAME: NAME}) + "\n", encoding="utf-8")
     Path("chat.json").write_text(json.dumps([conversation()]), encoding="utf-8")
-    Path("check.jsonl").write_text(json.dumps({"query": NAME, "expected": [NAME]}) + "\n")
+    Path("check.jsonl").write_text(json.dumps({"question": NAME, "expected": [NAME]}) + "\n")
     Path("their.db").write_bytes(b"SQLite format 3\0" + SPOKEN.encode())
 
 

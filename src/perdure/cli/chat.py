@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from perdure.cli.app import DB, Database, User, app, completed_thread, opened
+from perdure.cli.history import COLORS
 from perdure.cli.memories import extract_due
 from perdure.cli.output import counted, line, note, room, speak
 from perdure.cli.progress import at_work
@@ -18,7 +19,6 @@ from perdure.errors import ConfigurationError, ModelFailed, PerdureError
 
 _SHOWN: Final = 4  # messages repeated when a thread is resumed
 _CARRIED: Final = ("title", "titled", "create_time")  # of the newest checkpoint, to the next ones
-_COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "yellow"}
 
 
 @app.command()
@@ -111,7 +111,7 @@ class _Talk:
         stream = self.graph.stream(given, self.config, stream_mode="messages", durability="sync")
         for chunk, meta in stream:
             if meta.get("langgraph_node") == "respond" and chunk.type in ("AIMessageChunk", "ai"):
-                speak(chunk.text, _COLORS["ai"])
+                speak(chunk.text, COLORS["ai"])
         for part in self.window:
             if update := part.invoke(self.graph.get_state(self.config).values):
                 self.graph.update_state(self.config, update, as_node="respond")
@@ -149,7 +149,7 @@ def _resume(talk: _Talk, file: Database, thread: str) -> None:
         text = item.value.text or ", ".join(
             call["name"] for call in getattr(item.value, "tool_calls", ())
         )
-        note(head + line(text, room(head)), _COLORS.get(item.value.type))
+        note(head + line(text, room(head)), COLORS.get(item.value.type))
     if state.tasks:  # also when the answer was stored and the turn not yet ended
         note("the last turn was cut off; finishing it", "dim")
         talk.turn(None, "That turn stays to be finished; nothing new was said")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from perdure.checkpointers import HistoryItem
 
 NoPager = Annotated[bool, typer.Option("--no-pager", help="Print it all at once.")]
-_COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "yellow"}
+COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "yellow"}
 _CALLS: Final = ("tool_use", "tool_call", "function_call", "server_tool_call")
 _SHORT: Final = 60  # characters of arguments that stand beside a call
 _DATA: Final = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.-]+)*;base64,([A-Za-z0-9+/=]{64,})")
@@ -103,7 +103,7 @@ def heading(value: Any, mark: str) -> Line:
     model, at = known.get("model_name") or known.get("model"), in_utc(known.get("create_time"))
     parts = [value.type, name, at and f"{at:%Y-%m-%d %H:%M}", model]
     text = " · ".join(" ".join(str(part).split()) for part in parts if part)
-    return Line(f"{mark} {text}", f"bold {_COLORS.get(value.type, '')}".strip())
+    return Line(f"{mark} {text}", f"bold {COLORS.get(value.type, '')}".strip())
 
 
 def spoken(value: Any) -> Iterator[Line]:

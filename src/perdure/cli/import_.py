@@ -82,6 +82,9 @@ def import_(
             for path in databases:
                 _take_over(file, path, memories, report)
             _store(file, prefix, read, memories, report)
+            if report.memories:
+                with at_work("indexing memories …"):
+                    file.index()
     if json:
         told = {each.name: getattr(report, each.name) for each in fields(report)}
         as_json({**told, "skipped": [asdict(each) for each in report.skipped]})

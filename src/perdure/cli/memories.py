@@ -29,7 +29,18 @@ from perdure.cli.app import (
     the_one,
     thread_id,
 )
-from perdure.cli.output import as_json, counted, day, line, moment, note, room, say, table
+from perdure.cli.output import (
+    as_json,
+    counted,
+    day,
+    line,
+    moment,
+    note,
+    room,
+    say,
+    say_clean,
+    table,
+)
 from perdure.cli.progress import at_work
 from perdure.errors import ConfigurationError, InvalidMessages, InvalidNamespace, UnknownThread
 
@@ -210,8 +221,8 @@ def forget(
         as_json(asdict(receipt))
     else:
         say(f"forgot {_counted(receipt.keys)}")
-    if receipt.keys and not receipt.clean:
-        note("bytes of it stay in the file until the other process that reads it ends")
+        if receipt.keys:
+            say_clean(receipt.clean)
     if not receipt.keys:
         raise typer.Exit(1)
 
