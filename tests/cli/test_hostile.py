@@ -76,7 +76,7 @@ CASES: dict[str, list[list[str]]] = {
     "store delete": [[PLACE, "other"], [PLACE, NAME], [PLACE, "k ", "--if-version", "9"]],
     "store forget": [["/", "--query", "red"], ["/", "--dry-run"]],
     "store import": [["bad.jsonl"], [f"no{NAME}.jsonl"], [FILE], ["their.db"]],
-    "store export": [["/"], [PLACE], [NAME], ["/", "--out", f"no/{NAME}"]],
+    "store export": [["/"], [PLACE], [NAME], ["/", "--output", f"no/{NAME}"]],
     "store index": [[], [NAME], [NAME, "--drop"]],
     "store reembed": [["--list"], []],
     # of other modules; a case for what is not there yet is skipped
