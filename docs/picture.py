@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -26,7 +27,8 @@ COMMANDS = [
     "perdure chat -t flour -m 'Is whole rye good for my sourdough?'",
     "perdure show aaaa",
 ]
-WIDTH = 100
+WIDTH = 106
+PROGRESS = re.compile("[\u2800-\u28ff━]")
 
 
 def main() -> None:
@@ -53,7 +55,8 @@ def main() -> None:
                 encoding="utf-8",
             )
             screen.print(f"$ {command}", style="bold", markup=False, highlight=False)
-            screen.print(Text.from_ansi(done.stdout))
+            lines = (line for line in done.stdout.splitlines() if not PROGRESS.search(line))
+            screen.print(Text.from_ansi("\n".join(lines)))
             screen.print()
     screen.save_svg(str(HERE / "perdure.svg"), title="perdure")
 
