@@ -1,4 +1,4 @@
-"""Which thread, namespace and checkpoint a config names."""
+"""Addresses: the thread, namespace and checkpoint that a config names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.errors import InvalidConfig
 
 
 class Address(NamedTuple):
-    """Where a config points: thread, namespace and (perhaps) one checkpoint."""
+    """The address in a config: thread, namespace and perhaps one checkpoint."""
 
     thread_id: str
     checkpoint_ns: str

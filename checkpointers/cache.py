@@ -1,4 +1,4 @@
-"""What this process keeps of threads: their items and recent checkpoints, within a budget.
+"""The cache of a process: items and recent checkpoints of threads, within a budget.
 
 Never the source of truth. An item at a position never changes, so what is kept of it stays right
 whoever writes; only a deletion makes it stale, and each deletion raises the thread's `generation`,
@@ -78,7 +78,7 @@ class ChannelLog:
         return self._index.get(full)
 
     def origin(self, position: int) -> int:
-        """Where the item at a position was first said."""
+        """The first position of the item at a position."""
         return self.origins.get(position, position) if position >= ALIASES else position
 
 
@@ -124,7 +124,7 @@ class Snapshot:
 
 
 class Thread:
-    """What is kept of one thread, true as long as `key` and `generation` are."""
+    """The cached data of one thread, valid as long as `key` and `generation` are."""
 
     __slots__ = ("generation", "key", "logs", "named", "pending", "recent", "seq", "size", "states")
 
@@ -189,11 +189,11 @@ class Cache:
         self._asked = 0
 
     def peek(self, thread_id: str) -> Thread | None:
-        """What is kept, if anything; it may be stale."""
+        """The cached thread, if any; it may be stale."""
         return self._threads.get(thread_id)
 
     def thread(self, thread_id: str, key: int, generation: int) -> Thread:
-        """What is kept of a thread in this state; nothing of a former one."""
+        """The cached thread in this state; nothing of an earlier state."""
         with self._lock:
             known = self._threads.get(thread_id)
             if known is None or known.key != key or known.generation < generation:

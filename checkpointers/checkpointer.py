@@ -128,30 +128,29 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         return clone
 
     def lock(self, thread_id: str, *, timeout_s: float | None = None) -> Lock:
-        """One turn at a time: a lock on a thread, for `with` and `async with`.
+        """A lock on a thread, for `with` and `async with`, to run one turn at a time.
 
-        It holds across threads, event loops and processes on this machine, first come first
-        served within a process, and is released when its holder dies. Runs that do not take it are
-        not kept out; a run that meets another becomes a branch or has the head, see `put`.
+        It holds across threads, event loops and processes of this machine, and is released when its
+        process ends. Runs that do not take it are not stopped; see `put` for overlapping runs.
 
             async with saver.lock("thread-1", timeout_s=30):
                 await graph.ainvoke(question, config)
 
         Args:
             thread_id: The thread.
-            timeout_s: How long to wait for it at most; None: as long as it takes.
+            timeout_s: The longest wait; None: no limit.
 
         Raises:
-            InvalidConfig: The thread_id is none.
+            InvalidConfig: The thread_id is not valid.
             StorageUnavailable: It was not free in time.
-            AlreadyLocked: The same run holds it already, and would wait for itself.
+            AlreadyLocked: The same run holds it already.
         """
         return self.database.lock(check_thread_id(thread_id), timeout_s=timeout_s)
 
     # -- reading
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """The checkpoint a config names, or the head of its thread and namespace.
+        """The checkpoint that a config names, or the head of its thread and namespace.
 
         Raises:
             InvalidConfig: The config has no usable thread_id.
@@ -187,11 +186,11 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> Iterator[CheckpointTuple]:
         """Checkpoints, the last put first, each read as it is asked for.
 
-        Of a namespace, its head comes before the others. Of all threads they come thread by thread.
-        No lock and no connection is held in between.
+        The head of a namespace comes first; without a thread, they come thread by thread. No lock
+        or connection is held in between.
 
         Args:
-            config: Whose; without a `checkpoint_ns`, of all namespaces; None: of all threads.
+            config: The thread; without a `checkpoint_ns`, all its namespaces; None: all threads.
             filter: Metadata values to match, all of them. Indexed for text, numbers and booleans.
                 A key with dots also names a value within a dict: `"user.access-level"`.
             before: Only those put before this checkpoint; an id of another namespace is compared
@@ -222,7 +221,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """For each channel the writes on the way to a checkpoint, and the value they start from."""
+        """The writes of each channel up to a checkpoint, and the value before them."""
         return self._read(self._reader.delta_history(address(config), channels))
 
     aget_delta_channel_history = awaited(get_delta_channel_history)
@@ -238,16 +237,16 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         """Store a checkpoint; when this returns, a crash cannot lose it.
 
-        It becomes the head of its thread and namespace if its parent is the head, or if it begins
-        something: an input, an update, a fork, or what goes on from a checkpoint read by its id. A
-        run that goes on after a later one has begun becomes a branch.
+        It becomes the head of its thread and namespace if its parent is the head, or if it begins a
+        run: by an input, an update, a fork, or a resume from a checkpoint that was read by its id.
+        If a later run has begun meanwhile, it becomes a branch.
 
         Args:
             config: The address of its parent.
             checkpoint: The checkpoint. Lists and dicts in it cost only what is new in them.
             metadata: Stored with it, joined by the config's own.
-            new_versions: The channels that changed since the parent; the others are taken from
-                there.
+            new_versions: The channels that changed since the parent; the others are those of the
+                parent.
 
         Returns:
             The address of the checkpoint.
@@ -298,10 +297,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        """Store what a task wrote, next to the checkpoint it ran from.
+        """Store the writes of a task with the checkpoint from which it ran.
 
-        A task's writes are stored once: what is there already stays, but for errors, interrupts
-        and the like, which are replaced.
+        A task's writes are stored once; errors, interrupts and the like replace earlier ones.
 
         Raises:
             InvalidConfig: The config has no thread_id or no checkpoint_id, or the task no text as
@@ -323,7 +321,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         await self._awrite(plan, at.thread_id, _items_in(value for _, value in writes))
 
     def get_next_version(self, current: Any, channel: None) -> Any:
-        """Whole numbers; for a thread that began under another saver, more of what it has."""
+        """The next version of a channel: a whole number, or in another saver's form."""
         if current is None:
             return 1
         if isinstance(current, str):
@@ -341,16 +339,16 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         checkpoint_ns: str = "",
         ends: tuple[int, int] | None = None,
     ) -> _List[HistoryItem]:
-        """Everything said on the way to a checkpoint, in order, whatever was removed since.
+        """All items of a channel up to a checkpoint, in order, including removed ones.
 
         Args:
             thread_id: The thread.
             channel: A channel that holds a list or dict.
-            checkpoint_id: The way to this one; None: to the head, and what was said on branches,
+            checkpoint_id: Items up to this checkpoint; None: up to the head, with items of branches
                 marked.
             checkpoint_ns: The namespace of a subgraph; `""` is the root graph.
-            ends: Only so many items from the beginning, and from the end: `(0, 50)`, the newest 50.
-                What is between is not read. None: all.
+            ends: How many items from the beginning and from the end: `(0, 50)` reads the newest 50
+                only. None: all.
 
         Raises:
             ConfigurationError: `ends` is no pair of counts.
@@ -387,7 +385,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
         Args:
             limit: At most so many.
-            after: The thread_id that ended the page before.
+            after: The last thread_id of the previous page.
             prefix: Only threads whose id begins with it.
             active_since: Only threads written to at this moment or later; with a time zone.
 
@@ -408,7 +406,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         prefix: str = "",
         active_since: datetime | None = None,
     ) -> _List[ThreadHead]:
-        """Where a page of threads stands, the latest activity first; cheaper than `threads`.
+        """The heads of a page of threads, the latest activity first; cheaper than `threads`.
 
         Args:
             limit: See `threads`; as the others.
@@ -428,7 +426,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         """One thread.
 
         Raises:
-            UnknownThread: There is none by that id.
+            UnknownThread: There is no such thread.
         """
         return self.database.read(self._threads.one(thread_id))
 
@@ -463,7 +461,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     # -- changing threads as a whole
 
     def delete_thread(self, thread_id: str) -> None:
-        """Remove a thread and give its space back; an unknown one is no error."""
+        """Delete a thread and return its space to the disk; an unknown id is no error."""
         self._maintenance.delete_threads([check_thread_id(thread_id)])
 
     adelete_thread = awaited(delete_thread)
@@ -484,23 +482,21 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     adelete_for_runs = awaited(delete_for_runs)
 
     def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> ErasureReport:
-        """Take messages out of a thread for good: no read finds them, nor a look at the raw file.
+        """Remove messages from a thread for good, also from the bytes of the file.
 
-        They go from every checkpoint of every namespace, from history and pending writes, in each
-        version, also from within other values; so do their tool calls, and what quotes them
-        (docs/erasure.md). What was put in under no id yet goes if it says the same. A task under
-        way that quotes one is cancelled and named in the report, never run with other arguments. A
-        tool's result stays unless its own message is erased; if its step has not ended, it goes
-        with the task. The thread can go on.
+        They are removed from every checkpoint of every namespace, from history and pending writes,
+        in each version and from other values, with their tool calls and quotations
+        (docs/erasure.md). A message without an id is removed if its content is equal. A task that
+        quotes a message is cancelled and named in the report; it never runs with changed arguments.
+        A tool's result stays unless its own message is erased. The thread can continue.
 
-        Not touched: copies of the thread, and what a summary, another message or a channel says in
-        other or more words. A run under way still holds the messages and puts them again: erase
-        when the thread rests.
+        Copies of the thread and paraphrases stay. A run under way still holds the messages and
+        stores them again, so erase when no run is active.
 
-        Everyone who writes waits while the file is rewritten.
+        Other writers wait while the file is rewritten.
 
         Args:
-            thread_id: Whose; an unknown one is no error.
+            thread_id: The thread; an unknown id is no error.
             message_ids: Which messages; unknown ones are no error. None: the whole thread.
 
         Raises:
@@ -524,17 +520,17 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     def copy_thread(
         self, source_thread_id: str, target_thread_id: str, *, checkpoint_id: str | None = None
     ) -> None:
-        """Copy a thread, with its history, into a new one that shares nothing with it.
+        """Copy a thread with its history into a new, independent one.
 
         Args:
-            source_thread_id: What to copy.
+            source_thread_id: The thread to copy.
             target_thread_id: The new thread.
-            checkpoint_id: Copy only the way to this checkpoint, which becomes the head.
+            checkpoint_id: Copy only up to this checkpoint, which becomes the head.
 
         Raises:
             UnknownThread: There is no source.
             UnknownCheckpoint: The source has no such checkpoint.
-            InvalidConfig: The target exists, or one of the ids is none.
+            InvalidConfig: The target exists, or an id is not valid.
         """
         source, target = check_thread_id(source_thread_id), check_thread_id(target_thread_id)
         self._maintenance.copy_thread(source, target, optional_text("checkpoint_id", checkpoint_id))
@@ -544,11 +540,11 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete the checkpoints of threads, or the threads.
 
-        What was said on the way to a kept checkpoint stays readable through `history()`, and a
-        checkpoint that a `DeltaChannel` of a kept one is rebuilt from stays too.
+        Items up to a kept checkpoint stay readable through `history()`. A checkpoint from which a
+        `DeltaChannel` of a kept one is rebuilt stays too.
 
         Args:
-            thread_ids: Which; unknown ones are no error.
+            thread_ids: The threads; unknown ids are no error.
             strategy: `"keep_latest"` keeps the head of each namespace, `"delete"` (langgraph's
                 server also says `"delete_all"`) nothing.
 
@@ -574,7 +570,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             dry_run: Only report what would go; nothing is written.
 
         Raises:
-            ConfigurationError: The rule keeps nothing in particular, or has a negative number.
+            ConfigurationError: The rule is empty, or has a negative number.
         """
         ids = None if thread_ids is None else check_thread_ids(thread_ids)
         return self._maintenance.retain(rule, ids, dry_run=dry_run)
@@ -612,7 +608,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     adelete_idle = awaited(delete_idle)
 
     def rewind(self, thread_id: str, checkpoint_id: str, *, checkpoint_ns: str = "") -> None:
-        """Make an older checkpoint the one the next run starts from. Nothing is deleted.
+        """Make an older checkpoint the head. Nothing is deleted.
 
         Raises:
             UnknownCheckpoint: The thread has no such checkpoint.
@@ -632,10 +628,10 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         *,
         serde: SerializerProtocol | None = None,
     ) -> ImportReport:
-        """Take over a database that langgraph-checkpoint-sqlite wrote; it is only read.
+        """Import a database of langgraph-checkpoint-sqlite, which is only read.
 
-        All threads, namespaces, checkpoints and pending writes, under their ids; each is read back
-        and compared. It may be cut off and run again: what is here already is left as it is.
+        All threads, namespaces, checkpoints and pending writes keep their ids; each is read back
+        and compared. The import may be cut off and repeated: existing checkpoints stay.
 
         Args:
             langgraph_sqlite_path: The file.
@@ -644,8 +640,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Raises:
             ConfigurationError: There is no such file.
             NotADatabase: Another application wrote it.
-            ImportFailed: A thread went on here and there since, or a checkpoint is not the same
-                when read back. The threads before it are kept.
+            ImportFailed: A thread continued in both files, or a checkpoint differs when read back.
+                The threads before it are kept.
         """
         importer = Importer(langgraph_sqlite_path, Codec(serde or self.serde), self._reader)
         with closing(importer.source):
@@ -680,7 +676,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         return self.database.in_thread(lambda: self._read(flow))
 
     def _job(self, plan: Plan, planner: Planner) -> Any:
-        """What the database is to write, and what the cache learns from how it ends."""
+        """The write for the database, and the update of the cache by its outcome."""
         planned = plan(planner)
         return (
             self._writer.job(planned),

@@ -81,7 +81,7 @@ class Codec:
         return _tagged("msgpack", packed)
 
     def _pickled(self, value: Any) -> bytes | None:
-        """What langgraph's serializer falls back to, if its user told it so."""
+        """The fallback of langgraph's serializer, if its user set one."""
         if not getattr(self.serde, "pickle_fallback", False) or not self.compact:
             return None
         with suppress(Exception):

@@ -1,4 +1,4 @@
-"""Pausing Python's cyclic garbage collector while many objects are made at once.
+"""Pauses of Python's cyclic garbage collector while many objects are made at once.
 
 Each 700 new containers start a collection, and now and then one of the whole heap; while a list of
 messages is rebuilt there is nothing for them to find, and they were half of the time it took

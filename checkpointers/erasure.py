@@ -1,4 +1,4 @@
-"""Erasing messages: out of every checkpoint, history and pending write of a thread, for good.
+"""Erasure: messages are removed from all checkpoints, history and pending writes of a thread.
 
 One transaction: what is to go is found, everything that holds it is written anew without it, and
 what nothing refers to any more is swept. The thread's `generation` moves, so that whoever keeps its
@@ -191,7 +191,7 @@ class _Course:
             yield self.sql("put_writes", namespace, *row[:3], body)
 
     def _left(self, ns: str, writes: list[Write], waits: bool) -> Flow[list[Write]]:
-        """What is left of what a task wrote. What it asked and was answered is never altered."""
+        """The remaining writes of a task. Its questions and answers are never altered."""
         kept = []
         for index, channel, ref in writes:
             new = yield from self.to.ref(channel, ref, inputs=True)

@@ -1,4 +1,4 @@
-"""The msgpack extension types of values that are not plain data, and who may be rebuilt.
+"""The msgpack extension types of values that are not plain data, and which are rebuilt.
 
 The format is langgraph's (`langgraph.checkpoint.serde.jsonplus`): an extension holds `[module,
 name, payload, ...]`. Names are qualified, models are stored by attribute, not by `model_dump()`,

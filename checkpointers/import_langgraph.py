@@ -1,4 +1,4 @@
-"""Taking over a database of langgraph-checkpoint-sqlite, a page of checkpoints at a time."""
+"""Import of a database of langgraph-checkpoint-sqlite, a page of checkpoints at a time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Planned(NamedTuple):
 
 
 class TaskWrites(NamedTuple):
-    """What one task wrote."""
+    """The writes of one task."""
 
     task_id: str
     path: str
@@ -119,11 +119,11 @@ class Importer:
 
     @property
     def report(self) -> ImportReport:
-        """What was taken over so far."""
+        """The counts so far."""
         return ImportReport(**self._done)
 
     def records(self) -> Pages:
-        """What the file holds, each to be taken: of each thread all ids, then each `Record`."""
+        """The content of the file: for each thread all ids, then each `Record`."""
         writes = yield self._check_tables()
         last = ""
         while rows := (yield rows_of(_THREADS, last)):

@@ -1,4 +1,4 @@
-"""Items as a process keeps them: in a full form that is compared and copied without Python loops.
+"""Items in memory, in a full form that is compared and copied without Python loops.
 
 The full form of a message is msgpack of `[class code, fields]`, of other plain data the stored form
 itself, and of everything else what the serializer wrote. Equal items have equal full forms, but for

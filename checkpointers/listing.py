@@ -1,4 +1,4 @@
-"""Finding checkpoints: by thread, namespace, metadata and place, a page at a time.
+"""Lists of checkpoints by thread, namespace, metadata and place, a page at a time.
 
 A listing yields the flows it wants to be run, a page each, and is sent what they return; between
 two pages nothing is held. `paged` runs them with a blocking driver, `apaged` with an asynchronous.

@@ -1,4 +1,4 @@
-"""The log: items are appended to it, each once, and manifests refer to where they stand."""
+"""The log: each item is appended once, and manifests refer to its position."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from perdure.storage.flow import Flow, Statement
 
 @dataclass(slots=True)
 class End:
-    """Where a log goes on: its key, the next item's position, the next alias's."""
+    """The end of a log: its key, the positions of the next item and the next alias."""
 
     key: int
     next: int
@@ -42,7 +42,7 @@ class End:
 
 @dataclass(slots=True)
 class Appender:
-    """What one put adds to the logs of a thread: gathered first, then written in one go.
+    """The additions of one put to the logs of a thread: collected, then written together.
 
     Args:
         sql: The statements, by name.
@@ -123,7 +123,7 @@ class Appender:
         return self.known.named.get(channel) if self.known is not None else None
 
     def _find(self, hashes: list[int]) -> Flow[None]:
-        """Which of the new items the database has, and where."""
+        """The new items that the database has already, with their positions."""
         names = {end.key: channel for channel, end in self.ends.items()}
         for key, body in (yield Statement(self.sql["same_hashes"], (json.dumps(hashes),))):
             channel, position = names.get(key >> 32), key & 0xFFFFFFFF
@@ -157,7 +157,7 @@ class Appender:
         return [node.kind, end.key, flat(few)]
 
     def _stand(self, channel: str, parts: Iterable[New | Range]) -> Ranges:
-        """Where parts stand once the new ones are appended, in order."""
+        """The positions of parts after the new ones are appended, in order."""
         return joined(
             part if not isinstance(part, New) else self._range(channel, part) for part in parts
         )
@@ -195,7 +195,7 @@ class Appender:
         return log.origin(position) if log is not None else position
 
     def _origins(self, channel: str, ranges: Ranges) -> Ranges:
-        """Where the items of ranges were first said."""
+        """The first positions of the items of ranges."""
         out: Ranges = []
         for each in ranges:
             if each[0] < ALIASES:
@@ -224,11 +224,11 @@ class Appender:
         return joined(out)
 
     def append(self, channel: str, parts: list[New | Range]) -> Ranges:
-        """Where parts stand once the new ones are appended, in few ranges."""
+        """The positions of parts after the new ones are appended, in few ranges."""
         return self._few(channel, self._stand(channel, parts))
 
     def statements(self) -> list[Statement]:
-        """What writes all of it."""
+        """The statements that write all of it."""
         return [Statement(self.sql["add_item"], self._rows, many=True)] if self._rows else []
 
     def take_over(self, thread: Thread, seq: int) -> None:

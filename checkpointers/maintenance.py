@@ -1,4 +1,4 @@
-"""Deleting: threads, runs, checkpoints, and the items nothing refers to any more.
+"""Deletion of threads, runs, checkpoints, and of items that nothing refers to.
 
 Garbage is reachability: an item goes when no checkpoint, pending write or history of its thread
 refers to it. All of it runs in the writer's transactions, so no put can come between.

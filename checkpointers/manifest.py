@@ -1,4 +1,4 @@
-"""Manifests: which ranges of which log make up each channel's value at a checkpoint.
+"""Manifests: the ranges of logs that make up each channel's value at a checkpoint.
 
 A reference is what a checkpoint, or a pending write, stores in a value's place:
 
@@ -81,7 +81,7 @@ def positions(ranges: Ranges) -> Iterator[int]:
 
 
 def count(ranges: Ranges) -> int:
-    """How many positions."""
+    """The number of positions."""
     return sum(stop - start for start, stop in ranges)
 
 

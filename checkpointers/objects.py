@@ -1,4 +1,4 @@
-"""Plain data classes: pydantic models, dataclasses, enums and named tuples.
+"""Stored form of data classes: pydantic models, dataclasses, enums and named tuples.
 
 An instance is taken apart into its attributes and put together again without any code of its
 class: no `__new__`, `__init__`, `__post_init__`, `__setattr__`, property, validator or `_missing_`

@@ -1,4 +1,4 @@
-"""The msgpack that is stored: langgraph's own options, so that both take the same values."""
+"""The msgpack format of stored values, with langgraph's own options."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def is_plain(value: Any) -> bool:
 
 
 def array_header(n: int) -> bytes:
-    """What msgpack puts before the `n` elements of an array (https://msgpack.org, `array`)."""
+    """The header of an array of `n` elements (https://msgpack.org, `array`)."""
     if n < 16:
         return bytes((0x90 | n,))
     return b"\xdc" + n.to_bytes(2, "big") if n < 1 << 16 else b"\xdd" + n.to_bytes(4, "big")

@@ -1,4 +1,4 @@
-"""What to store of a checkpoint: which parts of its values the log has already, and which are new.
+"""The plan of a put: which parts of a checkpoint's values are in the log, and which are new.
 
 langgraph says which channels a step wrote to; the others are as in the parent. In those that were
 written to equality is decided by content alone: nothing is trusted for being the same object, so
@@ -348,7 +348,7 @@ def _both(values: list[Any], full: list[bytes]) -> Iterator[tuple[int, tuple[Any
 
 
 def _positions(log: ChannelLog, ranges: Ranges) -> dict[bytes, int]:
-    """Where the items of ranges stand, by content."""
+    """The positions of the items of ranges, by content."""
     out: dict[bytes, int] = {}
     for position in positions(ranges):
         full = log.get(position)

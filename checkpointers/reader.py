@@ -1,4 +1,4 @@
-"""Reading checkpoints back: flows that run on one snapshot of the database."""
+"""Reads of checkpoints: flows that run on one snapshot of the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows to snapshots and back: how a checkpoint, its ids and its pending writes are written."""
+"""Rows of checkpoints and pending writes, and the way back to snapshots."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def log_spans(last: int | None, last_alias: int | None) -> list[tuple[int, int]]
 
 
 def item_place(thread_id: str, channel: str, position: int) -> Place:
-    """What binds an item to its row."""
+    """The data that binds an item to its row."""
     return ("item", thread_id, channel, position)
 
 
@@ -156,7 +156,7 @@ def open_checkpoint(seal: Seal, thread_id: str, ns: str, row: Row) -> Snapshot:
 
 
 def written_said(snapshot: Snapshot) -> dict[str, Any]:
-    """What was said, as it is written: only where a channel does not hold all of it."""
+    """The history as it is written: only if a channel does not hold all of it."""
     return {
         channel: [log, flat(ranges)]
         for channel, (log, ranges) in snapshot.said.items()
@@ -176,7 +176,7 @@ def seal_writes(seal: Seal, thread_id: str, ns: str, row: Row, writes: list[Writ
 
 
 def open_writes(seal: Seal, thread_id: str, ns: str, row: Row) -> list[Write]:
-    """What one task wrote, from its row `(uid, task, path, body)`.
+    """The writes of one task, from its row `(uid, task, path, body)`.
 
     Raises:
         CorruptRecord: It was damaged or tampered with.

@@ -1,4 +1,4 @@
-"""Values without some messages and what quotes them, wherever within a value they stand.
+"""Removal of messages and their quotations from values, at any depth.
 
 A message is a langchain message, or what langgraph's `add_messages` takes for one: a dict with a
 role and content, the dumped forms of a message, a `(role, text)` pair, or bare text. What else is a
@@ -33,7 +33,7 @@ _PLAIN: Final = {int, float, bool, type(None), bytes, bytearray}
 
 
 class Where(NamedTuple):
-    """What a value is part of.
+    """The context of a value.
 
     Attributes:
         inputs: Whether a reducer has yet to give ids to messages in it: then one without an id is
@@ -219,7 +219,7 @@ class Remover:
         return changed
 
     def _within(self, value: Any, where: Where) -> Where:
-        """What the parts of a value are part of."""
+        """The context of the parts of a value."""
         if _identified(value) is not None:
             result = self._is_result(value)
             return where._replace(kept=not result, tasks=result)
@@ -294,7 +294,7 @@ def _message(value: Any) -> BaseMessage | None:
 
 
 def _saying(message: BaseMessage) -> str:
-    """What a message says, whoever says it, and in whatever form it was put."""
+    """The content of a message, of any role and in any form."""
     return repr((message.content, getattr(message, "tool_calls", [])))
 
 

@@ -1,4 +1,4 @@
-"""What the checkpointers say of threads and checkpoints beyond langgraph's contract."""
+"""The reports of checkpointers: threads, checkpoints, history, prunes, erasures, imports."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class HistoryItem:
-    """One thing that was said on the way to a checkpoint.
+    """An item that was stored on the way to a checkpoint.
 
     Attributes:
         value: The item as it was stored: a message, or an element of a list or `(key, value)`
             of a dict.
-        seen: Whether it is still part of the channel's value at that checkpoint, that is, whether
-            the model is shown it.
+        seen: Whether it is still part of the channel's value at that checkpoint.
         position: Its place in the channel's log; grows with time, never reused.
-        branch: Whether it was said only on a branch, which does not lead to the head.
+        branch: Whether it is only on a branch that does not lead to the head.
     """
 
     value: Any
@@ -29,7 +28,7 @@ class HistoryItem:
 
 @dataclass(frozen=True, slots=True)
 class ThreadInfo:
-    """What `threads()` says of one thread.
+    """One thread, as `threads()` returns it.
 
     Attributes:
         thread_id: As given in the config.
@@ -55,7 +54,7 @@ class ThreadInfo:
 
 @dataclass(frozen=True, slots=True)
 class ThreadHead:
-    """Where a thread stands: the checkpoint that the next run of the root graph starts from.
+    """The head of a thread: the checkpoint from which the next run of the root graph starts.
 
     Attributes:
         thread_id: As given in the config.
@@ -72,7 +71,7 @@ class ThreadHead:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """A checkpoint without its values: what it takes to draw the tree of a thread.
+    """A checkpoint without its values.
 
     Attributes:
         checkpoint_id: Its id.
@@ -125,20 +124,19 @@ class PruneReport:
 
 @dataclass(frozen=True, slots=True)
 class ErasureReport:
-    """What `erase` took out of a thread.
+    """The result of `erase`.
 
     Attributes:
         checkpoints: How many checkpoints were rewritten, or deleted.
-        items: How many items of the log went: messages in each of their versions, and values that
+        items: How many items of the log were removed: messages in each version, and values that
             held one.
-        hashes: BLAKE2b-256 of each distinct message removed, in hexadecimal, sorted; keyed with
-            the database's key if it has one, so that a receipt tells nothing of what was said.
-        cancelled: The tasks under way that quoted one and will not run any more, sorted: the node's
-            name, `:` and the task's id if it has stored something, before them the namespace of its
-            subgraph and `|` if it is not the root's.
-        scrubbed: Whether the bytes of the file and its WAL are free of them already. They are not
-            while another process still reads the former state: `erase` once more finishes it, and
-            so does whoever opens the file next.
+        hashes: BLAKE2b-256 of each distinct message removed, in hexadecimal, sorted; keyed with the
+            database's key if it has one.
+        cancelled: The tasks that quoted a message and will not run, sorted: the node's name, `:`
+            and the task's id if it has stored something, before them the namespace of its subgraph
+            and `|` if it is not the root's.
+        scrubbed: Whether the bytes of the file and its WAL hold none of them. False while another
+            process still reads the previous state; then call `erase` again, or reopen the file.
     """
 
     checkpoints: int = 0
@@ -152,8 +150,8 @@ class ErasureReport:
 class Retention:
     """Which checkpoints of a thread to keep; the head of each namespace always stays.
 
-    A checkpoint stays if any rule given keeps it. Without `history`, what was said and is no
-    longer part of a kept checkpoint goes too.
+    A checkpoint stays if any rule given keeps it. Without `history`, items that are part of no kept
+    checkpoint are removed too.
 
     Attributes:
         last: The newest so many of each namespace.
@@ -171,7 +169,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What `import_from` took over; `skipped` checkpoints were here already, equal."""
+    """The counts of `import_from`; `skipped` checkpoints were already there, with equal values."""
 
     threads: int = 0
     checkpoints: int = 0

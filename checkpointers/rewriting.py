@@ -1,4 +1,4 @@
-"""References without some messages: what is left of values whose parts stand in a thread's log.
+"""References to a thread's log without some messages.
 
 Each value is gone over twice: first only looked at, to learn what the messages say and which
 channels hold them, then written. No item is changed in place: what is left of one is a new item.
@@ -131,7 +131,7 @@ class Rewriter:
         return new
 
     def value(self, ref: Any) -> Flow[Any]:
-        """What a reference stands for."""
+        """The value of a reference."""
         return (yield from self.reader.value(self.appender.thread_id, self.thread, ref))
 
     def inline(self, stored: bytes, where: Where) -> Any:
@@ -183,7 +183,7 @@ class Rewriter:
         return [kind, log, flat((yield from self._append(log, parts)))]
 
     def said(self, ref: Any, before: Any) -> Flow[Any]:
-        """What was said up to a checkpoint, where it is not just what the channel holds.
+        """The history up to a checkpoint, if it differs from the channel's value.
 
         Both are as they were written: `ref`, what the channel holds; `before`, log and ranges.
         """
@@ -233,7 +233,7 @@ class Rewriter:
     def _parts(
         self, log: int, ranges: Ranges, pairs: bool, where: Where
     ) -> list[New | Range] | None:
-        """What is left of a list or dict; None: all of it."""
+        """The remaining parts of a list or dict; None: all of it."""
         parts: list[New | Range] = []
         same = True
         for start, stop in ranges:

@@ -28,19 +28,18 @@ _SQL: Final = load("perdure.checkpointers", "sqlite.sql")
 class SQLiteCheckpointer(Checkpointer):
     """A langgraph checkpointer in one SQLite file, for asyncio and for threads alike.
 
-    Every item of a conversation is stored once, whatever the length of the thread; what a run
-    removes from its state stays readable through `history()`. The result is for `with` or
-    `async with`; without either the file is opened by the first use.
+    Every item of a conversation is stored once; items that a run removes from its state stay
+    readable through `history()`. Use it with `with` or `async with`, or call `close`; the first use
+    opens the file.
 
     Args:
         path: A file, or `":memory:"`.
         key: Encrypts every value, message and metadata value with AES-GCM: 16, 24 or 32 bytes,
             or as many in hexadecimal; by default the environment's `PERDURE_KEY`, if set.
             Encryption is fixed when the file is created.
-        serde: A serializer of your own, with which `allow` and `strict` do not count; by
-            default langgraph's.
-        allow: Classes of yours that may be rebuilt, or `(module, qualified name)`. The module
-            of one that is named is imported when a stored value needs it.
+        serde: A serializer of your own, which ignores `allow` and `strict`; by default langgraph's.
+        allow: Classes of yours that may be rebuilt, or `(module, qualified name)`, whose module is
+            imported when a stored value needs it.
         strict: Rebuild only the classes in `allow`, and those of langgraph and langchain-core;
             others raise `ForbiddenType` at put and at read. By default pydantic models,
             dataclasses, enums and named tuples are rebuilt if the process has imported their

@@ -1,4 +1,4 @@
-"""Copying threads: into new ones that share nothing with their source."""
+"""Copies of threads that share nothing with their source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What perdure shows of threads beyond langgraph's contract: threads, trees, history, sizes."""
+"""Threads, their trees, history and sizes, beyond langgraph's contract."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ class Threads:
         ]
 
     def _origins(self, at: Address, found: Found, key: int, ranges: Ranges) -> Flow[list[int]]:
-        """Where the items of ranges were first said."""
+        """The first positions of the items of ranges."""
         if not ranges:
             return []
         log = yield from self.reader.load(at.thread_id, found.thread, key, ranges)
         return [*map(log.origin, positions(ranges))]
 
     def _on_branches(self, at: Address, found: Found, channel: str) -> Flow[Ranges]:
-        """What was said only on branches: on the way to no checkpoint that leads to the head."""
+        """The items that are on branches only."""
         rows = yield self.sql("checkpoint_keys", *span(found.namespace))
         trunk = {key for key, *_ in leading_to(rows, found.snapshot.key)}
         inner = {parent for _, _, parent in rows}
@@ -245,7 +245,7 @@ class Threads:
 
 
 def _interleaved(said: Ranges, branches: Ranges) -> list[tuple[Range, bool]]:
-    """What was said on the way and what was said on branches, in the order in which it was."""
+    """The items up to the head and those on branches, in order."""
     out: list[tuple[Range, bool]] = []
     left = list(reversed(branches))
     for each in said:

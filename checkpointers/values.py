@@ -1,4 +1,4 @@
-"""Values that are not plain data all through, as msgpack and back.
+"""Values that are not plain data, as msgpack and back.
 
 Only the types listed in `KNOWN`, and those that an allowlist names, are ever called; plain data
 classes are taken apart and put together by `objects`.
@@ -305,7 +305,7 @@ def _known_value(code: int, module: str, name: str, payload: Any, rest: list[Any
 
 
 def _called(cls: Any, code: int, payload: Any, rest: list[Any]) -> Any:
-    """What a trusted class makes of a payload."""
+    """The object that a trusted class makes of a payload."""
     if code == SINGLE:
         return cls(payload)
     if code == POSITIONAL:

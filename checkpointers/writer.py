@@ -1,4 +1,4 @@
-"""Putting checkpoints and writes: flows that run within one transaction of the database."""
+"""Writes of checkpoints and pending writes: flows within one transaction of the database."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Stale(Exception):
 
 @dataclass(slots=True)
 class Written:
-    """What a flow found and wrote, for the cache to take over once it is committed."""
+    """The state that a flow found and wrote; the cache takes it after the commit."""
 
     now: float
     thread_id: str

@@ -1,4 +1,4 @@
-"""A chat model for when none is configured: it quotes what it is shown, and says so."""
+"""A chat model for when none is configured: it quotes the messages that it is shown."""
 
 from __future__ import annotations
 

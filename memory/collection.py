@@ -33,20 +33,15 @@ class Collection:
     Only methods that begin with `forget` destroy earlier texts. Arguments of several methods:
 
     - `memory`: a text, a dict with `text` and other fields, or an instance of the schema.
-    - `provenance`: where it comes from. Its `trust` says whose words it rests on: `"user"`,
+    - `provenance`: where it comes from; its `trust` says whose words it rests on: `"user"`,
       `"assistant"`, `"tool"` or a class of your own. None: the user's, in this run.
     - `config`: the run's; None: within a node, the config of its run.
     - `as_of`: a moment of the past, in a store with versions.
-
-    Errors of several methods: `InvalidConfig`, the config does not fill the namespace;
-    `ConfigurationError`, there is no store; `UnknownMemory`, no memory has that key.
 
     Args:
         store: Any; perdure's keep versions. None: within a graph, the store it was compiled with.
         namespace: Labels; see `Template`. With `"{user_id}"` in it, each user has their own.
         schema: A pydantic model with a field `text: str`; its other fields are kept as well.
-        gate: Decides what is kept.
-        kind: The kind of new memories.
     """
 
     def __init__(
@@ -75,17 +70,8 @@ class Collection:
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Effects[Outcome]:
-        """Add a memory under a key, or a new one, unless it is there already.
-
-        The outcome is `"added"` with the key, `"unchanged"` with the key of the memory that says
-        the same, or what the gate did.
-
-        Raises:
-            InvalidValue: It has no text, or does not fit the schema.
-            ConfigurationError: The key is another memory's.
-        """
-        source = provenance_of(config, provenance)
-        return self.writer(config).insert(memory, source, key)
+        """Add a memory under a key, or a new one, unless a memory says the same."""
+        return self.writer(config).insert(memory, provenance_of(config, provenance), key)
 
     def _update(
         self,
@@ -112,8 +98,7 @@ class Collection:
 
         The turns on which the previous text rests are marked as past in the same transaction.
         """
-        until = None if at is None else moment("at", at)
-        source = provenance_of(config, provenance)
+        until, source = at and moment("at", at), provenance_of(config, provenance)
         return self.writer(config).replace(key, memory, source, "superseded", until)
 
     def _delete(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Outcome]:
@@ -123,8 +108,7 @@ class Collection:
     def _forget(self, key: str, *, config: RunnableConfig | None = None) -> Effects[Receipt]:
         """Erase a memory, present or deleted, with all its versions and its entries in quarantine.
 
-        The conversation it comes from stays; a tombstone keeps it from being extracted again. A
-        store that is not perdure's deletes it, and the receipt is not `clean`.
+        The conversation it comes from stays; a tombstone keeps it from being extracted again.
         """
         return forgotten(*self._place(config), check_key(key))
 
@@ -171,7 +155,7 @@ class Collection:
         as_of: datetime | None = None,
         config: RunnableConfig | None = None,
     ) -> Effects[Memories]:
-        """The memories that answer a query, best first. For `filter` see `Store.search`."""
+        """The memories that answer a query, best first; `filter` is that of `Store.search`."""
         return self.found({"query": query, "filter": filter, "as_of": as_of}, limit, config=config)
 
     def _list(
@@ -195,9 +179,8 @@ class Collection:
     # -- for tools and selectors
 
     def writer(self, config: RunnableConfig | None, *, by_model: bool = False) -> MemoryWriter:
-        """What inserts, replaces and deletes memories in the namespace of a run, as effects."""
-        place = self._place(config)
-        return MemoryWriter(*place, self.gate, self.schema, self.kind, by_model)
+        """The writer of the namespace of a run."""
+        return MemoryWriter(*self._place(config), self.gate, self.schema, self.kind, by_model)
 
     def found(
         self,
@@ -207,18 +190,17 @@ class Collection:
         config: RunnableConfig | None = None,
     ) -> Effects[Memories]:
         """Memories of the namespace itself, without those below; `asked`: see `StoreAdapter`."""
-        whole("limit", limit, 1)
-        whole("offset", offset, 0)
+        most = whole("limit", limit, 1) + whole("offset", offset, 0)
         adapter, namespace = self._place(config)
         found: Memories = []
-        seen, size = 0, max(offset + limit, _PAGE)
-        while len(found) < offset + limit:
+        seen, size = 0, max(most, _PAGE)
+        while len(found) < most:
             page = yield from adapter.found(namespace, limit=size, offset=seen, **asked)
             found += [memory for memory in page if memory.namespace == namespace]
             if len(page) < size:
                 break
             seen, size = seen + size, 2 * size
-        return found[offset : offset + limit]
+        return found[offset:most]
 
     def _place(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace]:
         return adapter_of(self.store), namespace_of(self.namespace, config)
@@ -246,13 +228,9 @@ def _remember(
     namespace: tuple[str, ...] = _USERS,
     config: RunnableConfig | None = None,
 ) -> Effects[Outcome]:
-    """Keep a memory, unless it is known already; see `Collection.insert`.
-
-    With a key, the memory that has it is superseded.
-    """
+    """Keep a memory, unless it is known already; the one that has the key is superseded."""
     writer = Collection(store, namespace, kind=kind).writer(config)
-    source = provenance_of(config, provenance)
-    return writer.insert(memory, source, key, "superseded")
+    return writer.insert(memory, provenance_of(config, provenance), key, "superseded")
 
 
 def _forget(
@@ -263,7 +241,7 @@ def _forget(
     namespace: tuple[str, ...] = _USERS,
     config: RunnableConfig | None = None,
 ) -> Effects[Receipt]:
-    """Erase a memory, or everything instead; see `forget` and `forget_all` of `Collection`."""
+    """Erase a memory, or everything; see `forget` and `forget_all` of `Collection`."""
     expected = type(None) if everything else (str, int)
     instance("key", key, expected, "a memory's key, or None with everything=True")
     collection = Collection(store, namespace)

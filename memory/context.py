@@ -1,29 +1,23 @@
-"""Context: all that a model could be told, packed into a budget of tokens by priority.
-
-First what may not be left out (instructions, tools, the newest turn's beginning and end), then
-profile, summary, memories and examples, each within its share, then as much of the conversation as
-still fits.
-"""
+"""Context: all that a model could be told, packed into a budget of tokens by priority."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
 from itertools import chain, islice
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self, cast
 
-from langchain_core.messages import BaseMessage, SystemMessage
+from langchain_core.messages import SystemMessage
 from langchain_core.runnables import RunnableConfig
 
-from perdure.errors import BudgetExceeded
 from perdure.memory.conversation import Turn
-from perdure.memory.nodes import MessagesNode, Shown, channel, checked
+from perdure.memory.nodes import MessagesNode, Shown, channel
 from perdure.memory.options import whole
 from perdure.memory.quotation import fitting, memory_line, quoted, section
 from perdure.memory.summary import summary_of
 from perdure.memory.tokens import Countable, TokenCounter
 from perdure.memory.tokens import token_counter as counter_of
-from perdure.memory.trim import choose
+from perdure.memory.trim import choose, too_long
 
 SHARES: Final[Mapping[str, float]] = {
     "profile": 0.15,
@@ -37,164 +31,94 @@ Given = Callable[[Any, RunnableConfig | None], Any]
 """A function that gives a part: of the state (None for plain messages) and the run's config."""
 
 
-class PartReport(NamedTuple):
-    """The tokens of a part, and how many of its entries are in and are not."""
-
-    name: str
-    tokens: int
-    taken: int
-    left_out: int
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """A packed context; printed, it lists what takes how many tokens."""
-
-    system: SystemMessage | None
-    turns: list[Turn]  # newest first
-    parts: tuple[PartReport, ...]  # in order of priority
-    tokens: int  # what all of it takes, tools and request included
-    max_tokens: int
-
-    def shown(self) -> Shown:
-        """The context as the next part of a view takes it."""
-        return Shown(self.system, iter(self.turns))
-
-    def __str__(self) -> str:
-        lines = [
-            f"{name:<13}{tokens:>7}  {taken} in" + (f", {out} left out" if out else "")
-            for name, tokens, taken, out in self.parts
-        ]
-        return "\n".join([*lines, f"{'all':<13}{self.tokens:>7}  of {self.max_tokens}"])
-
-
-def assemble(
-    *,
-    max_tokens: int,
-    instructions: str | Given | None = None,
-    profile: Mapping[str, Any] | str | Given | None = None,
-    summary: Mapping[str, Any] | str | Given | None = None,
-    memories: Sequence[Any] | Given = (),
-    examples: Sequence[Any] | Given = (),
-    token_counter: Countable | None = None,
-    messages_key: str = "messages",
-) -> Assemble:
+class Assemble(MessagesNode):
     """A node that packs a context: `assemble(max_tokens=4_000, memories=…)(messages)`.
 
     Each part is a value, or a function of the state and the run's config. Memories, profile and
     examples are quoted as data, each entry as JSON. The node cuts: in a view it comes last.
 
     Args:
-        max_tokens: Tokens that the request may take.
         instructions: The system message's text; None: that of the system message there is.
-        profile: What is known of the user.
         summary: A summary of earlier messages; None: what `summarize` wrote into the state.
         memories: Recalled memories, best first: items of a store, texts or JSON objects.
         examples: Examples of earlier cases, best first: as memories.
-        token_counter: See `perdure.memory.token_counter`.
-        messages_key: The channel of the messages.
-
-    Raises:
-        BudgetExceeded: When it runs: what may not be left out takes more than the budget.
     """
-    parts = {"profile": profile, "summary": summary, "memories": memories, "examples": examples}
-    counter = counter_of(token_counter)
-    whole("max_tokens", max_tokens, 1)
-    return Assemble(max_tokens, {"instructions": instructions, **parts}, counter, messages_key)
 
-
-@dataclass(eq=False, repr=False)
-class Assemble(MessagesNode):
-    """See `assemble`, which makes it."""
-
-    max_tokens: int
-    parts: Mapping[str, Any]
-    counter: TokenCounter
-    messages_key: str
-    tools: Sequence[Any] = ()
-
-    def __post_init__(self) -> None:
-        super().__init__(self.messages_key)
+    def __init__(
+        self,
+        *,
+        max_tokens: int,
+        instructions: str | Given | None = None,
+        profile: Mapping[str, Any] | str | Given | None = None,
+        summary: Mapping[str, Any] | str | Given | None = None,
+        memories: Sequence[Any] | Given = (),
+        examples: Sequence[Any] | Given = (),
+        token_counter: Countable | None = None,
+        messages_key: str = "messages",
+    ) -> None:
+        super().__init__(messages_key)
+        parts = {"profile": profile, "summary": summary, "memories": memories, "examples": examples}
+        self.parts = {"instructions": instructions, **parts}
+        self.counter, self.tools = counter_of(token_counter), cast("Sequence[Any]", ())
+        self.max_tokens = whole("max_tokens", max_tokens, 1)
 
     def with_tools(self, tools: Sequence[Any]) -> Self:
         """The same for a request with these tools."""
-        return replace(self, tools=tools)
-
-    def report(
-        self, messages: Sequence[BaseMessage], config: RunnableConfig | None = None
-    ) -> Context:
-        """The context of messages, for reading."""
-        shown = Shown.of(checked(messages, "the messages"))
-        packed = self._packed(shown, self._given(None, config))
-        *parts, last = packed.parts
-        offered = sum(not isinstance(message, SystemMessage) for message in messages)
-        return replace(packed, parts=(*parts, last._replace(left_out=offered - last.taken)))
+        made = copy(self)
+        made.tools = tools
+        return made
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """The context, as much of the conversation in it as fits."""
-        return self._packed(shown, self._given(state, config)).shown()
-
-    def _given(self, state: Any, config: RunnableConfig | None) -> dict[str, Any]:
         parts = self.parts.items()
         given = {name: part(state, config) if callable(part) else part for name, part in parts}
         if given["summary"] is None and state is not None:
             given["summary"] = channel(state, "summary")
-        return given
+        system, turns = self._packed(shown, given, self.counter)
+        counter = self.counter.fitted(Shown(system, iter(turns)).messages())
+        if counter is not self.counter:
+            # by what its own answers took; never less, so it is a part of what fitted at first
+            system, turns = self._packed(Shown(shown.system, iter(turns)), given, counter)
+        return Shown(system, iter(turns))
 
-    def _packed(self, shown: Shown, given: Mapping[str, Any]) -> Context:
-        packed = self._pack(shown, given, self.counter)
-        counter = self.counter.fitted(packed.shown().messages())
-        if counter is self.counter:
-            return packed
-        # by what its own answers took; never less, so it is a part of what fitted at first
-        return self._pack(Shown(shown.system, iter(packed.turns)), given, counter)
-
-    def _pack(self, shown: Shown, given: Mapping[str, Any], counter: TokenCounter) -> Context:
+    def _packed(
+        self, shown: Shown, given: Mapping[str, Any], counter: TokenCounter
+    ) -> tuple[SystemMessage | None, list[Turn]]:
         text = given["instructions"]
         if text is None:
             text = "" if shown.system is None else shown.system.text
-        tools = counter.tools(self.tools)
-        system, fixed = _system(text, counter), counter.request + tools
-        parts = [
-            PartReport("instructions", system, int(bool(text)), 0),
-            PartReport("tools", tools, len(self.tools), 0),
-        ]
+        tools, system = counter.tools(self.tools), _system(text, counter)
         newest = list(islice(shown.turns, 1))
-        left = self.max_tokens - fixed
+        left = self.max_tokens - counter.request - tools
         window = choose(Shown(None, iter(newest)), left - system, counter.message)
         must = sum(counter.message(message) for unit in window.needed for message in unit)
         if window.over > 0:
-            raise BudgetExceeded(
-                f"what may not be left out takes {self.max_tokens + window.over} tokens, "
-                f"{self.max_tokens} are allowed (instructions {system}, tools {tools}, the newest "
-                f"messages {must}): allow more, bind fewer tools, or shorten the instructions"
-            )
+            named = [("instructions", system), ("tools", tools), ("the newest messages", must)]
+            named.append(("the request itself", counter.request))
+            raise too_long(self.max_tokens, named, "shorten the instructions")
         for name, entries in _entries(given):
-            text, part = self._with_section(text, name, entries, left - must, counter)
-            parts.append(part)
+            text = self._with_section(text, name, entries, left - must, counter)
         left -= _system(text, counter)
         turns = choose(Shown(None, chain(newest, shown.turns)), left, counter.message).turns
-        chosen = Shown(None, iter(turns)).messages()
-        tokens = sum(map(counter.message, chosen))
-        parts.append(PartReport("messages", tokens, len(chosen), 0))
-        left -= tokens
-        message = SystemMessage(text) if text else None
-        return Context(message, turns, tuple(parts), self.max_tokens - left, self.max_tokens)
+        return SystemMessage(text) if text else None, turns
 
     def _with_section(
         self, text: str, name: str, entries: list[str], left: int, counter: TokenCounter
-    ) -> tuple[str, PartReport]:
+    ) -> str:
         """The text with as much of a section as its share and what is left of the budget allow."""
         share = min(int(self.max_tokens * SHARES[name]), left - _system(text, counter))
-        taken = [entries[number] for number in fitting(name, entries, share, counter).taken]
+        taken = [entries[number] for number in fitting(name, entries, share, counter)[0]]
         while taken:
             added = section(name, taken)
             joined = f"{text}\n\n{added}" if text else added
             if _system(joined, counter) <= left:
-                tokens, count = counter.text(added), len(taken)
-                return joined, PartReport(name, tokens, count, len(entries) - count)
+                return joined
             taken.pop()  # the parts of a text may count less than the whole
-        return text, PartReport(name, 0, 0, len(entries))
+        return text
+
+
+assemble = Assemble
+"""Makes the node."""
 
 
 def _entries(given: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:

@@ -1,7 +1,6 @@
-"""Detectors: functions that find secrets, cards, bank accounts and contacts in a text.
+"""Detectors: functions that find secrets, cards and contacts in a text.
 
-Without the extra `privacy` they find what has a certain form; with it, `service_keys` asks
-detect-secrets, and `phone_numbers` asks phonenumbers.
+With the extra `privacy`, `service_keys` asks detect-secrets and `phones` asks phonenumbers.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from perdure.memory.records import KEEP, Candidate, Verdict
 Finding = tuple[str, int, int]
 """A kind, and where it stands: `text[start:end]`."""
 Detector = Callable[[str], Iterable[Finding]]
-"""Of a text. Its kinds are `"secret"`, `"card"`, `"iban"`, `"e-mail"`, `"phone"`, or yours."""
+"""Of a text. Its kinds are `"secret"`, `"card"`, `"e-mail"`, `"phone"`, or yours."""
 Treatment = Literal["keep", "redact", "quarantine", "refuse"]
 """What is done about a finding."""
 REDACTED: Final = "redacted"
 """The field of a memory's value with the kinds that were redacted in it."""
 
+_WORST: Final[Sequence[Treatment]] = ("refuse", "quarantine", "redact")
 _CONTACTS: Final = ("e-mail", "phone")
 _NAMES: Final = {  # of kinds, in a reason
     "card": "the number of a payment card",
-    "iban": "the number of a bank account",
     "e-mail": "an e-mail address",
     "phone": "a telephone number",
     "secret": "a password, key or other secret",
@@ -67,17 +66,11 @@ _CARD: Final = re.compile(
     r"(?<![\d.])(?:(?:[3-6]\d|2[2-7])\d{2}(?:[ ./_-]{0,2}\d{4}){3}"
     r"|3[47]\d{2}[ -]?\d{6}[ -]?\d{5})(?!\d|[A-Za-z]\b)"
 )
-_IBAN: Final = re.compile(r"(?<![A-Z0-9])[A-Z]{2}\d{2}(?:[ ./_-]{0,2}[A-Z0-9]){11,30}")
 _EMAIL: Final = re.compile(
     r"(?<![\w.+%'-])(?!git@)[\w.+%'-]{1,64}+@(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,6}[^\W\d_]{2,24}"
     r"(?![\w@])"
 )
-_PHONE: Final = re.compile(  # with a country code, or as in America
-    r"(?<![\w+])(?:\+[1-9](?:[ ./()-]{0,3}\d){6,14}|00[1-9](?:[ ./()-]{0,3}\d){6,10})(?![ .]?\d)"
-    r"|(?<![\w.,:/$€£+-])(?<![\d$€£] )(?:\([2-9]\d{2}\) ?|[2-9]\d{2}[ .-])\d{3}[ .-]\d{4}(?!\w)"
-)
 _WINDOW: Final = 4_096  # characters
-_SHORTEST_KEY: Final = 20
 _FORMS: Final = {"Cf": "", "Zs": " ", "Pd": "-", "Pi": '"', "Pf": '"'}
 
 
@@ -111,24 +104,12 @@ def _is_secret(named: re.Match[str], value: str) -> bool:
 
 
 def cards(text: str) -> Iterator[Finding]:
-    """Payment cards of 15 or 16 digits, by Luhn's check, and bank accounts, by ISO 13616's."""
+    """Payment cards of 15 or 16 digits, by Luhn's check."""
     for match in _CARD.finditer(text):
         digits = [int(char) for char in reversed(match[0]) if char.isdecimal()]
         doubled = (sum(divmod(2 * digit, 10)) for digit in digits[1::2])
         if (sum(digits[::2]) + sum(doubled)) % 10 == 0:
             yield "card", match.start(), match.end()
-    for match in _IBAN.finditer(text):
-        ends = (end.end() for end in reversed([*re.finditer(r"[A-Z0-9]\b", match[0])]))
-        length = next((end for end in ends if _is_iban(match[0][:end])), 0)
-        if length:
-            yield "iban", match.start(), match.start() + length
-
-
-def _is_iban(written: str) -> bool:
-    signs = [char for char in written if char.isalnum()]
-    if len(signs) < 15 or sum(map(str.isdecimal, signs)) < 10:
-        return False
-    return int("".join(str(int(char, 36)) for char in signs[4:] + signs[:4])) % 97 == 1
 
 
 def emails(text: str) -> Iterator[Finding]:
@@ -137,32 +118,24 @@ def emails(text: str) -> Iterator[Finding]:
         yield "e-mail", match.start(), match.end()
 
 
-def phones(text: str) -> Iterator[Finding]:
-    """Telephone numbers with a country code, or in the North American form."""
-    for match in _PHONE.finditer(text):
-        yield "phone", match.start(), match.end()
+def phones(text: str, region: str | None = None) -> Iterator[Finding]:
+    """Telephone numbers with a country code, by phonenumbers; nothing without `privacy`."""
+    if ("+" in text or region) and find_spec("phonenumbers") is not None:
+        for match in import_module("phonenumbers").PhoneNumberMatcher(text, region):
+            yield "phone", match.start, match.end
 
 
 def phone_numbers(region: str) -> Detector:
     """A detector of the telephone numbers of a region like "US", by phonenumbers."""
     if find_spec("phonenumbers") is None:
-        raise MissingDependency(
-            "phone_numbers needs phonenumbers; run: pip install 'perdure[privacy]'"
-        )
-    library: Any = import_module("phonenumbers")
-    choice("region", region, sorted(library.SUPPORTED_REGIONS))
-
-    def numbers(text: str) -> Iterator[Finding]:
-        for match in library.PhoneNumberMatcher(text, region):
-            yield "phone", match.start, match.end
-
-    return numbers
+        raise MissingDependency("phone_numbers needs: pip install 'perdure[privacy]'")
+    choice("region", region, sorted(import_module("phonenumbers").SUPPORTED_REGIONS))
+    return lambda text: phones(text, region)
 
 
 def service_keys(text: str) -> Iterator[Finding]:
     """Keys of cloud services, by detect-secrets; nothing without the extra `privacy`."""
-    longest = max(map(len, text.split()), default=0)
-    for pattern in _service_patterns() if longest >= _SHORTEST_KEY else ():
+    for pattern in _service_patterns():
         for start in range(0, len(text), _WINDOW // 2):  # some take the square of the length
             for match in pattern.finditer(text[start : start + _WINDOW]):
                 yield "secret", start + match.start(), start + match.end()
@@ -184,10 +157,7 @@ DETECTORS: Final[tuple[Detector, ...]] = (secrets, cards, emails, phones, servic
 
 
 def spans_of(text: str, detectors: Iterable[Detector]) -> list[Finding]:
-    """What detectors find in a text, from left to right; findings that overlap become one.
-
-    They see it without unseen characters, and with the digits, spaces, dashes and quotes of ASCII.
-    """
+    """What detectors find in a text, in ASCII's forms; findings that overlap become one."""
     forms = [text] if text.isascii() else [_form(char) for char in text]
     plain = "".join(forms)
     places = range(len(text)) if text.isascii() else [i for i, f in enumerate(forms) for _ in f]
@@ -208,11 +178,7 @@ def _form(char: str) -> str:
 
 
 def redacted(text: str, spans: Sequence[Finding]) -> str:
-    """A text with its findings, as of `spans_of`, redacted.
-
-    >>> redacted("Ask ann@example.com.", spans_of("Ask ann@example.com.", DETECTORS))
-    'Ask [e-mail].'
-    """
+    """A text with its findings, as of `spans_of`, redacted."""
     parts, at = [], 0
     for kind, start, end in spans:
         parts += [text[at:start], f"[{kind}]"]
@@ -237,28 +203,27 @@ class Sensitive:
         except Exception as exc:  # a detector of the user's, whose message may quote the secret
             fault = f"a detector raised {type(exc).__name__}, so nobody knows what it holds"
             return Verdict("quarantine", fault, "detectors")
-        worst: Sequence[Treatment] = ("refuse", "quarantine", "redact")
-        for treatment in worst:
-            found = [kind for kind, given in kinds.items() if given == treatment]
-            if not found:
-                continue
-            named = " and ".join(_NAMES.get(k, f"what a detector calls {k!r}") for k in found)
-            check = "contacts" if found[0] in _CONTACTS else "secrets"
-            if treatment != "redact":
-                return Verdict(treatment, f"it holds {named}", check)
-            kept = None if text == candidate.text else text
-            fields |= {REDACTED: found}
-            return Verdict("keep", f"{named} is redacted", check, kept, fields=fields)
-        return KEEP
+        for treatment in _WORST:
+            if found := [kind for kind, given in kinds.items() if given == treatment]:
+                break
+        else:
+            return KEEP
+        named = " and ".join(_NAMES.get(k, f"what a detector calls {k!r}") for k in found)
+        check = "contacts" if found[0] in _CONTACTS else "secrets"
+        if treatment != "redact":
+            return Verdict(treatment, f"it holds {named}", check)
+        fields[REDACTED] = found
+        kept = None if text == candidate.text else text
+        return Verdict("keep", f"{named} is redacted", check, kept, fields=fields)
 
     def redacted(self, text: str) -> str:
-        """A text without anything sensitive, to be shown."""
+        """A text, redacted to be shown."""
         return redacted(text, spans_of(text, self.detectors))
 
     def _redacted(
         self, part: Any, name: str | None, explicit: bool, kinds: dict[str, Treatment]
     ) -> Any:
-        """A text or field, redacted; the treatment of what is found is noted in `kinds`."""
+        """A text or field, redacted; the treatment of each finding is noted in `kinds`."""
         if isinstance(part, Mapping):
             fields = part.items()
             return {key: self._redacted(each, str(key), explicit, kinds) for key, each in fields}
@@ -275,11 +240,8 @@ class Sensitive:
 
     def _in_field(self, text: str, name: str) -> list[Finding]:
         """The findings in a field. One word may be an id, and by the field's name a password."""
-        if len(text.split(maxsplit=1)) > 1:
-            return spans_of(text, self.detectors)
-        spans = spans_of(text, [each for each in self.detectors if each not in (emails, phones)])
-        if spans or not text.strip() or secrets not in self.detectors:
-            return spans
+        ids = () if len(text.split()) > 1 else (emails, phones)
         label = f"{name.replace('_', ' ')}: "
-        at, named = len(label), spans_of(label + text, [secrets])
-        return [(kind, start - at, end - at) for kind, start, end in named if start >= at]
+        found = spans_of(label + text, [each for each in self.detectors if each not in ids])
+        at = len(label)
+        return [(kind, start - at, end - at) for kind, start, end in found if start >= at]

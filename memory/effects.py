@@ -39,10 +39,7 @@ async def arun(steps: Effects[T]) -> T:
 
 
 def in_thread(steps: Effects[T]) -> Effects[T]:
-    """The same steps; when awaited, what they compute between effects is computed in a thread.
-
-    So steps with much to compute do not block an event loop. Effects are awaited on the loop.
-    """
+    """The same steps; when awaited, what they compute between effects is computed in a thread."""
     advance: Callable[[], Any] = partial(steps.send, None)
     while True:
         effect, result = yield _advance(advance)

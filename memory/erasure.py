@@ -1,7 +1,7 @@
 """Erasure: a memory with all its versions, those that match, or all of a namespace with its notes.
 
-Tombstones are written before anything is erased: an erasure that is cut off can be called again.
-A store that is not perdure's deletes, which leaves bytes: the receipt is then not `clean`.
+Tombstones are written first: an erasure that is cut off can be called again. A store that is not
+perdure's deletes, which leaves bytes: the receipt is then not `clean`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 from perdure.errors import LimitExceeded
 from perdure.memory.effects import Effects
@@ -29,16 +29,11 @@ from perdure.memory.tombstones import tombstones_of
 from perdure.memory.writer import NO_TOMBSTONE, unknown
 from perdure.stores.base import Namespace, PutItem, Receipt
 
-_AT_ONCE: Final = 1_000  # tombstones in a transaction
 _LOG = logging.getLogger("perdure")
 
 
 def forgotten(adapter: StoreAdapter, namespace: Namespace, key: str) -> Effects[Receipt]:
-    """Erase a memory, and the entries in quarantine for it or with its text.
-
-    Raises:
-        UnknownMemory: There is and was none with that key.
-    """
+    """Erase a memory, and the entries in quarantine for it or with its text."""
     versions = yield from adapter.versions(namespace, key)
     if not versions:
         raise unknown(namespace, key)
@@ -69,15 +64,11 @@ def forgotten_matching(
     query: str | None = None,
     dry_run: bool = False,
 ) -> Effects[Receipt]:
-    """Erase the memories under a namespace that match, with their quarantine; or only count them.
-
-    A memory matches if one version comes from the thread and holds all words of the query.
-    """
+    """Erase, or only count, memories of which a version is from the thread and has the words."""
     text("thread_id or query", query if thread_id is None else thread_id)  # else it were all
     instance("store", adapter.store, Versioned, "one of perdure's, which erases what matches")
-    what: dict[str, Any] = {"query": query}
-    if thread_id is not None:
-        what["provenance"] = {"thread_id": thread_id}
+    source = None if thread_id is None else {"thread_id": thread_id}
+    what: dict[str, Any] = {"query": query, "provenance": source}
     places = (namespace, notes_of(QUARANTINE, namespace))
     found = _nothing(clean=False)
     for place in places:
@@ -88,9 +79,7 @@ def forgotten_matching(
     for namespace, key in found.keys:
         if namespace[0] != RESERVED:  # an entry in quarantine is no memory yet
             versions += yield from adapter.versions(namespace, key)
-    tombstones = _tombstones(versions)
-    for start in range(0, len(tombstones), _AT_ONCE):
-        yield from adapter.written(tombstones[start : start + _AT_ONCE])
+    yield from adapter.written(_tombstones(versions))
     receipt = _nothing(clean=True)
     for place in places:
         receipt += yield adapter.call("forget", place, **what)
@@ -98,7 +87,7 @@ def forgotten_matching(
 
 
 def erased(adapter: StoreAdapter, namespace: Namespace, *keys: str) -> Effects[Receipt]:
-    """Erase items with their versions; a store without versions deletes them."""
+    """Erase items with their versions."""
     if not adapter.versioned:
         yield from adapter.written([removal_of(namespace, key) for key in keys])
         deleted = tuple((namespace, key) for key in keys)
@@ -141,7 +130,6 @@ def _tombstones(versions: Iterable[Memory]) -> list[PutItem]:
 
 
 def _written(adapter: StoreAdapter, tombstones: list[PutItem]) -> Effects[bool]:
-    """Write tombstones, if the store has room for them: to forget needs none."""
     try:
         yield from adapter.written(tombstones)
     except LimitExceeded:

@@ -52,16 +52,14 @@ class ExampleSelector(BaseExampleSelector):
 
     It is a selector for langchain's `FewShotPromptTemplate` and `FewShotChatMessagePromptTemplate`,
     whose examples are dicts of `input`, `output`, `context` and `why`; `add` and `select` are for
-    your own prompts. Methods that begin with `a` are async. What is added passes the gate.
+    your own prompts. Methods that begin with `a` are async. `memories` is the same as a
+    `Collection`, for `update`, `delete`, `forget` and `history`.
 
     Args:
         store, namespace, gate: See `Collection`.
         limit: How many examples are selected at most.
         max_tokens: Tokens that they may take as a section; None: any number.
         config: Of the run, for calls without one; None: within a node, the config of its run.
-
-    Attributes:
-        memories: The same as a `Collection`, for `update`, `delete`, `forget` and `history`.
     """
 
     def __init__(
@@ -91,10 +89,7 @@ class ExampleSelector(BaseExampleSelector):
         provenance: Provenance | None = None,
         config: RunnableConfig | None = None,
     ) -> Effects[Outcome]:
-        """Keep an example. Added again, with another reason or score, it is updated.
-
-        The context is searched as well; the score is on a scale of your own. See also `Collection`.
-        """
+        """Keep an example; added again, with another reason or score, it is updated."""
         config = config or self.config
         parts = {
             "input": input, "outcome": outcome, "context": context, "why": why, "score": score
@@ -110,10 +105,7 @@ class ExampleSelector(BaseExampleSelector):
     def _select(
         self, query: str, *, as_of: datetime | None = None, config: RunnableConfig | None = None
     ) -> Effects[list[Memory]]:
-        """The examples most like a situation, best first; now, or at a moment of the past.
-
-        The value of each has `input` and `outcome`, and `context`, `why` and `score` if known.
-        """
+        """The examples most like a situation, best first; now, or at a moment of the past."""
         if not instance("query", query, str, "text").strip():
             return []
         # not in context: two examples of one thread are no neighbours in a conversation
@@ -122,15 +114,11 @@ class ExampleSelector(BaseExampleSelector):
         found = yield from self.memories.found(asked, limit, config=config)
         examples = [memory for memory in found if _is_example(memory)][: self.limit]
         lines = [memory_line(memory) for memory in examples]
-        fit = fitting("examples", lines, self.max_tokens, self._counter)
-        return [examples[n] for n in fit.taken]
+        taken, _ = fitting("examples", lines, self.max_tokens, self._counter)
+        return [examples[n] for n in taken]
 
     def _add_example(self, example: dict[str, str]) -> Effects[Outcome]:
-        """Keep the example of a prompt: `input` and `output`, at most `context` and `why` besides.
-
-        Raises:
-            InvalidValue: It lacks one, or has another part.
-        """
+        """Keep the example of a prompt: `input` and `output`, at most `context` and `why`."""
         given = set(example) if isinstance(example, Mapping) else set()
         if not {"input", "output"} <= given <= set(_NAMES):
             raise InvalidValue(
@@ -141,10 +129,7 @@ class ExampleSelector(BaseExampleSelector):
         return self._add(**parts)
 
     def _select_examples(self, input_variables: dict[str, str]) -> Effects[list[dict[str, Any]]]:
-        """The examples for the variables of a prompt, best first.
-
-        `input` and `context` are searched for; without an input, all variables.
-        """
+        """The examples for `input` and `context` of a prompt, or without them for all variables."""
         named = [input_variables.get(key) for key in ("input", "context")]
         parts = named if named[0] else list(input_variables.values())
         found = yield from self._select("\n\n".join(str(part) for part in parts if part))

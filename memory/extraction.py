@@ -20,14 +20,13 @@ from langgraph.store.base import BaseStore
 
 from perdure.checkpointers.address import check_thread_id
 from perdure.errors import ConfigurationError, InvalidConfig, InvalidNamespace, VersionConflict
-from perdure.memory.conflicts import one_by_one
 from perdure.memory.conversation import Messages, role
 from perdure.memory.effects import Effect, Effects, awaiting, blocking, in_thread
 from perdure.memory.gate import Gate
 from perdure.memory.model_call import times
 from perdure.memory.nodes import Learner
 from perdure.memory.options import instance, text, whole
-from perdure.memory.plan import planned
+from perdure.memory.plan import one_by_one, planned
 from perdure.memory.proposals import Batch, Extractor, Planned, Proposal, Scope, Usage
 from perdure.memory.run_config import source
 from perdure.memory.store_adapter import StoreAdapter, adapter_of, namespace_of

@@ -1,8 +1,4 @@
-"""The gate: decides what may become a memory, what waits in quarantine, and what is refused.
-
-It does not judge what a text means, or whether that will matter: the model that extracts memories
-does. Candidates that nobody asked for are judged more strictly than those that somebody asked for.
-"""
+"""The gate: decides what may become a memory, what waits in quarantine, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 from perdure.memory.detectors import DETECTORS, Detector, Sensitive, Treatment
 from perdure.memory.effects import Effect, Effects, computed
@@ -25,7 +21,7 @@ from perdure.memory.records import (
     Previous,
     Verdict,
 )
-from perdure.memory.sameness import digest, equivalent, same
+from perdure.memory.sameness import digest, equivalent
 from perdure.memory.store_adapter import QUARANTINE, StoreAdapter, having_said, notes_of, put_of
 from perdure.memory.tombstones import entombed, sources
 from perdure.stores.base import Namespace, Provenance, PutItem
@@ -44,21 +40,16 @@ class Gate:
 
     It refuses a text without words or that is too long, words of a system message, a fact that a
     memory states, and what was deleted before unless somebody asks for it. Secrets go into
-    quarantine, and what rests on a tool's words alone unless your code asks for it. How many
-    memories there may be is limited by `store.scoped(prefix, max_items=…)`.
+    quarantine, and what rests on a tool's words alone unless your code asks for it.
 
     Args:
         checks: Your own checks, asked in order about what would be kept. The first verdict other
             than to keep decides; one to keep may give another `text`. If a check raises, the
             candidate goes into quarantine.
-        secrets: The treatment of passwords, keys, numbers of cards and bank accounts, and of the
-            kinds of your own detectors.
+        secrets: The treatment of passwords, keys, cards, and the kinds of your own detectors.
         contacts: The treatment of e-mail addresses and telephone numbers; `"redact"` keeps them
             where somebody asks for the memory.
         detectors: Functions that find secrets and contacts.
-
-    Raises:
-        ConfigurationError: An argument is wrong.
     """
 
     def __init__(
@@ -82,10 +73,9 @@ class Gate:
         *,
         keys: Sequence[str | None] | None = None,
     ) -> Effects[list[Verdict]]:
-        """A verdict on each candidate, in order.
+        """A verdict on each candidate, in order; `same_as` may name another of the `keys`.
 
-        `keys` are those that the candidates would be kept under: a memory may be put in other words
-        under its own key, and `same_as` may name another candidate.
+        A candidate is not compared with the memory of its own key.
         """
         verdicts = yield computed(lambda: [self._static(each) for each in candidates])
         keys = [None] * len(candidates) if keys is None else keys
@@ -115,7 +105,6 @@ class Gate:
         return verdicts
 
     def _static(self, candidate: Candidate) -> Verdict:
-        """A verdict that needs no store."""
         if (fault := _unfit(candidate) or _too_large(candidate)) is not None:
             return Verdict("refuse", fault[1], fault[0])
         verdict = self.sensitive.judged(candidate)
@@ -127,14 +116,11 @@ class Gate:
 
 @dataclass(slots=True)
 class _Judgement:
-    """The candidates of one call, with their keys and the verdicts so far."""
-
     candidates: Sequence[Candidate]
     verdicts: list[Verdict]
     keys: Sequence[str | None]
 
     def open(self, *, events: bool = True) -> list[int]:
-        """The places of the candidates that are kept so far."""
         kept = [i for i, verdict in enumerate(self.verdicts) if verdict.action == "keep"]
         return [i for i in kept if events or self.candidates[i].kind not in EVENTS]
 
@@ -148,9 +134,8 @@ class _Judgement:
 # -- what is to be written
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """What is to be written, together, and the outcome of each candidate once it is."""
+class Admitted(NamedTuple):
+    """What is to be written, and the outcome of each candidate once it is."""
 
     puts: list[PutItem]
     outcomes: list[Outcome]
@@ -162,14 +147,9 @@ def admit(
     namespace: Namespace,
     candidates: Sequence[Candidate],
     keys: Sequence[str],
-    *,
-    made: bool = False,
+    made: Sequence[str] = (),
 ) -> Effects[Admitted]:
-    """Judge candidates, and plan what is to be written of them.
-
-    `keys` has the key of each; under that of a memory, a candidate becomes its new version. `made`
-    says that the keys were made up for this call: told again, a candidate would have another.
-    """
+    """What is to be written of candidates under `keys`; `made` are those that are made up."""
     verdicts = yield from gate.judge(candidates, adapter, namespace, keys=keys)
     admitted = Admitted([], [])
     for candidate, key, verdict in zip(candidates, keys, verdicts, strict=True):
@@ -181,7 +161,7 @@ def admit(
             change, kept = "added", key
             admitted.puts.append(put_of(namespace, key, value, provenance=_trusted(candidate)))
         elif verdict.action == "quarantine":
-            put = _quarantined(namespace, candidate, key, verdict, made=made)
+            put = _quarantined(namespace, candidate, key, verdict, made)
             change, kept = "quarantined", put.key
             admitted.puts.append(put)
         admitted.outcomes.append(Outcome(change, kept, verdict.reason, verdict.check))
@@ -194,20 +174,15 @@ def _trusted(candidate: Candidate) -> Provenance:
 
 
 def _quarantined(
-    namespace: Namespace, candidate: Candidate, key: str, verdict: Verdict, *, made: bool
+    namespace: Namespace, candidate: Candidate, key: str, verdict: Verdict, made: Sequence[str]
 ) -> PutItem:
     names = ("text", "kind", "role", "explicit")
-    value = {
-        **{name: getattr(candidate, name) for name in names},
-        "fields": dict(candidate.fields),
-        "key": key,
-        "reason": verdict.reason,
-        "check": verdict.check,
-        "at": datetime.now(UTC).isoformat(),
-    }
+    value = {name: getattr(candidate, name) for name in names}
+    value |= {"reason": verdict.reason, "check": verdict.check, "at": datetime.now(UTC).isoformat()}
+    value |= {"key": key, "fields": dict(candidate.fields)}
     # the key is a hash of the text and its origin: the same again is no second entry
     source = _trusted(candidate)
-    origin = ("thread", source.thread_id), ("key", None if made else key)
+    origin = ("thread", source.thread_id), ("key", None if key in made else key)
     parts = [f"{name}:{part}" for name, part in origin if part is not None]
     mark = "\0".join([candidate.kind, candidate.text, *parts]).encode("utf-8", "surrogatepass")
     entry = blake2b(mark, digest_size=12).hexdigest()
@@ -239,10 +214,9 @@ def _refuse_known(
     judgement: _Judgement, adapter: StoreAdapter, namespace: Namespace
 ) -> Effects[None]:
     """Refuse facts that a memory states, and unasked those that it stated before."""
-    facts = _Facts(adapter, namespace)
     for i in judgement.open(events=False):
         candidate, text = judgement.candidates[i], judgement.text(i)
-        found = yield from facts.near(text, past=not candidate.explicit)
+        found = yield from _near(adapter, namespace, text, past=not candidate.explicit)
         memory = _stating(found, text, judgement.keys[i])
         previous = None if candidate.explicit else _outdated(found, text, candidate.provenance)
         if memory is not None:
@@ -254,10 +228,7 @@ def _refuse_known(
 
 
 def _stating(facts: Sequence[Memory], text: str, key: str | None) -> Memory | None:
-    """The memory that says the same as a text; that of its key may be put otherwise."""
-    for memory in facts:
-        if same(memory.text, text):
-            return memory
+    """Another memory than that of the key which says the same as a text."""
     others = (memory for memory in facts if memory.key != key)
     return next((memory for memory in others if equivalent(memory.text, text)), None)
 
@@ -271,32 +242,17 @@ def _outdated(facts: Sequence[Memory], text: str, source: Provenance | None) -> 
     return None
 
 
-class _Facts:
-    """The memories of a namespace that candidates are compared with, events left out."""
-
-    def __init__(self, adapter: StoreAdapter, namespace: Namespace) -> None:
-        self._adapter, self._namespace = adapter, namespace
-        self._listed: list[Memory] | None = None
-
-    def near(self, text: str, *, past: bool) -> Effects[list[Memory]]:
-        """The nearest facts to a text, and with `past` those of which it is a previous text.
-
-        All of them, if the store does not rank; they are listed once for all candidates.
-        """
-        if self._listed is not None:
-            return self._listed
-        find, space = self._adapter.found, self._namespace
-        found = yield from find(space, query=text, limit=_NEAREST, context=False)
-        if found and found[0].score is None:
-            self._listed = self._facts((yield from self._adapter.every(space)))
-            return self._listed
-        if past and self._adapter.versioned:
-            found += yield from find(space, filter=having_said(text), limit=_NEAREST)
-        return self._facts(found)
-
-    def _facts(self, found: Sequence[Memory]) -> list[Memory]:
-        own = [memory for memory in found if memory.namespace == self._namespace]
-        return [memory for memory in own if memory.kind not in EVENTS]
+def _near(
+    adapter: StoreAdapter, namespace: Namespace, text: str, *, past: bool
+) -> Effects[list[Memory]]:
+    """The nearest facts to a text, and with `past` those of which it is a previous text."""
+    found = yield from adapter.found(namespace, query=text, limit=_NEAREST, context=False)
+    if found and found[0].score is None:  # the store does not rank
+        found = yield from adapter.every(namespace)
+    elif past and adapter.versioned:
+        found += yield from adapter.found(namespace, filter=having_said(text), limit=_NEAREST)
+    own = [memory for memory in found if memory.namespace == namespace]
+    return [memory for memory in own if memory.kind not in EVENTS]
 
 
 def _refuse_repeated(judgement: _Judgement) -> None:
@@ -316,7 +272,6 @@ def _refuse_repeated(judgement: _Judgement) -> None:
 
 
 def _unfit(candidate: Candidate) -> tuple[str, str] | None:
-    """The check that a candidate fails, and why."""
     text = candidate.text
     if not isinstance(text, str):
         return "content", "it is no text"
@@ -341,8 +296,7 @@ def _too_large(candidate: Candidate) -> tuple[str, str] | None:
             return "size", f"its fields are more than {_DEEPEST} levels deep"
         chars += len(part) if isinstance(part, str) else 0
     if chars > _MAX_VALUE_CHARS:
-        allowed = f"{_MAX_VALUE_CHARS:,} are allowed"
-        return "size", f"it has {chars:,} characters with its fields; {allowed}"
+        return "size", f"it has {chars:,} characters; {_MAX_VALUE_CHARS:,} are allowed with fields"
     return None
 
 
@@ -372,9 +326,8 @@ def _combined(before: Verdict, answer: Verdict, name: str) -> Verdict:
         return replace(answer, reason=reason, check=answer.check or name)
     if answer.text is None:
         return before
-    reasons = (before.reason, answer.reason or "it is put otherwise")
+    reason = "; ".join(filter(None, (before.reason, answer.reason or "it is put otherwise")))
     check = before.check or answer.check or name
-    reason = "; ".join(filter(None, reasons))
     return replace(before, reason=reason, check=check, text=answer.text)
 
 

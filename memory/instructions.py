@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+from langchain_core.messages import SystemMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
@@ -23,22 +25,20 @@ from perdure.memory.templates import Template
 from perdure.stores.base import Provenance, PutItem
 
 Change = Literal["set", "update", "rollback"]
+LONGEST: Final = 20_000
+"""Characters up to which a model may extend instructions."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstructionsVersion:
-    """A version of the instructions, with the thread whose run made it.
-
-    `version` counts from 1; 0 is the default, which no store holds. `diff` is a unified diff to the
-    previous text. `valid_to` is None while it holds.
-    """
+    """A version of the instructions, with the thread whose run made it."""
 
     text: str
-    version: int = 0
-    diff: str = ""
+    version: int = 0  # from 1 on; 0 is the default, which no store holds
+    diff: str = ""  # a unified diff to the previous text
     change: Change | None = None
     valid_from: datetime | None = None
-    valid_to: datetime | None = None
+    valid_to: datetime | None = None  # None while it holds
     thread_id: str | None = None
     checkpoint_id: str | None = None
 
@@ -46,17 +46,11 @@ class InstructionsVersion:
 class Instructions:
     """The instructions of an agent: an item of a store, of which each change is a new version.
 
-    `config` is that of the run. Each method has an async form.
-
     Args:
         store: A store with versions, such as `SQLiteStore`; None: that of the graph.
         namespace: Labels; see `Template`. With `"{user_id}"` in it, each user has their own.
         key: The item's key, a template as well.
         default: The text while nothing is stored.
-
-    Raises:
-        ConfigurationError: An argument is wrong; when read: there is no store with versions, or
-            the item is something else.
     """
 
     def __init__(
@@ -123,6 +117,8 @@ class Instructions:
         self, place: Place, previous: InstructionsVersion, text: str, change: Change
     ) -> Effects[InstructionsVersion]:
         """Write a text in place of `previous`; VersionConflict if another version holds by now."""
+        if previous.text == text:
+            return previous
         yield from place.adapter.written([replacing(place, previous, text, change)])
         return (yield from self.reading(place))  # another may hold by now
 
@@ -132,12 +128,8 @@ class Instructions:
         place = self.place(config)
         while True:  # each round that fails is one in which another writer succeeded
             previous = yield from self.reading(place)
-            if previous.text == text:
-                return previous
-            try:
+            with suppress(VersionConflict):
                 return (yield from self.writing(place, previous, text, change))
-            except VersionConflict:
-                continue
 
 
 def replacing(place: Place, previous: InstructionsVersion, text: str, change: Change) -> PutItem:
@@ -153,12 +145,6 @@ def replacing(place: Place, previous: InstructionsVersion, text: str, change: Ch
         if_version=previous.version,
         provenance=place.provenance,
     )
-
-
-def check_instructions(instructions: Any) -> Instructions:
-    """Instructions, if they are; ConfigurationError otherwise."""
-    expected = "Instructions(store)"
-    return instance("instructions", instructions, Instructions, expected)  # type: ignore[no-any-return]
 
 
 def _versioned(store: Any) -> StoreAdapter:
@@ -185,9 +171,9 @@ def _version(item: Memory) -> InstructionsVersion:
 class UseInstructions(MessagesNode):
     """A node that shows the current instructions as the one system message.
 
-    A different system message is replaced; the summary of `summarize()` in it stays. In a `view` it
-    comes before the part that cuts. `as_of` gives the moment whose instructions are used: a
-    function of the run's config, or the name of the moment there; None: now.
+    A different system message is replaced; the summary of `summarize()` in it stays. `as_of` gives
+    the moment whose instructions are used: a function of the run's config, or the name of the
+    moment there; None: now.
     """
 
     def __init__(
@@ -199,17 +185,15 @@ class UseInstructions(MessagesNode):
     ) -> None:
         super().__init__(messages_key)
         self._as_of = clock_of("as_of", as_of)
-        self._instructions = check_instructions(instructions)
+        expected = "Instructions(store)"
+        self._instructions = instance("instructions", instructions, Instructions, expected)
 
     def _through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Effects[Shown]:
-        """The same, under the instructions."""
         place = self._instructions.place(config)
         text = (yield from self._instructions.reading(place, self._as_of(config))).text
-        if shown.system is None:
-            return shown.under(text)
-        summary, plain = without_summary([shown.system])
-        bare = replace(shown, system=plain[0] if plain else None).under(text)
-        return with_summary(bare, summary)
+        summary, plain = without_summary([shown.system] if shown.system else [])
+        system = next((each for each in plain if each.text == text), SystemMessage(text))
+        return with_summary(replace(shown, system=system), summary)
 
     through = blocking(_through)  # type: ignore[arg-type]
     athrough = awaiting(_through)  # type: ignore[arg-type]

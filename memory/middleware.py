@@ -34,13 +34,9 @@ class MemoryState(AgentState[Any]):
 
 
 class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Memory around each call of an agent's model.
+    """Memory around each call of an agent's model: `MemoryMiddleware(trim(max_tokens=4_000))`.
 
-    `create_agent(model, tools, middleware=[MemoryMiddleware(remember_turns(), use_memories(),
-    summarize(model), trim(max_tokens=4_000))], store=store)`
-
-    A budget of tokens is one for the whole request: the agent's system prompt and the schemas of
-    its tools count.
+    A budget of tokens is one for the whole request, the schemas of the agent's tools included.
 
     Args:
         parts: What the model is shown, in order, the part that cuts last. `summarize(…)` also
@@ -78,7 +74,6 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     def _wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]
     ) -> Effects[Any]:
-        """Show the model what the parts leave."""
         shows = self._view_with(request.tools)
         if shows is not None:
             system = [request.system_message] if request.system_message is not None else []
@@ -90,7 +85,6 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
         return (yield Effect(lambda: handler(request), lambda: handler(request)))
 
     def _after_agent(self, state: Any, runtime: Any) -> Effects[None]:
-        """Learn from the conversation."""
         for learner in self._learners:
             yield _invoked(learner, state, get_config())
 
@@ -102,7 +96,6 @@ class MemoryMiddleware(AgentMiddleware[Any, Any, Any]):
     aafter_agent: Any = awaiting(_after_agent)
 
     def _view_with(self, tools: list[Any]) -> View | None:
-        """The view for a request with these tools, which are mostly the same every time."""
         known, shows = self._with_tools
         if len(known) != len(tools) or not all(map(operator.is_, known, tools)):
             shows = None if self._view is None else self._view.with_tools(tools)

@@ -6,29 +6,28 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from perdure.errors import InvalidPatch, VersionConflict
 from perdure.memory.effects import Effects
 from perdure.memory.gate import Gate
-from perdure.memory.instructions import Instructions, replacing
-from perdure.memory.profile import Profile, ProfileState
+from perdure.memory.instructions import LONGEST, Instructions, replacing
+from perdure.memory.profile import ProfileState
 from perdure.memory.profile_patch import Document
 from perdure.memory.proposals import Addition, Batch, Plan, Planned, Proposal, Revision, Scope
 from perdure.memory.records import EPISODE, FACT, Candidate, Memory, Outcome
+from perdure.memory.sameness import normal
 from perdure.memory.store_adapter import INSTRUCTIONS
 from perdure.memory.thread_messages import ThreadMessage, storable
 
 CHANGED: Final = "changed"  # the check of an outcome: another run changed the same fields
 _MOST: Final = 200  # entries of a list: more is a model that repeats itself
-_INSTRUCTIONS_CHARS: Final = 20_000
 _WISH_CHARS: Final = 400
 
 
 def _strict(schema: Document) -> None:
-    """Make a schema strict: every field required, no defaults and no other fields."""
     properties = schema.get("properties", {})
     schema.update(required=list(properties), additionalProperties=False)
     for each in properties.values():
@@ -118,7 +117,7 @@ def answer_form(parts: Iterable[str]) -> type[BaseModel]:
 
 
 def answer_of(parsed: BaseModel) -> Answer:
-    """The answer in such a form; an `InvalidPatch` if it has no parts, or too long ones."""
+    """The answer in such a form; an `InvalidPatch` if a part is too long."""
     parts = {name: getattr(parsed, name) for name in type(parsed).model_fields}
     if not parsed.model_fields_set:
         raise InvalidPatch(f"the answer has none of {', '.join(parts)}")
@@ -152,7 +151,6 @@ def memories_of(answer: Answer, batch: Batch, shown: Mapping[str, Memory]) -> Pr
 def _proposed(
     change: FactChange | EpisodeFound, batch: Batch, shown: Mapping[str, Memory]
 ) -> Addition | Revision:
-    """The change, checked; an `InvalidPatch` if it makes no sense."""
     messages = _numbered(change.messages, batch)
     if not messages:
         raise InvalidPatch("names no message that it rests on")
@@ -164,9 +162,9 @@ def _proposed(
     text = storable(change.text or "")
     if not text and change.action != "delete":
         raise InvalidPatch(f"is to {change.action} a memory and has no text")
-    named = {"about": storable(change.about or ""), "when": storable(change.when or "")}
-    fields = {name: part for name, part in named.items() if part}
-    candidate = batch.candidate(messages, text, FACT, **fields)
+    fields = {name: storable(getattr(change, name) or "") for name in ("about", "when")}
+    given = {name: part for name, part in fields.items() if part}
+    candidate = batch.candidate(messages, text, FACT, **given)
     if change.action == "insert":
         return _addition(candidate)
     memory = shown.get(change.memory or "")
@@ -177,7 +175,6 @@ def _proposed(
 
 
 def _addition(candidate: Candidate) -> Addition:
-    """An addition whose key depends on the text and its messages."""
     source = candidate.provenance
     assert source is not None  # `Batch.candidate` gives one
     parts = "\0".join((source.thread_id or "", *source.message_ids, candidate.text))
@@ -199,21 +196,10 @@ def _refused(reason: str, key: str | None = None) -> Outcome:
 # -- profiles
 
 
-class KnownProfile(NamedTuple):
-    """A profile with its name, as it is shown to a model."""
-
-    name: str
-    profile: Profile[Any]
-    state: ProfileState[Any]
-
-
 def patched_profile(
-    known: KnownProfile, changes: Sequence[ProfileChange], batch: Batch, scope: Scope
+    known: ProfileState[Any], changes: Sequence[ProfileChange], batch: Batch, scope: Scope
 ) -> Effects[Planned]:
-    """The puts of a patch; see `Profile.planning` for what it raises.
-
-    An operation that names no message of a user is an `InvalidPatch`, too.
-    """
+    """The puts of a patch; InvalidPatch if an operation names no message of a user."""
     messages: dict[str, ThreadMessage] = {}
     for number, each in enumerate(changes, 1):
         users = {one.id: one for one in _numbered(each.messages, batch, "user")}
@@ -227,15 +213,15 @@ def patched_profile(
                 "assistant or a tool says"
             )
     told = list(messages.values())
-    place = known.profile.place(scope.config)
+    place = known.owner.place(scope.config)
     place = place._replace(provenance=batch.source(told), told=[each.text for each in told])
     operations = [each.operation() for each in changes]
-    puts = yield from known.profile.planning(place, operations, known.state.document)
+    puts = yield from known.owner.planning(place, operations, known.document)
     return Planned(puts, [Outcome("updated" if puts else "unchanged", place.key)])
 
 
 def profile_plan(
-    known: KnownProfile, changes: Sequence[ProfileChange], batch: Batch, scope: Scope
+    known: ProfileState[Any], changes: Sequence[ProfileChange], batch: Batch, scope: Scope
 ) -> Plan:
     """The plan of a patch; an invalid patch becomes a refusal."""
 
@@ -256,47 +242,37 @@ def instructions_plan(
     instructions: Instructions, wishes: Sequence[Wish], batch: Batch, scope: Scope
 ) -> Plan:
     """The plan that adds wishes of users to instructions, one line each."""
+    wanted: list[Candidate] = []
+    refused: list[Outcome] = []
+    for wish in wishes:
+        line = " ".join(storable(wish.text).split())
+        users = _numbered(wish.messages, batch, "user")
+        if not users:
+            refused.append(_refused("adds an instruction that no user asked for"))
+        elif not 0 < len(line) <= _WISH_CHARS:
+            refused.append(_refused(f"adds an instruction of {len(line)} characters"))
+        else:
+            # the model judged that it is a lasting wish; the gate looks for secrets in it
+            wanted.append(replace(batch.candidate(users, line, INSTRUCTIONS), explicit=True))
 
     def plan(gate: Gate) -> Effects[Planned]:
         place = instructions.place(scope.config)
         previous = yield from instructions.reading(place)
-        wanted, outcomes = _wished(wishes, batch)
-        wanted = [each for each in wanted if _plain(each.text) not in _plain(previous.text)]
         verdicts = yield from gate.judge(wanted, scope.adapter, scope.namespace)
-        text, source = previous.text.rstrip(), None
+        text, source, outcomes = previous.text.rstrip(), None, [*refused]
         for wish, verdict in zip(wanted, verdicts, strict=True):
-            line = f"\n- {verdict.text or wish.text}"
+            line = verdict.text or wish.text
+            if normal(line) in normal(text):
+                continue
             # an instruction may repeat a memory
             if verdict.action != "keep" and verdict.same_as is None:
                 outcomes.append(Outcome("refused", None, verdict.reason, verdict.check))
-            elif len(text) + len(line) > _INSTRUCTIONS_CHARS:
+            elif len(text) + len(line) > LONGEST:
                 outcomes.append(_refused("would make the instructions too long"))
             else:
-                text, source = text + line, wish.provenance
+                text, source = f"{text}\n- {line}", wish.provenance
                 outcomes.append(Outcome("updated", place.key))
         put = replacing(place._replace(provenance=source), previous, text, "update")
         return Planned([put] if source else [], outcomes)
 
     return plan
-
-
-def _wished(wishes: Sequence[Wish], batch: Batch) -> tuple[list[Candidate], list[Outcome]]:
-    """The wishes of users, each once, and the outcomes of refused ones."""
-    found: dict[str, Candidate] = {}
-    outcomes: list[Outcome] = []
-    for wish in wishes:
-        text = " ".join(storable(wish.text).split())
-        users = _numbered(wish.messages, batch, "user")
-        if not users:
-            outcomes.append(_refused("adds an instruction that no user asked for"))
-        elif not 0 < len(text) <= _WISH_CHARS:
-            outcomes.append(_refused(f"adds an instruction of {len(text)} characters"))
-        else:
-            # the model judged that it is a lasting wish; the gate looks for secrets in it
-            candidate = replace(batch.candidate(users, text, INSTRUCTIONS), explicit=True)
-            found.setdefault(_plain(text), candidate)
-    return list(found.values()), outcomes
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.casefold().split()).rstrip(".!")

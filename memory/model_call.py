@@ -46,10 +46,6 @@ def chat_model(model: Any) -> Runnable[Any, Any]:
 
     OpenAI's go to `ChatOpenAI`, others to langchain's `init_chat_model`. If something is missing
     that may be there later, such as the key, the model is made when called.
-
-    Raises:
-        ConfigurationError: It is neither, or no model can have that name.
-        MissingDependency: The package of the name's provider is not installed.
     """
     if not isinstance(model, str):
         expected = 'a langchain chat model, or a name such as "openai:gpt-5-mini"'
@@ -127,15 +123,14 @@ def with_tools(model: Any, tools: Sequence[Any]) -> Runnable[Any, Any]:
         raise _unable(model, "cannot call tools: it has no bind_tools", exc) from exc
 
 
-def structured(
-    model: Any, schema: type[BaseModel], *, method: str, strict: bool
-) -> Runnable[Any, Any]:
+def structured(model: Any, schema: type[BaseModel], *, strict: bool) -> Runnable[Any, Any]:
     """A model, or that of a name, whose answers are of a schema; strictly if it can decode so."""
     model = chat_model(model)
     if isinstance(model, NamedModel):
-        return model.prepared(lambda made: structured(made, schema, method=method, strict=strict))
+        return model.prepared(lambda made: structured(made, schema, strict=strict))
     cause: Exception | None = None
-    tried: list[dict[str, Any]] = [{"method": method, "strict": strict}, {"method": method}, {}]
+    method = {"method": "function_calling"}
+    tried: list[dict[str, Any]] = [{**method, "strict": strict}, method, {}]
     for options in tried:
         try:
             return model.with_structured_output(schema, include_raw=True, **options)  # type: ignore[no-any-return]
@@ -174,7 +169,6 @@ class ModelCall:
         model: A chat model, what answers like one, or a name; see `chat_model`.
         timeout_s: Seconds a call may take; None: as long as it takes. A blocking call that takes
             longer goes on in its thread, and its answer is ignored.
-        config: Of the run.
         retries: How often a call is made again that failed, or whose answer cannot be used.
         backoff_s: Seconds before a failed call is made again; they double.
     """
@@ -201,10 +195,8 @@ class ModelCall:
     ) -> Effects[T]:
         """The result that `taken` makes of the first answer for which it raises no `InvalidPatch`.
 
-        `room` characters of the conversation are shown; half of them if the model takes less.
-
-        Raises:
-            ModelFailed: No answer can be used; the cause is the last error.
+        `room` characters of the conversation are shown; half of them if the model takes less. If
+        no answer can be used, that is a `ModelFailed`, whose cause is the last error.
         """
         failures, refused = 0, None
         while True:
@@ -287,22 +279,19 @@ def fault_of(answer: Any) -> str | None:
         return f"the call raised {type(answer).__name__}: {answer!s:.300}"
     if not isinstance(answer, str | BaseMessage):
         return f"the model returned a {type(answer).__name__}, which is no message"
-    if (fault := _early_end(answer)) or text_of(answer):
-        return fault
-    calls = isinstance(answer, AIMessage) and (answer.tool_calls or answer.invalid_tool_calls)
-    return "the model called tools and said nothing" if calls else "the answer was empty"
-
-
-def is_cut_off(answer: Any) -> bool:
-    """Whether the provider ended a message at its limit for output."""
-    return _ending(answer) in _CUT_OFF
+    fault = _early_end(answer)
+    return fault or (None if text_of(answer) else "the answer has no text")
 
 
 def _early_end(answer: Any) -> str | None:
-    if is_cut_off(answer):
+    """Why a message ended early; providers name it differently."""
+    metadata = getattr(answer, "response_metadata", None) or {}
+    details = metadata.get("incomplete_details") or {}
+    reasons = (*(metadata.get(key) for key in _REASONS), details.get("reason"))
+    ending = next((str(reason).lower() for reason in reasons if reason), "")
+    if ending in _CUT_OFF:
         return "the answer was cut off at the model's limit for output tokens"
-    withheld = _ending(answer) in _WITHHELD
-    return f"the answer was withheld ({_ending(answer)})" if withheld else None
+    return f"the answer was withheld ({ending})" if ending in _WITHHELD else None
 
 
 def is_too_long(answer: Any) -> bool:
@@ -364,11 +353,3 @@ def _outline(answer: Any, fault: InvalidPatch) -> str:
     if answer.get("parsing_error") is not None or answer.get("parsed") is None:
         return "the answer is not as the schema asks for (this error's cause says where)"
     return "the answer asks for what cannot be done (this error's cause says what)"
-
-
-def _ending(answer: Any) -> str:
-    """Why a message ended, in lower case; providers name it differently."""
-    metadata = getattr(answer, "response_metadata", None) or {}
-    details = metadata.get("incomplete_details") or {}
-    reasons = (*(metadata.get(key) for key in _REASONS), details.get("reason"))
-    return next((str(reason).lower() for reason in reasons if reason), "")

@@ -15,7 +15,6 @@ from perdure.memory.effects import Effects
 from perdure.memory.instructions import Instructions
 from perdure.memory.model_answer import (
     Answer,
-    KnownProfile,
     ProfileChange,
     answer_form,
     answer_of,
@@ -26,9 +25,9 @@ from perdure.memory.model_answer import (
 )
 from perdure.memory.model_call import Refused, model_call, parsed, quoted_answer, structured
 from perdure.memory.options import instance, text
-from perdure.memory.profile import Profile
+from perdure.memory.profile import Profile, ProfileState
 from perdure.memory.proposals import Batch, Proposal, Scope, Usage
-from perdure.memory.quotation import fenced, middle_out, quoted, rendered
+from perdure.memory.quotation import fenced, middle_out, newest, quoted, rendered
 from perdure.memory.records import EPISODE, FACT, Memory
 from perdure.memory.thread_messages import ThreadMessage
 from perdure.memory.turns import TurnExtractor
@@ -68,21 +67,22 @@ _NEAR: Final = 20  # memories that the model is shown at most
 _QUERIES: Final = 6  # of the newest messages of users, by which near memories are found
 _QUERY_CHARS: Final = 500
 _NUMBER_CHARS: Final = 8  # of a message in a transcript
+_MARK_CHARS: Final = 80  # of the mark in place of a middle
 
 
 class _Known(NamedTuple):
     """What a model is shown beside a batch; memories by their short names."""
 
     memories: Mapping[str, Memory]
-    profiles: Sequence[KnownProfile]
+    profiles: Sequence[ProfileState[Any]]
     instructions: str
 
 
 class ModelExtractor:
     """Has a model propose memories, patches of profiles, and additions to instructions.
 
-    It sees the messages as quoted data with numbers, and the memories near to them with short
-    names. What it proposes has to name messages, and can change only these memories.
+    It is shown the messages with numbers, and the memories near to them. What it proposes has to
+    name messages, and can change only these memories.
 
     Args:
         model: A chat model, its name, or a `ModelCall`, which sets the limits of a call.
@@ -91,11 +91,7 @@ class ModelExtractor:
         profile: A profile to keep up to date, or several of one user; in the same store.
         learn: Instructions to which lasting wishes of users are added; in the same store.
         turns: Whether memories of turns are made as well.
-        strict: Whether to ask for strict decoding, if the model's class supports it; False for an
-            endpoint that refuses such requests.
-
-    Attributes:
-        max_chars: Characters of the conversation in one call; a longer message loses its middle.
+        strict: Whether to ask for strict decoding; False for an endpoint that refuses that.
     """
 
     name = "model"
@@ -111,7 +107,7 @@ class ModelExtractor:
         turns: bool = True,
         strict: bool = True,
     ) -> None:
-        self.prompt, self.max_chars = text("prompt", prompt), 24_000
+        self.prompt, self.max_chars = text("prompt", prompt), 24_000  # of a conversation in a call
         profiles = [profile] if isinstance(profile, Profile) else profile
         expected = "a Profile, or a list of them"
         instance("profile", profiles, (list, tuple), expected)
@@ -127,8 +123,7 @@ class ModelExtractor:
             )
         call = model_call(model)
         form = answer_form(self._parts)
-        asked = structured(call.model, form, method="function_calling", strict=strict)
-        self._call = replace(call, model=asked)
+        self._call = replace(call, model=structured(call.model, form, strict=strict))
 
     def taking(self, messages: Sequence[ThreadMessage]) -> int:
         """As many as fit into one call, at least one."""
@@ -167,8 +162,7 @@ class ModelExtractor:
         for profile in self.profiles:
             place = profile.place(scope.config)
             _check_same_store(place.adapter.store, scope, "the profile")
-            state = yield from profile.reading(place)
-            profiles.append(KnownProfile(place.key, profile, state))
+            profiles.append((yield from profile.reading(place)))
         if self.learn is not None:
             at = self.learn.place(scope.config)
             _check_same_store(at.adapter.store, scope, "the instructions")
@@ -200,7 +194,9 @@ class ModelExtractor:
 
         def taken(given: Any) -> Effects[Answer]:
             nonlocal left, usage
-            usage += _tokens_of(given)
+            raw = given.get("raw") if isinstance(given, dict) else None
+            tokens = getattr(raw, "usage_metadata", None) or {}
+            usage += Usage(0, tokens.get("input_tokens", 0), tokens.get("output_tokens", 0))
             answer = answer_of(parsed(given))
             try:
                 for each, changes in _by_profile(answer, known.profiles):
@@ -236,15 +232,9 @@ class ModelExtractor:
         return [SystemMessage("\n\n".join(asked)), HumanMessage("\n\n".join(filter(None, data)))]
 
 
-def _tokens_of(answer: Any) -> Usage:
-    raw = answer.get("raw") if isinstance(answer, dict) else None
-    tokens = getattr(raw, "usage_metadata", None) or {}
-    return Usage(0, tokens.get("input_tokens", 0), tokens.get("output_tokens", 0))
-
-
 def _by_profile(
-    answer: Answer, known: Sequence[KnownProfile]
-) -> list[tuple[KnownProfile, Sequence[ProfileChange]]]:
+    answer: Answer, known: Sequence[ProfileState[Any]]
+) -> list[tuple[ProfileState[Any], Sequence[ProfileChange]]]:
     """The changes of each profile; a change with an unknown name makes the first one's invalid."""
     names = [each.name for each in known]
     found: dict[str, list[ProfileChange]] = {}
@@ -267,12 +257,10 @@ def _remembered(memory: Memory) -> str:
     return quoted({"memory": memory.text, **({"on": at.date().isoformat()} if at else {})})
 
 
-def _shown(known: KnownProfile) -> str:
-    """A profile with its schema."""
-    schema, state = known.profile.json_schema, known.state
+def _shown(state: ProfileState[Any]) -> str:
     parts = [
-        f"The profile {quoted(known.name)}:",
-        fenced("schema", json.dumps(schema, ensure_ascii=False)),
+        f"The profile {quoted(state.name)}:",
+        fenced("schema", json.dumps(state.owner.json_schema, ensure_ascii=False)),
         fenced("profile", json.dumps(state.document, ensure_ascii=False, indent=1)),
         fenced("fault_of_the_profile", state.fault),
     ]
@@ -280,18 +268,10 @@ def _shown(known: KnownProfile) -> str:
 
 
 def _transcript(messages: Sequence[ThreadMessage], room: int) -> str:
-    """The newest messages that fit, each with its number."""
-    kept: list[str] = []
     lines = [_line(each) for each in messages]
-    longest = room if sum(map(len, lines)) <= room else room // 2
-    for number, whole_line in reversed(list(enumerate(lines, 1))):
-        line = middle_out(whole_line, longest)
-        room -= len(line) + _NUMBER_CHARS
-        if room < 0 and kept:
-            kept.append("[earlier messages are left out]")
-            break
-        kept += [f"[{number}] {_indented(line)}"] if line else []
-    return "\n".join(reversed(kept))
+    longest = room - _MARK_CHARS if sum(map(len, lines)) <= room else room // 2
+    numbered = enumerate((_indented(middle_out(line, longest)) for line in lines), 1)
+    return newest([f"[{number}] {line}" for number, line in numbered if line], room)
 
 
 def _line(message: ThreadMessage) -> str:

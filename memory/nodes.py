@@ -1,18 +1,14 @@
-"""Nodes of short-term memory: one object for a graph, for a chain and for plain lists.
-
-Called with messages a node returns messages; in a graph it is given the state and returns an
-update.
-"""
+"""Nodes of short-term memory: one object for a graph, for a chain and for plain lists."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, Self
 
-from langchain_core.messages import BaseMessage, SystemMessage
+from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig
 
@@ -27,10 +23,7 @@ SHOWN: Final = "llm_input_messages"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a model is to be shown, read from the newest turn backwards, once.
-
-    A part that shows the last ten turns of a thread costs what ten turns cost.
-    """
+    """What a model is to be shown, read from the newest turn backwards, once."""
 
     system: BaseMessage | None
     turns: Iterator[Turn]  # newest first
@@ -42,12 +35,6 @@ class Shown:
         system = None if index is None else messages[index]
         return cls(system, backwards(messages, to_answer=to_answer))
 
-    def under(self, text: str) -> Self:
-        """The same under a system message with this text."""
-        if self.system is not None and self.system.text == text:
-            return self
-        return replace(self, system=SystemMessage(text))
-
     def messages(self) -> list[BaseMessage]:
         """All of it, in the order in which a model takes it."""
         units = (unit for turn in reversed([*self.turns]) for unit in turn.units)
@@ -57,10 +44,9 @@ class Shown:
 class MessagesNode(Runnable[Any, Any]):
     """A node over the messages of a state.
 
-    `add_node("name", node)` takes it as it is: `node.invoke(state)` gives an update, which changes
-    the state if the node is `trim`, `clear_tool_outputs` or `summarize`, and else is what the model
-    is shown, under `llm_input_messages`. `node(state)` and `node(messages)` give the messages to
-    show the model, also in a chain, `node | model`.
+    In a graph, `node.invoke(state)` gives an update, which changes the state if the node is `trim`,
+    `clear_tool_outputs` or `summarize`, and else is what the model is shown. `node(state)` and
+    `node(messages)` give the messages to show the model, also in a chain, `node | model`.
     """
 
     def __init__(self, messages_key: str = "messages") -> None:
@@ -83,28 +69,23 @@ class MessagesNode(Runnable[Any, Any]):
         return self
 
     def _call(self, given: Any, config: RunnableConfig | None = None) -> Effects[list[BaseMessage]]:
-        """The messages to show the model, of a state or of a list of messages.
-
-        Raises:
-            InvalidMessages: They are not messages.
-        """
+        """The messages to show the model, of a state or of a list of messages."""
+        messages = messages_in(given, self.messages_key)
         if is_messages(given):
-            return (yield from self._applied(checked(given, "the messages"), config))
-        return (yield from self._shown(self.messages_in(given), given, config))
+            return self._applied(messages, config)
+        return self._shown(messages, given, config)
 
     def _invoke(
         self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
     ) -> Effects[Any]:
         """The update for a state; for messages or a prompt, messages."""
         given = input.to_messages() if isinstance(input, PromptValue) else input
-        if is_messages(given):
-            return (yield from self._call(given, config))
-        return (yield from self._update(given, config))
+        return self._call(given, config) if is_messages(given) else self._update(given, config)
 
     def _shown(
         self, messages: Messages, state: Any = None, config: RunnableConfig | None = None
     ) -> Effects[list[BaseMessage]]:
-        """The messages to show the model: always a valid sequence."""
+        """The messages to show the model: a valid sequence."""
         given = Shown.of(messages), state, config
         shown = yield Effect(lambda: self.through(*given), lambda: self.athrough(*given))
         return shown.messages()  # type: ignore[no-any-return]
@@ -112,12 +93,11 @@ class MessagesNode(Runnable[Any, Any]):
     def _applied(
         self, messages: Messages, config: RunnableConfig | None
     ) -> Effects[list[BaseMessage]]:
-        """The messages to show of messages that have no state."""
         return self._shown(messages, None, config)
 
     def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
-        """The update for a state."""
-        return {SHOWN: (yield from self._shown(self.messages_in(state), state, config))}
+        messages = messages_in(state, self.messages_key)
+        return {SHOWN: (yield from self._shown(messages, state, config))}
 
     __call__ = blocking(_call)
     acall = awaiting(_call)
@@ -126,22 +106,9 @@ class MessagesNode(Runnable[Any, Any]):
     shown = blocking(_shown)
     ashown = awaiting(_shown)
 
-    def messages_in(self, state: Any) -> Messages:
-        """The messages of a state; InvalidMessages if its channel is missing or has others."""
-        found = channel(state, self.messages_key)
-        if found is None:
-            raise InvalidMessages(
-                f"the state has no channel {self.messages_key!r}; expected one of messages "
-                "(`messages_key=` names it)"
-            )
-        return checked(found, f"the channel {self.messages_key!r}")
-
 
 class Learner(Runnable[Any, Any]):
-    """A node that learns, like `update_instructions(…)`: it changes nothing in the state.
-
-    Of a state it returns an empty update, of messages the messages as they are.
-    """
+    """A node that learns, like `update_instructions(…)`: it changes nothing in the state."""
 
     def __init__(self, messages_key: str) -> None:
         self.messages_key = text("messages_key", messages_key, "a channel's name")
@@ -154,11 +121,8 @@ class Learner(Runnable[Any, Any]):
 
     def _call(self, given: Any, config: RunnableConfig | None = None) -> Effects[list[BaseMessage]]:
         """The messages of a state, or of a list, as they are, after learning from them."""
-        state = None if is_messages(given) else given
-        found = given if state is None else channel(state, self.messages_key)
-        what = "the messages" if state is None else f"the channel {self.messages_key!r}"
-        messages = checked(found, what)
-        yield from self.learning(messages, state, config)
+        messages = messages_in(given, self.messages_key)
+        yield from self.learning(messages, None if is_messages(given) else given, config)
         return list(messages)
 
     def _invoke(
@@ -174,36 +138,32 @@ class Learner(Runnable[Any, Any]):
     ainvoke = awaiting(_invoke)  # type: ignore[arg-type]
 
 
-def view(*parts: MessagesNode) -> View:
+class View(MessagesNode):
     """A node that shows the model what each part in turn leaves; the state stays as it is.
 
-    `view(summary, use_memories(), trim(max_tokens=4_000))` shows the summary, the messages that it
-    does not cover and the memories that answer the newest, cut to 4,000 tokens. The part that cuts
-    comes last. No part asks a model.
-
-    Raises:
-        ConfigurationError: There is no part, one is not a part of a view, or they read different
-            channels.
+    `view(summary, use_memories(), trim(max_tokens=4_000))` shows the summary, the messages that are
+    left and the memories that answer the newest, cut to 4,000 tokens. The part that cuts comes
+    last. No part asks a model.
     """
-    for part in parts or (None,):
-        instance("a part of the view", part, MessagesNode, "parts like trim(max_tokens=4_000)")
-    keys = sorted({part.messages_key for part in parts})
-    if len(keys) > 1:
-        raise ConfigurationError(f"the parts of the view read the channels {keys}; expected one")
-    each = (part.parts if isinstance(part, View) else [part] for part in parts)
-    return View(list(chain.from_iterable(each)), keys[0])
 
-
-class View(MessagesNode):
-    """See `view`, which makes it."""
-
-    def __init__(self, parts: Sequence[MessagesNode], messages_key: str) -> None:
-        super().__init__(messages_key)
-        self.parts = [part.followed_by(parts[number:]) for number, part in enumerate(parts, 1)]
+    def __init__(self, *parts: MessagesNode) -> None:
+        for part in parts or (None,):
+            instance("a part of the view", part, MessagesNode, "parts like trim(max_tokens=4_000)")
+        keys = sorted({part.messages_key for part in parts})
+        if len(keys) > 1:
+            raise ConfigurationError(
+                f"the parts of the view read the channels {keys}; expected one"
+            )
+        super().__init__(keys[0])
+        each = (part.parts if isinstance(part, View) else [part] for part in parts)
+        every = list(chain.from_iterable(each))
+        self.parts: list[MessagesNode] = [
+            part.followed_by(every[number:]) for number, part in enumerate(every, 1)
+        ]
 
     def with_tools(self, tools: Sequence[Any]) -> Self:
-        """See `MessagesNode.with_tools`."""
-        return type(self)([part.with_tools(tools) for part in self.parts], self.messages_key)
+        """The same for a request with these tools."""
+        return type(self)(*(part.with_tools(tools) for part in self.parts))
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """What the parts leave, one after the other."""
@@ -218,6 +178,22 @@ class View(MessagesNode):
         return shown
 
 
+view = View
+"""Makes the node."""
+
+
+def messages_in(given: Any, key: str) -> Messages:
+    """The messages of a list, or of a state's channel; InvalidMessages if they are none."""
+    if is_messages(given):
+        return checked(given, "the messages")
+    found = channel(given, key)
+    if found is None:
+        raise InvalidMessages(
+            f"the state has no channel {key!r}; expected one of messages (`messages_key=` names it)"
+        )
+    return checked(found, f"the channel {key!r}")
+
+
 def ids_of(messages: Messages, key: str) -> list[str]:
     """The ids of messages of a channel; InvalidMessages if some have none, or share one."""
     ids = [message.id for message in messages]
@@ -230,7 +206,7 @@ def ids_of(messages: Messages, key: str) -> list[str]:
 
 
 def is_messages(value: Any) -> bool:
-    """Whether a value is a list, as messages are, and not a state."""
+    """Whether a value is a list, and not a state."""
     return isinstance(value, list | tuple)
 
 

@@ -1,28 +1,106 @@
-"""Planning: the puts of a proposal, judged by the gate, against what is stored now."""
+"""Planning: the puts of a change, judged by the gate, against what is stored now.
+
+Of two changes of a namespace that are judged at once, the second is judged again. Within a process
+changes run one after another. Between processes, in a store with versions, each change counts up a
+note of the namespace, on condition that nobody has since it was judged.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Final
+from functools import cache, partial
+from typing import Any, Final
 
 from langgraph.store.base import GetOp
 
-from perdure.memory.conflicts import change_note
+from perdure.errors import AlreadyLocked, StorageUnavailable, VersionConflict
 from perdure.memory.detectors import REDACTED
-from perdure.memory.effects import Effect, Effects
+from perdure.memory.effects import Effect, Effects, T
 from perdure.memory.gate import Gate, admit
 from perdure.memory.proposals import Addition, Alteration, Planned, Proposal, Revision, Scope
 from perdure.memory.records import EPISODE, TURN, Memory, Outcome
-from perdure.memory.store_adapter import memory_of, removal_of, succeeding
+from perdure.memory.store_adapter import (
+    CHANGED,
+    PREVIOUS,
+    SOURCE,
+    StoreAdapter,
+    memory_of,
+    note_of,
+    notes_of,
+    removal_of,
+    succeeding,
+)
 from perdure.memory.tombstones import sources, tombstones_of
 from perdure.memory.turns import UNTIL, ends_of, left_behind, superseded_turns
+from perdure.storage.locks import Locks
 from perdure.stores.base import Namespace, PutItem
 
+OWN: Final = ("kind", PREVIOUS, SOURCE, REDACTED)
+"""Fields of a value that perdure sets."""
+SAME: Final = "it says so already"
+_NOTE: Final = "memories"
+_WAIT_S: Final = 10.0  # for a change that takes longer, others do not wait: its write tells
+_TRIES: Final = 50  # each that fails is one in which another change succeeded
+_SHORTEST_S, _LONGEST_S = 0.002, 0.2  # pauses between tries
 _RANKS: Final[Mapping[str, int]] = {"user": 3, "system": 2, "assistant": 1, "tool": 0}
 Change = Addition | Revision
 Present = Mapping[str, Memory]  # the stored memories, by key
+
+
+def change_note(adapter: StoreAdapter, namespace: Namespace) -> Effects[list[PutItem]]:
+    """The puts with which a write is a `VersionConflict` if another came after this call."""
+    if not adapter.versioned:
+        return []
+    place = notes_of(CHANGED, namespace)
+    note = yield from adapter.got(place, _NOTE)
+    number, version = (0, 0) if note is None else (note.value["number"], note.version)
+    return [note_of(place, _NOTE, {"number": number + 1}, if_version=version)]
+
+
+def one_by_one(
+    adapter: StoreAdapter, namespace: Namespace, attempt: Callable[[], Effects[T]]
+) -> Effects[T]:
+    """Attempt a change, while this process attempts no other here, until it meets no conflict."""
+    # stores on one file share its database; a forked process has locks of its own
+    name = f"{id(getattr(adapter.store, 'database', adapter.store))} {namespace!r}"
+    locks, turn = _locks(os.getpid()), None
+    with suppress(AlreadyLocked, StorageUnavailable):  # not free in time, or held by the caller
+        turn = yield Effect(
+            lambda: locks.acquire(name, 0.0 if _in_loop() else _WAIT_S),
+            lambda: locks.aacquire(name, _WAIT_S),
+        )
+    try:
+        for number in range(_TRIES):
+            try:
+                return (yield from attempt())
+            except VersionConflict:
+                pause = random.uniform(0, min(_LONGEST_S, _SHORTEST_S * 2**number))
+                yield Effect(partial(time.sleep, pause), partial(asyncio.sleep, pause))
+        return (yield from attempt())
+    finally:
+        if turn is not None:
+            locks.release(turn)
+
+
+@cache
+def _locks(process: int) -> Locks:
+    return Locks(None)
+
+
+def _in_loop() -> bool:
+    """Whether an event loop runs in this thread: who holds the lock may need it."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def planned(proposal: Proposal, gate: Gate, scope: Scope) -> Effects[Planned]:
@@ -35,7 +113,7 @@ def planned(proposal: Proposal, gate: Gate, scope: Scope) -> Effects[Planned]:
     written = [each for each in changes if not isinstance(each, Revision) or _is_due(each, present)]
     has_facts = not note or bool(note[0].if_version)  # a store without versions has no note
     ends = (yield from _ends(written, present, scope)) if has_facts else {}
-    kept = yield from _judged(written, present, ends, gate, scope)
+    kept = yield from judged(written, present, ends, gate, scope)
     parts = [Planned(outcomes=proposal.outcomes), known, deleted, kept]
     for plan in proposal.plans:
         parts.append((yield from plan(gate)))
@@ -56,8 +134,7 @@ def _without_known_episodes(
         return additions, Planned()
     known: dict[str, str] = {}
     for memory in (yield from scope.adapter.every(scope.namespace, filter={"kind": EPISODE})):
-        if memory.namespace == scope.namespace:
-            known |= dict.fromkeys(sources(memory.provenance), memory.key)
+        known |= dict.fromkeys(sources(memory.provenance), memory.key)
     new: list[Addition] = []
     outcomes: list[Outcome] = []
     for each in additions:
@@ -71,8 +148,7 @@ def _without_known_episodes(
 
 def _present(scope: Scope, changes: Sequence[Change]) -> Effects[dict[str, Memory]]:
     ops = [GetOp(scope.namespace, key) for key in dict.fromkeys(each.key for each in changes)]
-    store = scope.adapter.store
-    items = yield Effect(lambda: store.batch(ops), lambda: store.abatch(ops))
+    items = yield scope.adapter.call("batch", ops)
     return {item.key: memory_of(item) for item in items if item is not None}
 
 
@@ -117,7 +193,7 @@ def _ends(changes: Sequence[Change], present: Present, scope: Scope) -> Effects[
     return (yield from ends_of(scope, turns[0].thread_id, ids)) if turns else {}
 
 
-def _judged(
+def judged(
     changes: Sequence[Change], present: Present, ends: dict[str, str], gate: Gate, scope: Scope
 ) -> Effects[Planned]:
     """What the gate admits; each replaces the memory under its key, if there is one."""
@@ -128,7 +204,8 @@ def _judged(
         for each in changes
     ]
     keys = [each.key for each in changes]
-    admitted = yield from admit(gate, scope.adapter, scope.namespace, candidates, keys)
+    made = [each.key for each in changes if each.candidate.explicit and each.key not in present]
+    admitted = yield from admit(gate, scope.adapter, scope.namespace, candidates, keys, made)
     own = {put.key: put for put in admitted.puts if put.namespace == scope.namespace}
     puts = [put for put in admitted.puts if put.namespace != scope.namespace]  # quarantine
     past: list[PutItem] = []
@@ -139,31 +216,39 @@ def _judged(
             new = 0 if scope.adapter.versioned else None
             puts.append(replace(own[each.key], if_version=new))
         elif outcome.change == "added" and memory is not None:
-            put, change = _replaced(each, own[each.key], memory)
-            puts += [put] if put is not None else []
-            outcome = replace(outcome, change=change) if put else Outcome("unchanged", each.key)
-            if change == "superseded":
-                source, until = each.candidate.provenance, _until(each, memory)
+            until = _until(each, memory)
+            put, change = _replaced(each, own[each.key], memory, until)
+            if put is None:
+                outcome = Outcome("unchanged", each.key, SAME)
+            else:
+                puts.append(put)
+                outcome = replace(outcome, change=change)
+            if outcome.change == "superseded":
+                source = each.candidate.provenance
                 past += yield from superseded_turns(scope.adapter, memory, until, source)
                 if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
                     ended = left_behind(memory.provenance, source)  # their turns may be new too
                     ends |= dict.fromkeys(ended, until.isoformat())
-        elif isinstance(each, Revision) and memory and _is_elsewhere(each, outcome):
+        elif outcome.change == "unchanged" and memory and _is_extra(each, outcome):
             puts.append(removal_of(memory.namespace, memory.key, memory.version))
             outcome = Outcome("deleted", each.key, "another memory says the same")
         outcomes.append(outcome)
     return Planned([*(_ended(put, present, ends) for put in puts), *past], outcomes)
 
 
-def _replaced(each: Change, put: PutItem, memory: Memory) -> tuple[PutItem | None, Alteration]:
+def _replaced(
+    each: Change, put: PutItem, memory: Memory, until: datetime
+) -> tuple[PutItem | None, Alteration]:
     """The put of an admitted memory, if the stored one is still the version that was read."""
     value = put.value or {}
     if isinstance(each, Addition) and (memory.kind != TURN or memory.text == value["text"]):
         return None, "updated"  # it was made before, and may have been changed since
     change: Alteration = each.change if isinstance(each, Revision) else "updated"
+    if own_fields(value) == own_fields(memory.value):
+        return None, "updated"
     kept = {name: part for name, part in memory.value.items() if name not in (REDACTED, UNTIL)}
-    until = _until(each, memory) if change == "superseded" else None
-    value = succeeding(memory, {**kept, **value}, change, until)
+    ended = until if change == "superseded" else None
+    value = succeeding(memory, {**kept, **value}, change, ended)
     return replace(put, value=value, if_version=memory.version), change
 
 
@@ -177,10 +262,19 @@ def _ended(put: PutItem, present: Present, ends: Mapping[str, str]) -> PutItem:
 
 def _until(each: Change, memory: Memory) -> datetime:
     """When a memory stopped being true: at the time of the new text, if that is known and later."""
+    if isinstance(each, Revision) and each.until:
+        return each.until
     at = each.candidate.provenance.at if each.candidate.provenance else None
     since = memory.provenance.at if memory.provenance else None
     return at if at and (since is None or since < at) else datetime.now(UTC)
 
 
-def _is_elsewhere(revision: Revision, outcome: Outcome) -> bool:
-    return outcome.change == "unchanged" and outcome.key not in (None, revision.key)
+def _is_extra(each: Change, outcome: Outcome) -> bool:
+    """Whether an extractor's change would make a memory say what another one says."""
+    extracted = isinstance(each, Revision) and not each.candidate.explicit
+    return extracted and outcome.key != each.key
+
+
+def own_fields(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The text and the fields in a memory's value, without those that perdure sets."""
+    return {name: part for name, part in value.items() if name not in OWN}

@@ -51,6 +51,8 @@ _SECTIONS: Final = "sections"  # the first version could keep each field as an i
 class ProfileState(Generic[M]):
     """A profile as it is stored."""
 
+    owner: Profile[M]
+    name: str  # the key of its item
     items: tuple[Memory, ...]  # its item; sections of the first version follow
     document: Document  # the stored one, else the defaults
     profile: M | None  # None: the schema does not accept it
@@ -73,21 +75,16 @@ class Profile(Generic[M]):
     """A profile in a store, of each user if the namespace says so.
 
     The schema and the gate check each change; one that they refuse, or that cannot be applied, is
-    an `InvalidPatch`, and nothing is written. Fields that it does not name stay as they are, and of
-    two changes at the same time both hold, except in a store without versions. Each method has an
-    async form, and takes the config of the run; None: within a node, its run's.
+    an `InvalidPatch`, and nothing is written. Of two changes at the same time both hold, except in
+    a store without versions.
 
     Args:
-        schema: A pydantic model.
         store: None: within a graph, the graph's store.
         namespace: Labels; see `Template`.
         key: The item's key, a template as well.
         gate: Its detectors and checks judge each value that a change sets; None: `Gate()`. E-mail
             addresses and telephone numbers are kept if they are written by hand or in a user's
             message.
-
-    Raises:
-        ConfigurationError: An argument is wrong.
     """
 
     def __init__(
@@ -116,13 +113,13 @@ class Profile(Generic[M]):
         """The profile now, or at a moment; the defaults if nothing is stored."""
         place = self.place(config)
         state = yield from self.reading(place, as_of)
-        if state.profile is not None:
-            return state.profile
-        why = "does not fit the schema any more" if state.items else "is not there yet"
-        raise ConfigurationError(
-            f"the profile {place.key!r} in {place.namespace!r} {why}: {state.fault}; history() "
-            "shows what is stored, and patch() or set() repairs it"
-        )
+        if state.profile is None:
+            raise ConfigurationError(
+                f"the profile {place.key!r} in {place.namespace!r} is not there yet, or does "
+                f"not fit the schema: {state.fault}; history() shows what is stored, patch() or "
+                "set() repairs it"
+            )
+        return state.profile
 
     def _history(self, config: RunnableConfig | None = None) -> Effects[list[ProfileVersion]]:
         """All versions, oldest first."""
@@ -136,18 +133,15 @@ class Profile(Generic[M]):
 
     def _patch(self, operations: Any, config: RunnableConfig | None = None) -> Effects[M]:
         """Apply a JSON Patch (RFC 6902), and return the profile."""
-        wanted = operations_of(operations)
-        return (yield from self._change("patch", lambda old: patched(old, wanted), config))
+        change = partial(patched, operations=operations_of(operations))
+        return self._change("patch", change, config)
 
     def _merge(
         self, partial: Mapping[str, Any], config: RunnableConfig | None = None
     ) -> Effects[M]:
-        """Change the named fields, and those named within them (RFC 7386); return the profile.
-
-        A null resets a field to its default; a list replaces a list.
-        """
+        """Apply a JSON Merge Patch (RFC 7386): null resets a field to its default."""
         merged({}, partial)  # a wrong argument is refused before anything is read
-        return (yield from self._change("merge", lambda old: merged(old, partial), config))
+        return self._change("merge", lambda old: merged(old, partial), config)
 
     def _set(
         self, document: M | Mapping[str, Any], config: RunnableConfig | None = None
@@ -160,11 +154,28 @@ class Profile(Generic[M]):
                 f"{self.schema.__name__} or a dict of its fields"
             )
         whole: Document = plain(dict(given), "the document")
-        return (yield from self._change("set", lambda _: whole, config))
+        return self._change("set", lambda _: whole, config)
 
     def _forget(self, config: RunnableConfig | None = None) -> Effects[Receipt | None]:
         """Erase the profile with its past; None: the store keeps no past, and deleted the item."""
-        return (yield from forgetting(self.place(config)))
+        place = self.place(config)
+        adapter, store = place.adapter, place.adapter.store
+        heads = yield from adapter.versions(place.namespace, place.key)
+        if not adapter.versioned:
+            for head in heads:
+                items = yield from _items(place, head, None)
+                yield from adapter.written([removal_of(each.namespace, each.key) for each in items])
+            return None
+
+        def forget(namespace: Namespace, **what: Any) -> Effect:
+            calls = (partial(each, namespace, **what) for each in (store.forget, store.aforget))
+            return Effect(*calls)
+
+        split = [head for head in heads if _is_split(head)]
+        # before the head, which names them
+        sections = (yield forget((*place.namespace, place.key))) if split else None
+        receipt: Receipt = yield forget(place.namespace, key=place.key)
+        return receipt if sections is None else sections + receipt
 
     get = blocking(_get)
     aget = awaiting(_get)
@@ -190,19 +201,15 @@ class Profile(Generic[M]):
     def reading(self, place: Place, as_of: datetime | None = None) -> Effects[ProfileState[M]]:
         """Read the profile; what is stored may not fit the schema."""
         head = yield from place.adapter.got(place.namespace, place.key, as_of)
-        if head is None:
-            try:
-                return ProfileState((), dumped(profile := self.schema()), profile)
-            except ValidationError:
-                fault = f"{self.schema.__name__} has fields that must be given"
-                return ProfileState((), dumped(self.schema.model_construct()), None, fault)
-        items = yield from _items(place, head, as_of)
-        document = _document(items)
+        items = () if head is None else (yield from _items(place, head, as_of))
+        document = _document(items) if items else dumped(self.schema.model_construct())
         try:
-            profile = validated(self.schema, document)
-        except InvalidPatch as exc:
-            return ProfileState(items, document, None, str(exc))
-        return ProfileState(items, dumped(profile), profile)
+            profile = validated(self.schema, document) if items else self.schema()
+        except (InvalidPatch, ValidationError) as exc:
+            lacking = f"{self.schema.__name__} has fields that must be given"
+            fault = str(exc) if items else lacking
+            return ProfileState(self, place.key, items, document, None, fault)
+        return ProfileState(self, place.key, items, dumped(profile), profile)
 
     def planning(
         self, place: Place, operations: Sequence[Document], seen: Document
@@ -214,10 +221,8 @@ class Profile(Generic[M]):
             raise VersionConflict(
                 f"the profile {place.key!r} was changed where this patch changes it; make it anew"
             )
-        puts, _ = yield from self._planned(
-            place, state, "patch", lambda old: patched(old, wanted, by_model=True)
-        )
-        return puts
+        apply = partial(patched, operations=wanted, by_model=True)
+        return (yield from self._planned(place, state, "patch", apply))[0]
 
     def _change(self, name: str, change: Change, config: RunnableConfig | None) -> Effects[M]:
         place = self.place(config)
@@ -231,7 +236,6 @@ class Profile(Generic[M]):
     def _planned(
         self, place: Place, state: ProfileState[M], name: str, change: Change
     ) -> Effects[tuple[list[PutItem], M]]:
-        """The puts of a change, and the profile after it."""
         try:
             new = change(state.document)
         except InvalidPatch as exc:  # it quotes names that the gate has not seen
@@ -258,32 +262,11 @@ class Profile(Generic[M]):
         return [put, *sections], profile
 
 
-def forgetting(place: Place) -> Effects[Receipt | None]:
-    """Erase a profile with its past; in a store without versions, delete it."""
-    adapter, store = place.adapter, place.adapter.store
-    heads = yield from adapter.versions(place.namespace, place.key)
-    split = [head for head in heads if _is_split(head)]
-    if not adapter.versioned:
-        for head in heads:
-            items = yield from _items(place, head, None)
-            yield from adapter.written([removal_of(each.namespace, each.key) for each in items])
-        return None
-
-    def forget(namespace: Namespace, **what: Any) -> Effect:
-        calls = (partial(each, namespace, **what) for each in (store.forget, store.aforget))
-        return Effect(*calls)
-
-    inner = (*place.namespace, place.key)
-    sections = (yield forget(inner)) if split else None  # before the head, which names them
-    receipt: Receipt = yield forget(place.namespace, key=place.key)
-    return receipt if sections is None else sections + receipt
-
-
 # -- items
 
 
 def _is_split(head: Memory) -> bool:
-    """Whether an item is the head of a profile in sections, which it names."""
+    """Whether a profile is in sections, which its item names."""
     split = _SECTIONS in head.value
     if head.kind != _KIND or not (split or _DOCUMENT in head.value):
         raise ConfigurationError(
@@ -294,7 +277,6 @@ def _is_split(head: Memory) -> bool:
 
 
 def _items(place: Place, head: Memory, as_of: datetime | None) -> Effects[tuple[Memory, ...]]:
-    """The item of a profile, and its sections if it has some."""
     if not _is_split(head):
         return (head,)
     inner, moment = (*place.namespace, place.key), as_of if place.adapter.versioned else None
@@ -313,11 +295,7 @@ def _document(items: Sequence[Memory]) -> Document:
 
 
 def _screened(gate: Gate, leaves: Sequence[Leaf], place: Place) -> Effects[list[Any]]:
-    """The values of leaves, redacted where the gate says so; an `InvalidPatch` if it refuses one.
-
-    The gate's detectors and checks see each value after its names. Its rules for duplicates and
-    tombstones do not apply.
-    """
+    """The values of leaves as the gate keeps them; an `InvalidPatch` if it refuses one."""
     candidates = [_candidate(each, place) for each in leaves]
     verdicts = [gate.sensitive.judged(each) for each in candidates]
     asked = [i for i, leaf in enumerate(leaves) if leaf.text]
@@ -328,7 +306,6 @@ def _screened(gate: Gate, leaves: Sequence[Leaf], place: Place) -> Effects[list[
 
 
 def _kept(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
-    """The value of a leaf after a verdict."""
     if verdict.action == "keep":
         if verdict.text is None:
             return leaf.value
@@ -353,5 +330,4 @@ def _candidate(leaf: Leaf, place: Place) -> Candidate:
 
 
 def _letters(text: str) -> str:
-    """The letters and digits of a text."""
     return "".join(filter(str.isalnum, text.casefold()))

@@ -10,7 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import jsonpatch
-from jsonpatch import JsonPatchConflict, JsonPatchException, JsonPointer, JsonPointerException
+from jsonpatch import (
+    InvalidJsonPatch,
+    JsonPatchConflict,
+    JsonPatchException,
+    JsonPointer,
+    JsonPointerException,
+)
 from pydantic import BaseModel, ValidationError
 
 from perdure.errors import InvalidPatch, InvalidValue
@@ -22,9 +28,6 @@ Document = dict[str, Any]
 MAX_BYTES: Final = 100_000  # of the JSON of a profile
 MAX_OPERATIONS: Final = 100  # of a patch
 _DEEPEST: Final = 200  # parts of a path; a schema allows fewer
-_VALUE: Final = dict.fromkeys(("add", "replace", "test"), "value")
-_NEEDED: Final = {**_VALUE, "move": "from", "copy": "from"}
-_NOTHING: Final = object()
 
 
 def operations_of(patch: Any) -> list[Document]:
@@ -37,10 +40,7 @@ def operations_of(patch: Any) -> list[Document]:
     operations: list[Document] = plain(list(patch), "the patch")
     for number, each in enumerate(operations, 1):
         try:
-            [op] = jsonpatch.JsonPatch([each])
-            needed = _NEEDED.get(op["op"], "path")
-            if needed not in each:
-                raise InvalidPatch(f"it has no {needed!r}")
+            jsonpatch.JsonPatch([each])
             paths = [JsonPointer(each[name]) for name in ("path", "from") if name in each]
             if max(len(path.parts) for path in paths) > _DEEPEST:
                 raise InvalidPatch(f"its path has more than {_DEEPEST} parts")
@@ -61,49 +61,28 @@ def patched(
     """
     out: Document = plain(document, "the profile")
     for number, operation in enumerate(operations, 1):
+        before = out
         try:
-            if by_model:
-                _check_kept(out, operation)
-            jsonpatch.JsonPatch([operation]).apply(out, in_place=True)
-            plain(out, "the profile")  # after each: several copies may double the size each time
+            # checked after each: several copies may double the size each time
+            out = plain(jsonpatch.JsonPatch([operation]).apply(before), "the profile")
+            if by_model and operation["op"] != "remove":
+                _check_kept(before, out, operation.get("from"))
         except (InvalidPatch, JsonPatchException, JsonPointerException) as exc:
-            paths = [operation[name] for name in ("from", "path") if name in operation]
             # the library's other messages quote the document
-            quotable = isinstance(exc, InvalidPatch | JsonPatchConflict)
-            fault = str(exc) if quotable else "it does not fit"
-            why = "; ".join([fault, *(_parent(out, path) for path in paths)])
+            quotable = isinstance(exc, InvalidPatch | InvalidJsonPatch | JsonPatchConflict)
+            fault = str(exc) if quotable else "it does not fit the document"
             what = f"operation {number}, {operation['op']} {operation['path']!r:.200}"
-            raise InvalidPatch(f"{what}: {why}") from exc
+            raise InvalidPatch(f"{what}: {fault}") from exc
     return out
 
 
-def _parent(document: Any, path: str) -> str:
-    """The names in the deepest existing parent of a path, without values."""
-    at, within = "", document
-    for token in JsonPointer(path).parts:
-        found = JsonPointer(f"/{escaped(token)}").resolve(within, _NOTHING)
-        if not isinstance(found, dict | list):
-            break
-        at, within = f"{at}/{escaped(token)}", found
-    names = ", ".join(map(repr, list(within)[:20])) if isinstance(within, dict) else ""
-    where = repr(at) if at else "the profile"
-    return f"{where:.200} has {names or f'{len(within)} elements'}"
-
-
-def _check_kept(document: Document, operation: Document) -> None:
-    """Refuse an object in the place of one that has more fields."""
-    op, path, value = operation["op"], JsonPointer(operation["path"]), operation.get("value")
-    if op in ("copy", "move"):
-        value = JsonPointer(operation["from"]).resolve(document, None)
-    within, _ = path.to_last(document)
-    if isinstance(value, dict) and (op == "replace" or isinstance(within, dict)):
-        lacking = missing(path.resolve(document, None), value, path.path)
-        lost = [repr(at) for at, part in lacking if part not in (None, "", [], {})]
-        if lost:
-            raise InvalidPatch(
-                f"the new object lacks {', '.join(lost[:5])}, which would be lost; change only the "
-                "fields that change, or remove each by its own path"
-            )
+def _check_kept(before: Document, after: Document, moved: str | None) -> None:
+    lacking = (at for at, part in missing(before, after) if part not in (None, "", [], {}))
+    if lost := [repr(at) for at in lacking if at != moved]:
+        raise InvalidPatch(
+            f"the new object lacks {', '.join(lost[:5])}, which would be lost; change only the "
+            "fields that change, or remove each by its own path"
+        )
 
 
 def missing(previous: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -185,7 +164,7 @@ class Leaf(NamedTuple):
 
 
 def leaves_of(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
-    """The leaves of a document, also empty lists and objects."""
+    """The leaves of a document, empty lists and objects among them."""
     if isinstance(value, dict | list) and value:
         for name, part in value.items() if isinstance(value, dict) else enumerate(value):
             yield from leaves_of(part, (*path, name))

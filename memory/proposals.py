@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
+from datetime import datetime
 from operator import add
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -74,6 +75,7 @@ class Revision(NamedTuple):
     key: str
     change: Alteration
     candidate: Candidate
+    until: datetime | None = None  # when the previous text stopped being true, if that is given
 
 
 class Planned(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -14,6 +14,7 @@ from perdure.memory.detectors import DETECTORS, redacted, spans_of
 from perdure.memory.effects import Effects, awaiting, blocking
 from perdure.memory.erasure import erased
 from perdure.memory.records import Memory, Outcome, Role
+from perdure.memory.sameness import digest
 from perdure.memory.store_adapter import (
     QUARANTINE,
     StoreAdapter,
@@ -25,7 +26,7 @@ from perdure.memory.store_adapter import (
     succeeding,
 )
 from perdure.memory.templates import Template
-from perdure.memory.tombstones import tombstone
+from perdure.memory.tombstones import note_on
 from perdure.stores.base import Namespace, Provenance
 
 
@@ -57,11 +58,10 @@ Entries = list[Entry]  # within the class `list` is a method
 
 
 class Quarantine:
-    """The entries that the gate held back from a namespace.
+    """The entries that the gate held back from a namespace; for the arguments see `Collection`.
 
     Methods that begin with `a` are async. Texts are kept as they came, secrets too, and encrypted
-    in an encrypted store. `store.forget(namespace)` leaves them here; `Collection.forget_all` does
-    not. `store`, `namespace` and `config` are those of the memories; see `Collection`.
+    in an encrypted store. `store.forget(namespace)` leaves them; `Collection.forget_all` does not.
     """
 
     def __init__(
@@ -79,13 +79,10 @@ class Quarantine:
         return sorted(map(_entry, found), key=lambda entry: entry.at)
 
     def _release(self, key: str, config: RunnableConfig | None = None) -> Effects[Outcome]:
-        """Make an entry the memory that it would have been, as it came, without judging it again.
+        """Make an entry the memory that it would have been, without judging it again.
 
-        A memory of that key is updated, and notes its previous text.
-
-        Raises:
-            UnknownMemory: There is no such entry.
-            VersionConflict: That memory, or the entry, was changed meanwhile; nothing is written.
+        A memory of that key is updated. If it, or the entry, was changed meanwhile, this is a
+        `VersionConflict`, and nothing is written.
         """
         adapter, namespace, place = self._places(config)
         found = yield from _found(adapter, place, key)
@@ -94,26 +91,17 @@ class Quarantine:
         before = yield from adapter.got(namespace, entry.memory_key)
         if before is not None:
             value = succeeding(before, value, "updated")
-        version = 0 if before is None else before.version
-        put = put_of(
-            namespace, entry.memory_key, value, provenance=entry.provenance, if_version=version
-        )
+        put = put_of(namespace, entry.memory_key, value, provenance=entry.provenance)
+        put = replace(put, if_version=0 if before is None else before.version)
         yield from adapter.written([put, removal_of(place, key, found.version)])
-        # else its versions would keep the text here as well
-        yield from erased(adapter, place, key)
+        yield from erased(adapter, place, key)  # the versions of the entry have the text too
         return Outcome("added" if before is None else "updated", entry.memory_key)
 
     def _discard(self, key: str, config: RunnableConfig | None = None) -> Effects[Outcome]:
-        """Erase an entry; a tombstone keeps it from being extracted again.
-
-        In perdure's stores nothing of it is left in the file.
-
-        Raises:
-            UnknownMemory: There is no such entry.
-        """
+        """Erase an entry; a tombstone keeps it from being extracted again."""
         adapter, namespace, place = self._places(config)
         found = yield from _found(adapter, place, key)
-        yield from adapter.written([tombstone(namespace, found.text, "forgotten")])
+        yield from adapter.written([note_on(namespace, digest(found.text), "forgotten")])
         yield from erased(adapter, place, key)
         return Outcome("deleted", key)
 
@@ -122,7 +110,6 @@ class Quarantine:
     discard, adiscard = blocking(_discard), awaiting(_discard)
 
     def _places(self, config: RunnableConfig | None) -> tuple[StoreAdapter, Namespace, Namespace]:
-        """The store, and the namespaces of the memories and of the entries."""
         namespace = namespace_of(self.namespace, config)
         return adapter_of(self.store), namespace, notes_of(QUARANTINE, namespace)
 

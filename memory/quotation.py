@@ -6,7 +6,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
 
 from langchain_core.messages import (
     AIMessage,
@@ -92,31 +93,24 @@ def section(name: str, entries: Sequence[str]) -> str:
     return "\n".join([f"<{name}>", _HEADS[name], *entries, f"</{name}>"])
 
 
-class Fitting(NamedTuple):
-    """The numbers of the entries that fit, and the tokens of the section with them."""
-
-    taken: list[int]
-    tokens: int
-
-
 def fitting(
-    name: str, entries: Sequence[str], budget: int | None, counter: TokenCounter
-) -> Fitting:
-    """The entries of a section that fit, frame included; without a budget all of them."""
+    name: str, entries: Sequence[str], budget: float | None, counter: TokenCounter
+) -> tuple[list[int], int]:
+    """The numbers of the entries of a section that fit, and the tokens of the section with them."""
+    budget = inf if budget is None else budget
     taken: list[int] = []
     tokens = counter.text(section(name, []))
     for number, entry in enumerate(entries):
         more = counter.text("\n" + entry)
-        if budget is None or tokens + more <= budget:
+        if tokens + more <= budget:
             taken.append(number)
             tokens += more
-    whole = 0
     while taken:
         whole = counter.text(section(name, [entries[number] for number in taken]))
-        if budget is None or whole <= budget:
-            break
+        if whole <= budget:
+            return taken, whole
         taken.pop()  # the parts of a text may count less than the whole
-    return Fitting(taken, whole if taken else 0)
+    return [], 0
 
 
 def memory_line(memory: Any) -> str:
@@ -199,17 +193,15 @@ def rendered(message: BaseMessage) -> str:
     return f"{_role(message)}: {undelimited(indented)}" if parts else ""
 
 
-def units_of(messages: Sequence[BaseMessage]) -> list[list[str]]:
+def units_of(messages: Sequence[BaseMessage]) -> list[str]:
     """The messages rendered, the results of tools together with what precedes them."""
-    units: list[list[str]] = []
+    units: list[str] = []
     for message in messages:
         text = rendered(message)
-        if not text:
-            continue
-        if units and isinstance(message, ToolMessage):
-            units[-1].append(text)
-        else:
-            units.append([text])
+        if text and units and isinstance(message, ToolMessage):
+            units[-1] += f"\n{text}"
+        elif text:
+            units.append(text)
     return units
 
 

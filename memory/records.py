@@ -40,12 +40,10 @@ class Memory:
     Attributes:
         kind: `"fact"`, `"turn"`, `"episode"`, or a kind of your own.
         value: The whole document: `text`, `kind` and all other fields.
-        provenance: Where it comes from; `provenance.trust` says whose words it rests on.
         version: Counts its changes, from 1; None: the store keeps no versions.
         valid_from, valid_to: When it has this text (UTC); `valid_to` is None while it is present.
         previous: Its earlier texts, newest first.
-        score: How well it answers a query; scores of two queries cannot be compared.
-        parts: The parts of the score, if they were asked for.
+        score, parts: How well it answers a query; scores of two queries cannot be compared.
     """
 
     namespace: Namespace
@@ -64,42 +62,27 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A text that may become a memory, if the gate lets it pass.
-
-    Attributes:
-        text, kind, fields, provenance: Those of the memory.
-        role: Whose words it rests on.
-        explicit: Whether somebody asked for it, by a tool or by hand.
-        by_model: Whether a model asked for it, by a tool.
-    """
+    """A text that may become a memory, if the gate lets it pass."""
 
     text: str
     kind: str = FACT
     fields: Mapping[str, Any] = field(default_factory=dict)
     provenance: Provenance | None = None
-    role: Role = "user"
-    explicit: bool = False
-    by_model: bool = False
+    role: Role = "user"  # whose words it rests on
+    explicit: bool = False  # whether somebody asked for it, by a tool or by hand
+    by_model: bool = False  # whether a model asked for it, by a tool
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The gate's decision on a candidate: to keep it, to put it into quarantine, or to refuse it.
-
-    Attributes:
-        reason: Why; "" for a candidate that is kept as it is.
-        check: The check that decided.
-        text: The text to keep instead of the candidate's, for example a redacted one.
-        same_as: The key of the memory that says the same, if it is refused for that.
-        fields: The fields to keep instead of the candidate's.
-    """
+    """The gate's decision on a candidate: keep it, put it into quarantine, or refuse it."""
 
     action: Action
-    reason: str = ""
-    check: str = ""
-    text: str | None = None
-    same_as: str | None = None
-    fields: Mapping[str, Any] | None = None
+    reason: str = ""  # "": it is kept as it is
+    check: str = ""  # the one that decided
+    text: str | None = None  # to keep instead of the candidate's
+    same_as: str | None = None  # the key of the memory that says the same
+    fields: Mapping[str, Any] | None = None  # to keep instead of the candidate's
 
 
 KEEP: Final = Verdict("keep")

@@ -1,7 +1,4 @@
-"""Reducers of a state's lists, which take one more kind of update: a *keep* names what stays.
-
-Updates of one super-step apply in order, and so do the parts of one list.
-"""
+"""Reducers of a state's lists, which take one more kind of update: a *keep* names what stays."""
 
 from __future__ import annotations
 
@@ -41,10 +38,8 @@ def messages(left: Any, right: Any) -> Any:
     """Reducer for a list of messages: `Annotated[list[AnyMessage], messages]`.
 
     It takes what `add_messages` takes (messages in any form, `RemoveMessage`,
-    `REMOVE_ALL_MESSAGES`), and `Keep(...)` or its JSON form, alone or within a list.
-
-    Raises:
-        InvalidUpdate: A keep is malformed, or would part a tool call from its result.
+    `REMOVE_ALL_MESSAGES`), and `Keep(...)` or its JSON form, alone or within a list. A keep that
+    would part a tool call from its result is an `InvalidUpdate`.
     """
     value: Any = [] if left is None else left
     if not _has_keep(right):
@@ -63,9 +58,6 @@ def keepable(reducer: Reducer = operator.add) -> Reducer:
 
     >>> keepable()(["a", "b", "c"], [Keep(start=-1), "d"])
     ['c', 'd']
-
-    Args:
-        reducer: Joins the value and a list of new elements, of which none may look like a keep.
     """
 
     def reduce(left: Any, right: Any) -> Any:

@@ -54,7 +54,7 @@ class StoreAdapter:
         self.versioned = isinstance(store, Versioned)
 
     def call(self, method: str, *args: Any, **options: Any) -> Effect:
-        """The effect of a method of the store, or of its async form."""
+        """The effect of a method of the store."""
         return Effect(
             lambda: getattr(self.store, method)(*args, **options),
             lambda: getattr(self.store, f"a{method}")(*args, **options),
@@ -63,17 +63,14 @@ class StoreAdapter:
     def got(
         self, namespace: Namespace, key: str, as_of: datetime | None = None
     ) -> Effects[Memory | None]:
-        """A memory; None if there is none."""
+        """A memory, if there is one."""
         item = yield self.call("get", namespace, key, **self._past(as_of))
         return None if item is None else memory_of(item)
 
     def found(
         self, prefix: Namespace, *, as_of: datetime | None = None, **asked: Any
     ) -> Effects[list[Memory]]:
-        """Memories under a prefix, now or at a moment; with a query, the best first.
-
-        `asked` are options of `Store.search`; another store gets those that it knows.
-        """
+        """Memories under a prefix; `asked` are options of `Store.search`."""
         given = {n: v for n, v in asked.items() if self.versioned or n in _KNOWN}
         items = yield self.call("search", prefix, **given, **self._past(as_of))
         return [memory_of(item) for item in items]
@@ -96,19 +93,14 @@ class StoreAdapter:
         return [memory_of(item) for item in items]
 
     def written(self, puts: Sequence[PutItem]) -> Effects[None]:
-        """Write all of it or, in a store with versions, nothing.
-
-        Raises:
-            VersionConflict: An item is not at the version that was expected.
-        """
+        """Write all of it or, in a store with versions, nothing: then a `VersionConflict`."""
         if puts:
             yield self.call("batch", list(puts) if self.versioned else [_plain(p) for p in puts])
 
     def _past(self, as_of: datetime | None) -> dict[str, Any]:
         if as_of is None:
             return {}
-        expected = "perdure's, like SQLiteStore, for as_of=: another keeps no past"
-        instance("store", self.store, Versioned, expected)
+        instance("store", self.store, Versioned, "perdure's for as_of=; another keeps no past")
         return {"as_of": as_of}
 
 
@@ -155,7 +147,7 @@ def put_of(
     if_version: int | None = None,
     searched: bool = True,
 ) -> PutItem:
-    """The operation that writes a memory, or with `searched=False` one that no query finds."""
+    """The put of a memory, or with `searched=False` one that no query finds."""
     index: Any = ["text"] if searched else False
     return PutItem(namespace, key, value, index, if_version=if_version, provenance=provenance)
 
@@ -176,18 +168,12 @@ def removal_of(namespace: Namespace, key: str, if_version: int | None = None) ->
 def succeeding(
     previous: Memory, value: Mapping[str, Any], change: str, until: datetime | None = None
 ) -> dict[str, Any]:
-    """The value of a memory's next version, which lists the previous text if that differs.
-
-    `change` and `until`, None: now, are those of `Previous`.
-    """
+    """The value of a memory's next version, which lists the previous text if that differs."""
     past = list(previous.value.get(PREVIOUS, ()))
     if value["text"] != previous.text:
-        entry: dict[str, Any] = {
-            "text": previous.text,
-            "digest": digest(previous.text),
-            "until": (until or datetime.now(UTC)).isoformat(),
-            "change": change,
-        }
+        at = (until or datetime.now(UTC)).isoformat()
+        entry: dict[str, Any] = {"text": previous.text, "digest": digest(previous.text)}
+        entry |= {"until": at, "change": change}
         if previous.provenance is not None and previous.provenance.message_ids:
             entry["message_ids"] = list(previous.provenance.message_ids)
         past = [entry, *past][:_PREVIOUS]
@@ -210,6 +196,7 @@ def memory_of(item: Item) -> Memory:
     text, kind = value.get("text"), value.get("kind", "")
     if not isinstance(text, str) and isinstance(value.get(INSTRUCTIONS), str):
         text, kind = value[INSTRUCTIONS], "instructions"
+    names = ("version", "valid_to", "score", "parts")
     return Memory(
         tuple(item.namespace),
         item.key,
@@ -217,17 +204,13 @@ def memory_of(item: Item) -> Memory:
         str(kind),
         value,
         provenance,
-        getattr(item, "version", None),
-        getattr(item, "valid_from", item.updated_at),
-        getattr(item, "valid_to", None),
-        tuple(_previous(entry) for entry in value.get(PREVIOUS) or ()),
-        getattr(item, "score", None),
-        getattr(item, "parts", None),
+        valid_from=getattr(item, "valid_from", item.updated_at),
+        previous=tuple(map(_previous, value.get(PREVIOUS) or ())),
+        **{name: getattr(item, name, None) for name in names},
     )
 
 
 def _plain(put: PutItem) -> PutOp:
-    """The operation that any store knows."""
     value = None if put.value is None else dict(put.value)
     if value is not None and put.provenance is not None:
         fields = to_jsonable_python(put.provenance).items()

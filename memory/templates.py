@@ -1,8 +1,4 @@
-"""Templates of namespaces and keys, which the config of a run fills in.
-
-A value is one label, or a part of one, whatever characters it has: no user id names a namespace of
-another user.
-"""
+"""Templates of namespaces and keys, which the config of a run fills in."""
 
 from __future__ import annotations
 
@@ -31,9 +27,6 @@ class Template:
         whole("the number of labels of the template", len(self.labels), 1)
         self._parsed = [_parsed(label) for label in self.labels]
 
-    def __repr__(self) -> str:
-        return f"Template({self.labels!r})"
-
     @property
     def names(self) -> tuple[str, ...]:
         """The names in a run's `configurable` that fill it in."""
@@ -44,10 +37,6 @@ class Template:
 
         >>> Template(["notes", "{user_id}"]).filled({"configurable": {"user_id": "a.b"}})
         ('notes', 'a.b')
-
-        Raises:
-            InvalidConfig: The config does not say what a placeholder stands for, or not in text
-                that is not blank and has no NUL.
         """
         given = ensure_config(config)["configurable"] if self.names else {}
         return tuple(
@@ -64,7 +53,7 @@ class Template:
         value = given[name]
         if not isinstance(value, str) or not value.strip() or "\0" in value:
             raise InvalidConfig(
-                f"configurable[{name!r}] is {value!r:.80}, with which {self!r} cannot be "
+                f"configurable[{name!r}] is {value!r:.80}, with which {self.labels!r} cannot be "
                 "filled; expected text that is not blank and has no NUL"
             )
         return str.__str__(value)  # an enum's own text, not its name

@@ -1,28 +1,24 @@
-"""Tokens: counting those of texts, messages, requests and tools, and the windows of models.
+"""Tokens of texts, messages, requests and tools, and the windows of models.
 
-OpenAI's encodings come from tiktoken's cache or the extra `tokens`; nothing is downloaded. For
-other models a token is four bytes, and more if providers report more (`usage_metadata`).
+OpenAI's encodings come from the extra `tokens`. For other models a token is four bytes, and more if
+providers report more (`usage_metadata`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
-import os
 import re
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from langchain_core.messages import BaseMessage, HumanMessage
 
-from perdure.errors import ConfigurationError, UnknownModel
+from perdure.errors import UnknownModel
 from perdure.memory.conversation import CALL_BLOCKS, THOUGHT_BLOCKS, has_block, role
 from perdure.memory.options import instance, whole
 
@@ -41,8 +37,7 @@ class TokenCounter:
     """Counts what the texts in a message take, and OpenAI's published frames around them.
 
     An encoding that is not installed is estimated, `scale` times as high. A `function` is asked
-    about each message instead; `len` counts messages, and no tools. `request` is what every request
-    takes, `tools` included.
+    about each message instead. `request` is what every request takes, `tools` included.
     """
 
     def __init__(
@@ -68,18 +63,16 @@ class TokenCounter:
 
     def message(self, message: BaseMessage) -> int:
         """Tokens of a message: frame, name, content, tool calls."""
-        if self._function is not None:
-            from perdure.memory.nodes import checked
-
-            given = list(checked([message], "the messages"))
-            return whole("what the token counter returned", self._function(given), 0)
-        try:
-            content, kind = message.content, role(message)
-        except AttributeError:
+        kind = role(message)
+        if kind == "other":
             from perdure.memory.nodes import checked
 
             checked([message], "the messages")
-            raise
+        if self._function is len:
+            return 1
+        if self._function is not None:
+            return whole("what the token counter returned", self._function([message]), 0)
+        content = message.content
         total = _FRAME + (self.text(content) if type(content) is str else self._blocks(content))
         if message.name:
             total += _NAME + self.text(message.name)
@@ -89,15 +82,13 @@ class TokenCounter:
 
     def tools(self, tools: Sequence[Any]) -> int:
         """Tokens of the JSON of the schemas of tools, in any form that `bind_tools` takes."""
-        if self._function is len:
-            return 0
-        return sum(self.text(_JSON.encode(_schema(tool))) for tool in tools)
+        counted = () if self._function is len else tools
+        return sum(self.text(_JSON.encode(_schema(tool))) for tool in counted)
 
     def fitted(self, messages: Sequence[BaseMessage]) -> TokenCounter:
         """The counter for a conversation: an estimate at the scale that its answers call for.
 
-        The scale is the largest ratio of reported to estimated tokens, from 1 to 4, so leaving
-        messages out never makes the rest count more.
+        Leaving messages out never makes the rest count more: the largest ratio counts.
         """
         if self._encoded is not None or self._function is not None:
             return self
@@ -143,12 +134,9 @@ def token_counter(of: Countable | None = None) -> TokenCounter:
 
     Args:
         of: None or `"approximate"`: an estimate. The name of an OpenAI model: its encoding. A chat
-            model: by its name, an estimate if that is none of OpenAI's, with the tools that are
-            bound to it. A callable as langchain's `trim_messages` takes: asked about one message at
-            a time; `len` counts messages. A counter: itself.
-
-    Raises:
-        UnknownModel: No encoding is known for a model of that name.
+            model: by its name, else an estimate, with the tools that are bound to it. A callable as
+            langchain's `trim_messages` takes: asked about one message at a time; `len` counts
+            messages, and no tools. A counter: itself.
     """
     model, tools = _unbound(of)
     if model is None or model == "approximate":
@@ -190,11 +178,7 @@ def count_tokens(
 
 
 def context_window(of: str | Runnable[Any, Any]) -> int:
-    """How many tokens a chat model, or an OpenAI model of that name, takes by its `profile`.
-
-    Raises:
-        UnknownModel: The model does not say, or the name is not known.
-    """
+    """How many tokens a chat model, or an OpenAI model of that name, takes by its `profile`."""
     from langchain_core.language_models import BaseChatModel
 
     expected = "a chat model or the name of an OpenAI model, whose window is known"
@@ -217,22 +201,15 @@ def _schema(tool: Any) -> Any:
 
     try:
         return convert_to_openai_tool(tool)
-    except Exception as exc:
-        if isinstance(tool, Mapping):  # one that the provider runs, in its own form
-            return tool
-        raise ConfigurationError(
-            f"{tool!r:.80} is no tool ({exc}); expected what a model's bind_tools takes"
-        ) from exc
+    except Exception:
+        expected = "a tool as a model's bind_tools takes it"
+        return instance("tools", tool, Mapping, expected)  # of the provider, in its own form
 
 
 # -- models and encodings
 
 _PROVIDER: Final = re.compile(r"^(openai|azure_openai|azure)[:/]")
-_FILES: Final = {  # SHA-256, as in tiktoken_ext/openai_public.py
-    "o200k_base": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
-    "cl100k_base": "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
-}
-_URL: Final = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
+_ENCODINGS: Final = ("o200k_base", "cl100k_base")  # those of chat models
 _AT_ONCE: Final = 50_000  # characters: bpe-openai refuses a text of a million
 _REMEMBERED: Final = 1 << 16
 
@@ -250,7 +227,6 @@ def _unbound(of: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def _name_of(model: Any) -> str:
-    """The name under which a chat model asks its provider, if it has one; a name itself."""
     names = (getattr(model, attribute, model) for attribute in ("model_name", "model"))
     return next((name for name in names if isinstance(name, str)), type(model).__name__)
 
@@ -262,17 +238,16 @@ def _encoding_name(model: str) -> str | None:
         name = encoding_name_for_model(_PROVIDER.sub("", model)).replace("harmony", "base")
     except KeyError:
         return None
-    return name if name in _FILES else None
+    return name if name in _ENCODINGS else None
 
 
 @cache
 def _loaded(encoding: str) -> Callable[[str], int] | None:
-    """Counts texts in an encoding, and remembers the counts; None if it is not installed."""
-    package = "tiktoken" if _has_file(encoding) else "bpe_openai"
+    """Counts texts in an encoding, each once; None if it is not installed."""
     with warnings.catch_warnings():  # bpe-openai reads its files in a deprecated way
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            module: Any = import_module(package)
+            bpe: Any = import_module("bpe_openai")  # tiktoken would download the encoding
         except ImportError:
             logging.getLogger("perdure").warning(
                 "tokens are estimated, not counted: the encoding %s is not installed. Expected "
@@ -280,7 +255,7 @@ def _loaded(encoding: str) -> Callable[[str], int] | None:
                 encoding,
             )
             return None
-        encode = module.get_encoding(encoding).encode_ordinary
+        encode = bpe.get_encoding(encoding).encode_ordinary
     counts: dict[int, int] = {}  # by the hash of a text, so that no text is kept
 
     def count(text: str) -> int:
@@ -293,12 +268,3 @@ def _loaded(encoding: str) -> Callable[[str], int] | None:
         return counts[key]
 
     return count
-
-
-def _has_file(encoding: str) -> bool:
-    """Whether tiktoken's cache has the file of an encoding, undamaged; else it would fetch it."""
-    default = os.path.join(tempfile.gettempdir(), "data-gym-cache")
-    folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR", default))
-    file = Path(folder, hashlib.sha1(_URL.format(encoding).encode()).hexdigest())
-    found = bool(folder) and file.is_file()
-    return found and hashlib.sha256(file.read_bytes()).hexdigest() == _FILES[encoding]

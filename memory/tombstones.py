@@ -1,7 +1,7 @@
 """Tombstones: notes that a text was deleted or forgotten, so that it is not extracted again.
 
-A tombstone is kept under a hash of the text and holds no word of it. For a turn the message is
-noted as well, since it is still in its thread.
+A tombstone is kept under a hash of the text. For a turn, which is still in its thread, the message
+is noted as well.
 """
 
 from __future__ import annotations
@@ -33,12 +33,7 @@ def tombstones_of(memory: Memory, how: How) -> list[PutItem]:
     keys = [digest(text) for text in (memory.text, *(each.text for each in memory.previous))]
     keys += sources(source) if memory.kind == TURN else []
     ids = source.message_ids if source else ()
-    return [_note(memory.namespace, key, how, ids) for key in dict.fromkeys(keys)]
-
-
-def tombstone(namespace: Namespace, text: str, how: How) -> PutItem:
-    """The tombstone of a text that was no memory yet."""
-    return _note(namespace, digest(text), how)
+    return [note_on(memory.namespace, key, how, ids) for key in dict.fromkeys(keys)]
 
 
 def sources(provenance: Provenance | None) -> list[str]:
@@ -64,7 +59,8 @@ def entombed(
     return {note.key for note in notes if note.namespace == place}.intersection(digests)
 
 
-def _note(namespace: Namespace, key: str, how: How, message_ids: Collection[str] = ()) -> PutItem:
+def note_on(namespace: Namespace, key: str, how: How, message_ids: Collection[str] = ()) -> PutItem:
+    """The tombstone under a key: the digest of a text, or one of `sources`."""
     at = datetime.now(UTC).isoformat()
     value = {"change": how, "at": at, "message_ids": list(message_ids)}
     return note_of(notes_of(BURIED, namespace), key, value)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any, Final
@@ -13,12 +12,13 @@ from langchain_core.messages import BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
-from perdure.errors import ConfigurationError, UnknownCheckpoint, UnknownThread
+from perdure.errors import UnknownCheckpoint, UnknownThread
 from perdure.memory.conversation import SHORTENED, Turn
-from perdure.memory.effects import Effect, Effects, awaiting, blocking
-from perdure.memory.nodes import MessagesNode, Shown, ids_of
+from perdure.memory.effects import Effect, Effects, awaiting, blocking, computed
+from perdure.memory.nodes import MessagesNode, Shown, ids_of, messages_in
 from perdure.memory.options import instance, whole
-from perdure.memory.tokens import Countable, TokenCounter
+from perdure.memory.run_config import Versioned
+from perdure.memory.tokens import Countable
 from perdure.memory.tokens import token_counter as counter_of
 
 _PLACEHOLDER: Final = (
@@ -28,14 +28,7 @@ _LEAST: Final = 40  # tokens, so that the placeholder is shorter than what it st
 _AT: Final = ("thread_id", "checkpoint_ns", "checkpoint_id")
 
 
-def clear_tool_outputs(
-    *,
-    keep: int = 3,
-    min_tokens: int = 200,
-    exclude_tools: Collection[str] = (),
-    token_counter: Countable | None = None,
-    messages_key: str = "messages",
-) -> ClearToolOutputs:
+class ClearToolOutputs(MessagesNode):
     """A node that puts a line in place of old, bulky results of tools.
 
     In a graph it replaces them in the state, and history has the originals; in a `view` it shows
@@ -44,38 +37,29 @@ def clear_tool_outputs(
     Args:
         keep: How many of the newest results stay as they are, unanswered ones included.
         min_tokens: Tokens from which a result is cleared, 40 at least.
-        exclude_tools: Names of tools whose results stay.
-        token_counter: See `perdure.memory.token_counter`.
-        messages_key: The channel of the messages.
     """
-    expected = "names of tools, in a list"
-    instance("exclude_tools", exclude_tools, (list, tuple, set, frozenset), expected)
-    whole("keep", keep, 0)
-    whole("min_tokens", min_tokens, _LEAST)
-    exclude = frozenset(exclude_tools)
-    return ClearToolOutputs(keep, min_tokens, exclude, counter_of(token_counter), messages_key)
 
-
-@dataclass(eq=False, repr=False)
-class ClearToolOutputs(MessagesNode):
-    """See `clear_tool_outputs`, which makes it."""
-
-    keep: int
-    min_tokens: int
-    exclude: frozenset[str]
-    counter: TokenCounter
-    messages_key: str
-
-    def __post_init__(self) -> None:
-        super().__init__(self.messages_key)
+    def __init__(
+        self,
+        *,
+        keep: int = 3,
+        min_tokens: int = 200,
+        exclude_tools: Collection[str] = (),
+        token_counter: Countable | None = None,
+        messages_key: str = "messages",
+    ) -> None:
+        super().__init__(messages_key)
+        expected = "names of tools, in a list"
+        instance("exclude_tools", exclude_tools, (list, tuple, set, frozenset), expected)
+        self.keep, self.min_tokens = whole("keep", keep, 0), whole("min_tokens", min_tokens, _LEAST)
+        self.exclude, self.counter = frozenset(exclude_tools), counter_of(token_counter)
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """The turns, with old bulky results replaced."""
         return replace(shown, turns=self._cleared(shown.turns))
 
     def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
-        """The lines in place of results, under the ids of these."""
-        messages = self.messages_in(state)
+        messages = messages_in(state, self.messages_key)
 
         def replaced() -> list[BaseMessage]:
             cleared = self._cleared(Shown.of(messages, to_answer=False).turns)
@@ -83,7 +67,7 @@ class ClearToolOutputs(MessagesNode):
             known = set(map(id, messages))
             return [message for message in left if id(message) not in known]
 
-        lines = yield Effect(replaced, lambda: asyncio.to_thread(replaced))
+        lines = yield computed(replaced)
         ids_of(lines, self.messages_key)
         return {self.messages_key: lines} if lines else {}
 
@@ -116,6 +100,10 @@ class ClearToolOutputs(MessagesNode):
         return message.model_copy(update=changes)
 
 
+clear_tool_outputs = ClearToolOutputs
+"""Makes the node."""
+
+
 def _expand(
     checkpointer: BaseCheckpointSaver[Any],
     config: RunnableConfig,
@@ -125,23 +113,10 @@ def _expand(
     """The messages that a thread's summary stands for, in their order.
 
     Of a message that was changed, the last form that `trim` and `clear_tool_outputs` have not
-    shortened. Messages that were erased since are left out.
-
-    Args:
-        checkpointer: A perdure checkpointer; it has the history.
-        config: Names the thread, and the checkpoint if it is not the newest.
-        messages_key: The channel of the messages.
-
-    Raises:
-        ConfigurationError: The checkpointer keeps no history.
-        UnknownThread: There is no such thread; so too `UnknownCheckpoint`.
+    shortened. Messages that were erased since are left out. The checkpointer is one of perdure's.
     """
-    saver: Any = checkpointer
-    if not callable(getattr(saver, "history", None)):
-        raise ConfigurationError(
-            f"checkpointer is a {type(saver).__name__}, which keeps no history of messages that "
-            "left the state; expected a perdure checkpointer, such as SQLiteCheckpointer"
-        )
+    expected = "a perdure checkpointer, which keeps history, such as SQLiteCheckpointer"
+    saver: Any = instance("checkpointer", checkpointer, Versioned, expected)
     found: CheckpointTuple | None = yield Effect(
         partial(saver.get_tuple, config), partial(saver.aget_tuple, config)
     )

@@ -1,8 +1,7 @@
 """Tools with which a model keeps memories, changes them and searches them.
 
-A model's mistakes come back to it as short answers that say what to do; a developer's mistakes are
-raised. Whose words a memory rests on is not asked of the model, which a web page may have told what
-"the user wants": the memory is compared with the messages of the run, word by word.
+A model's mistakes are answered; a developer's are raised. Whose words a memory rests on is not
+asked of the model, since a web page may have told it: the memory is compared with the messages.
 """
 
 from __future__ import annotations
@@ -32,10 +31,11 @@ from perdure.memory.conversation import role
 from perdure.memory.effects import Effects, arun, run
 from perdure.memory.gate import Gate, parts_of
 from perdure.memory.options import text, whole
+from perdure.memory.plan import own_fields
 from perdure.memory.quotation import memory_line, quoted, section
 from perdure.memory.records import FACT, Memory, Outcome, Role
 from perdure.memory.run_config import source
-from perdure.memory.writer import TEXT, MemoryWriter, Replacement, faults_of, own_fields, unknown
+from perdure.memory.writer import TEXT, MemoryWriter, Replacement, faults_of, unknown
 from perdure.stores.base import Provenance
 from perdure.stores.namespaces import check_key
 from perdure.stores.text import STOP_WORDS, tokens
@@ -56,37 +56,23 @@ _ACTION: Final = (
     "'supersede' says what is true now in place of what was true until now; 'delete' removes what "
     "the user no longer wants known."
 )
-_TEXT: Final = (
-    "One fact in a sentence that can be understood without this conversation: names instead of "
-    "pronouns, dates instead of 'tomorrow'. Needed for all but 'delete'."
-)
-_ID: Final = (
-    "The id of the memory to change, as search_memory gave it. Needed for all but 'create'."
-)
+_TEXT: Final = """\
+One fact in a sentence that can be understood without this conversation: names instead of \
+pronouns, dates instead of 'tomorrow'. Needed for all but 'delete'."""
+_ID: Final = "The id of the memory to change, as search_memory gave it; for all but 'create'."
 _OUTSIDE: Final[Any] = None  # no graph runs the tool
+_OWN: Final = ("manage_memory", "search_memory")  # what they answer is nothing new
 _MOST: Final = 50  # memories that one search may return
 _LONG: Final = 400  # characters of a reason that a model gets
 _STRAY: Final = " \t\r\n\"'`<>[](){}.,;"  # what models put around a word
 _UNKNOWN: Final = "There is no memory with the id {id}. Search for it, and copy its id exactly."
-_ERRORS: Final[Mapping[type[Exception], str]] = {
-    UnknownMemory: _UNKNOWN,
-    InvalidNamespace: _UNKNOWN,  # an id that none can be
-    VersionConflict: "Not done: it was changed by somebody else meanwhile. Search for it again, "
-    "and change what it says now.",
-    LimitExceeded: "Not kept: there is no room for more. Delete what is no longer needed, or tell "
-    "the user.",
-    InvalidValue: "Not kept: {error}. Correct it, and try again.",
-}
 _LIGHT: Final = STOP_WORDS | {
     stem for word in (*STOP_WORDS, *get_args(Role)) for stem in tokens(word)
 }  # "the user" is in every such memory, whoever it is from
-_SHARE: Final = 0.5  # of the words of a memory
 _SUMMARY: Final = "lc_source"  # langchain gives a summary the role of the user
 
 Call = Callable[[Mapping[str, Any], "Attribution"], Effects[str]]
-"""What a tool does with checked arguments; it returns the model's answer."""
-Words = Mapping[int, set[str]]
-"""The words of messages, by their index."""
+Words = Mapping[int, set[str]]  # of messages, by their index
 
 
 def manage_memory(
@@ -100,10 +86,8 @@ def manage_memory(
 ) -> BaseTool:
     """A tool with which a model keeps and changes memories.
 
-    It runs in a graph, in an agent, or by `tool.invoke(args, config)`. The provenance of a memory
-    has the thread, the messages that it rests on, and as trust whose words they are. A call that
-    cannot be done, or that the gate refuses, is answered with a `ToolMessage` of the status
-    `"error"` that says what to do instead.
+    The provenance of a memory has the messages that it rests on, and as trust whose words they
+    are. A call that cannot be done, or that the gate refuses, is answered with an error.
 
     `namespace`, `store`, `schema` and `gate` are those of a `Collection`. The `instructions` tell
     the model when to keep what; `messages_key` is the channel of the messages.
@@ -112,8 +96,7 @@ def manage_memory(
     channel = text("messages_key", messages_key, "the name of a channel")
 
     def manage(arguments: Mapping[str, Any], attribution: Attribution) -> Effects[str]:
-        # what is wrong with the config is the developer's mistake
-        writer = kept.writer(attribution.config, by_model=True)
+        writer = kept.writer(attribution.config, by_model=True)  # raises: a developer's mistake
         return _managed(writer, arguments, attribution)
 
     return _tool(manage, "manage_memory", instructions, _arguments(schema), channel)
@@ -126,10 +109,9 @@ def search_memory(
     limit: int = 5,
     instructions: str = SEARCH,
 ) -> BaseTool:
-    """A tool with which a model searches memories; see also `manage_memory`.
+    """A tool with which a model searches memories; it returns `limit`, unless the model says.
 
-    It answers with a quoted line for each, best first: its id, text, date, thread, trust and
-    previous text. `limit` is how many it returns unless the model says.
+    It answers with a quoted line for each, best first: its id, text, date, trust, previous text.
     """
     most = max(whole("limit", limit, 1), _MOST)
     number = Field(None, ge=1, le=most, description=f"How many memories at most; {limit} if unset.")
@@ -153,10 +135,6 @@ def search_memory(
     return _tool(search, "search_memory", instructions, arguments)
 
 
-class MemoryTool(StructuredTool):
-    """A tool that keeps or searches memories; its answers are nothing new to a memory."""
-
-
 def _tool(
     call: Call,
     name: str,
@@ -169,8 +147,7 @@ def _tool(
     def attribution(runtime: Any, config: RunnableConfig) -> Attribution:
         if not isinstance(runtime, ToolRuntime):  # none, or one that a model made up
             return Attribution(config)
-        recalling = [tool.name for tool in runtime.tools if isinstance(tool, MemoryTool)]
-        return Attribution(config, _messages(runtime.state, messages_key), recalling)
+        return Attribution(config, _messages(runtime.state, messages_key))
 
     # langgraph fills in `runtime`; models do not see it
     def act(config: RunnableConfig, runtime: ToolRuntime = _OUTSIDE, **given: Any) -> str:
@@ -182,7 +159,7 @@ def _tool(
     def wrong(exc: Any) -> str:
         return f"{name} was called wrongly: {faults_of(exc)}. Correct that, and call it again."
 
-    return MemoryTool.from_function(
+    return StructuredTool.from_function(
         act,
         aact,
         name=name,
@@ -248,21 +225,24 @@ def _managed(
         raise ToolException(f"'{action}' needs the id of a memory. Search for it, and copy its id.")
     try:
         outcome = yield from _changed(writer, action, key, given, attribution)
-    except tuple(_ERRORS) as exc:
-        answer = next(text for kind, text in _ERRORS.items() if isinstance(exc, kind))
-        answer = answer.format(id=quoted(key[:80]), error=str(exc)[:_LONG])
+    except (UnknownMemory, InvalidNamespace) as exc:  # InvalidNamespace: no id can be like that
+        raise ToolException(_UNKNOWN.format(id=quoted(key[:80]))) from exc
+    except LimitExceeded as exc:
+        answer = "Not kept: there is no room. Delete what is no longer needed, or tell the user."
         raise ToolException(answer) from exc
-    return _answer(outcome, "" if action == "create" else key)
-
-
-def _answer(outcome: Outcome, key: str) -> str:
-    """The answer to a change of the memory `key`; what was not done is raised."""
-    change, reason = outcome.change, outcome.reason[:_LONG].rstrip(".")
-    if change == "unchanged" and key and outcome.key != key:
+    except (InvalidValue, VersionConflict) as exc:
+        raise ToolException(f"Not kept: {str(exc)[:_LONG]}. Correct it, and try again.") from exc
+    if outcome.change == "unchanged" and outcome.key != key and action != "create":
         raise ToolException(
             f"Nothing is changed: the memory {outcome.key} says this already, and {key} says what "
             "it said before. Delete that one if it does not hold."
         )
+    return _answer(outcome)
+
+
+def _answer(outcome: Outcome) -> str:
+    """The answer to a change; what was not done is raised."""
+    change, reason = outcome.change, outcome.reason[:_LONG].rstrip(".")
     if change == "unchanged":
         return f"Nothing had to be changed: {reason}. The memory's id is {outcome.key}."
     if change in ("quarantined", "refused"):
@@ -282,14 +262,9 @@ def _changed(
 ) -> Effects[Outcome]:
     if action == "delete":
         return (yield from writer.delete(key))
-    there = (yield from writer.adapter.got(writer.namespace, check_key(key))) if key else None
-    if action == "create":
-        if there is not None:
-            raise ToolException(
-                f"The memory {key} is there already, and 'create' keeps a new one. Call this "
-                "without an id, or with another action."
-            )
+    if action == "create":  # an id is made up, if one is given
         return (yield from writer.insert(given, attribution.of(_texts(writer.value(given)))))
+    there = yield from writer.adapter.got(writer.namespace, check_key(key))
     if there is None:
         raise unknown(writer.namespace, key)
     users = there.provenance is not None and there.provenance.trust == "user"
@@ -299,21 +274,17 @@ def _changed(
 
 
 def _texts(value: Any) -> list[str]:
-    """The strings within a JSON value."""
     return [part for part, _ in parts_of(value) if isinstance(part, str)]
 
 
 def _line(memory: Memory) -> str:
     """A memory as one line of JSON, with its id."""
     fields = own_fields(memory.value) if TEXT in memory.value else {}
+    past = (previous for previous in memory.previous if previous.change == "superseded")
     about = {
         "kind": memory.kind if memory.kind != FACT else None,
         "fields": {name: part for name, part in fields.items() if name not in (TEXT, "until")},
-        "before": [
-            {"memory": previous.text, "until": previous.until.date().isoformat()}
-            for previous in memory.previous
-            if previous.change == "superseded"
-        ],
+        "before": [{"memory": p.text, "until": p.until.date().isoformat()} for p in past],
     }
     line = {"id": memory.key, **json.loads(memory_line(memory))}
     return quoted({**line, **{name: part for name, part in about.items() if part}})
@@ -324,33 +295,28 @@ def _line(memory: Memory) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The messages of a run, with which memories are compared.
-
-    `recalling` names the tools that return memories: their results are nothing new.
-    """
+    """The messages of a run, with which memories are compared."""
 
     config: RunnableConfig | None = None
     messages: Sequence[BaseMessage] = ()
-    recalling: Sequence[str] = ()
 
     def of(self, texts: Iterable[str], known: Iterable[str] = ()) -> Provenance:
-        """Where the texts of a memory come from; `trust` says whose words they are.
+        """Where the texts of a memory come from.
 
-        They are the user's if most of their words are in human messages, or in known texts of the
-        user, where a word that only a tool has used counts against it; a tool's if most are in tool
-        messages; else the assistant's, also without messages.
+        They are the user's if most of their words are in human messages or in known texts of the
+        user, and a word of a tool's counts against it; else a tool's if most are in its messages.
         """
         words = set().union(*map(_words, texts))
         said, told = self._by_role("human"), self._by_role("tool")
-        fresh = {i: each for i, each in told.items() if self.messages[i].name not in self.recalling}
-        users = set().union(*said.values(), *map(_words, known))
-        foreign = set().union(*fresh.values()) - users
-        tools = set().union(*told.values())
+        fresh = {i: each for i, each in told.items() if self.messages[i].name not in _OWN}
+        users = words & set().union(*said.values(), *map(_words, known))
+        tools = words & set().union(*told.values())
+        foreign = words & set().union(*fresh.values()) - users
         trust: str = "assistant"
         rests_on: Words = {}
-        if words and len(words & users) - len(words & foreign) >= _SHARE * len(words):
+        if words and len(users) - len(foreign) >= len(words) / 2:
             trust, rests_on = "user", said
-        elif words and len(words & tools) >= _SHARE * len(words):
+        elif words and len(tools) >= len(words) / 2:
             trust, rests_on = "tool", told
         found = [self.messages[i] for i in sorted(_covering(words, rests_on))]
         names = {message.name for message in found}
@@ -377,10 +343,9 @@ def _words(text: Any) -> set[str]:
 
 def _covering(words: set[str], messages: Words) -> Iterator[int]:
     """The few messages with the words: the one with the most of them, the newest of equals."""
-    left = set(words)
     while messages:
-        best = max(messages, key=lambda i: (len(left & messages[i]), i))
-        if not left & messages[best]:
+        best = max(messages, key=lambda i: (len(words & messages[i]), i))
+        if not words & messages[best]:
             return
         yield best
-        left -= messages[best]
+        words = words - messages[best]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import replace
 from itertools import accumulate, islice
 from typing import Any, Literal, NamedTuple, Self
 
@@ -14,11 +15,11 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import BudgetExceeded
 from perdure.memory.conversation import SHORTENED, Messages, Turn, Unit, role
-from perdure.memory.effects import Effect, Effects
-from perdure.memory.nodes import MessagesNode, Shown, ids_of
+from perdure.memory.effects import Effects, computed
+from perdure.memory.nodes import MessagesNode, Shown, ids_of, messages_in
 from perdure.memory.options import choice, whole
 from perdure.memory.quotation import middle_out
-from perdure.memory.tokens import Countable, TokenCounter, context_window
+from perdure.memory.tokens import Countable, context_window
 from perdure.memory.tokens import token_counter as counter_of
 
 Strategy = Literal["last", "first"]
@@ -27,82 +28,56 @@ End = Literal["human", "ai", "tool"]
 Measure = Callable[[BaseMessage], int]
 
 
-def trim(
-    *,
-    max_tokens: float,
-    token_counter: Countable | None = None,
-    strategy: Strategy = "last",
-    start_on: Start = "human",
-    end_on: End | Sequence[End] | None = None,
-    include_system: bool = True,
-    allow_partial: bool = False,
-    messages_key: str = "messages",
-) -> Trim:
+class Trim(MessagesNode):
     """A node that keeps what fits: `trim(max_tokens=4_000)`.
 
     The parameters are those of langchain's `trim_messages`. In a graph it removes from the state
-    what does not fit, which stays in history; in a `view` it shows what fits. The result is always
-    valid: the system message first (the newest, if there are several); a tool call with all its
-    results or neither. The newest turn may lose exchanges from its middle; its human message and
-    the last of what follows it stay.
+    what does not fit, which stays in history; in a `view` it shows what fits: always a valid
+    sequence. The newest turn may lose exchanges from its middle; its human message and the last of
+    what follows it stay.
 
     Args:
         max_tokens: Tokens of the request; from above 0 to 1.0, a share of the model's window.
         token_counter: See `perdure.memory.token_counter`; `len` counts messages.
         strategy: `"last"` keeps the newest turns; `"first"` the oldest, and the newest.
         start_on: `"human"`: turns stay whole. None: the oldest that is kept may lose its beginning.
-        end_on: Show nothing after the last message of this type, or of one of these; the state
-            keeps it.
-        include_system: Keep the system message.
+        end_on: Show nothing after the last message of these types; the state keeps it.
         allow_partial: Shorten in the middle what is too long and may not be left out; else that
             raises `BudgetExceeded`.
-        messages_key: The channel of the messages.
-
-    Raises:
-        BudgetExceeded: The tools alone take all the tokens; or, when it runs, what may not be left
-            out takes more than is allowed.
     """
-    ends = (end_on,) if isinstance(end_on, str) else tuple(end_on or ())
-    for end in ends:
-        choice("end_on", end, ("human", "ai", "tool"))
-    choice("strategy", strategy, ("last", "first"))
-    choice("start_on", start_on, ("human", None))
-    size: Any = max_tokens
-    if isinstance(size, float) and 0 < size <= 1:
-        size = int(size * context_window(token_counter))  # type: ignore[arg-type]
-    whole("max_tokens", size, 1)
-    counter = counter_of(token_counter)
-    return Trim(
-        size, counter, strategy, start_on, ends, include_system, allow_partial, messages_key
-    )
 
-
-@dataclass(eq=False, repr=False)
-class Trim(MessagesNode):
-    """See `trim`, which makes it."""
-
-    size: int
-    counter: TokenCounter
-    strategy: Strategy
-    start_on: Start
-    ends: tuple[End, ...]
-    include_system: bool
-    allow_partial: bool
-    messages_key: str
-    tools: Sequence[Any] = ()
-
-    def __post_init__(self) -> None:
-        super().__init__(self.messages_key)
-        self._fixed = self.counter.request + self.counter.tools(self.tools)
-        if self._fixed >= self.size:
-            raise BudgetExceeded(
-                f"the request itself takes {self._fixed} tokens, its tools included, {self.size} "
-                "are allowed: allow more, or bind fewer tools"
-            )
+    def __init__(
+        self,
+        *,
+        max_tokens: float,
+        token_counter: Countable | None = None,
+        strategy: Strategy = "last",
+        start_on: Start = "human",
+        end_on: End | Sequence[End] | None = None,
+        include_system: bool = True,
+        allow_partial: bool = False,
+        messages_key: str = "messages",
+    ) -> None:
+        super().__init__(messages_key)
+        ends = (end_on,) if isinstance(end_on, str) else tuple(end_on or ())
+        for end in ends:
+            choice("end_on", end, ("human", "ai", "tool"))
+        choice("strategy", strategy, ("last", "first"))
+        choice("start_on", start_on, ("human", None))
+        size: Any = max_tokens
+        if isinstance(size, float) and 0 < size <= 1:
+            size = int(size * context_window(token_counter))  # type: ignore[arg-type]
+        whole("max_tokens", size, 1)
+        self.size, self.counter = size, counter_of(token_counter)
+        self._fixed = self.counter.request  # tokens of every request, its tools included
+        self.strategy, self.start_on, self.ends = strategy, start_on, ends
+        self.include_system, self.allow_partial = include_system, allow_partial
 
     def with_tools(self, tools: Sequence[Any]) -> Self:
-        """The same for a request with these tools; BudgetExceeded if they alone take all of it."""
-        return replace(self, tools=tools)
+        """The same for a request with these tools."""
+        made = copy(self)
+        made._fixed = self.counter.request + self.counter.tools(tools)
+        return made
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """What fits."""
@@ -113,8 +88,7 @@ class Trim(MessagesNode):
         return await asyncio.to_thread(self.through, shown, state, config)
 
     def _update(self, state: Any, config: RunnableConfig | None) -> Effects[dict[str, Any]]:
-        """The removals from the state of what does not fit."""
-        messages = self.messages_in(state)
+        messages = messages_in(state, self.messages_key)
 
         def removed() -> dict[str, Any]:
             kept = self._fit(Shown.of(messages, to_answer=False)).messages()
@@ -122,7 +96,7 @@ class Trim(MessagesNode):
                 return {}  # nobody has asked anything yet
             return _removals(messages, kept, self.messages_key)
 
-        return (yield Effect(removed, lambda: asyncio.to_thread(removed)))  # type: ignore[no-any-return]
+        return (yield computed(removed))  # type: ignore[no-any-return]
 
     def _fit(self, shown: Shown) -> Shown:
         if not self.include_system:
@@ -143,19 +117,28 @@ class Trim(MessagesNode):
         cut = _levelled(needed, left, measure) if self.allow_partial else None
         if cut is None:
             before = [] if shown.system is None else [shown.system]
-            listed = [f"{each.type} message {measure(each)}" for each in (*before, *needed)]
-            raise BudgetExceeded(
-                f"what may not be left out takes {self.size + window.over}, max_tokens is "
-                f"{self.size} ({', '.join(listed)}, the request itself {self._fixed}): allow more, "
-                "clear old tool outputs, or set allow_partial=True"
-            )
+            parts = [(f"{each.type} message", measure(each)) for each in (*before, *needed)]
+            parts.append(("the request itself, its tools included,", self._fixed))
+            raise too_long(self.size, parts, "set allow_partial=True")
         cuts = iter(cut)
         units = [tuple(islice(cuts, len(unit))) for unit in window.needed]
         return replace(shown, turns=iter([window.turns[0]._replace(units=units)]))
 
 
+trim = Trim
+"""Makes the node."""
+
+
+def too_long(size: int, parts: Sequence[tuple[str, int]], remedy: str) -> BudgetExceeded:
+    """The error for what may not be left out, which takes so many tokens."""
+    listed = ", ".join(f"{name} {tokens}" for name, tokens in parts)
+    return BudgetExceeded(
+        f"what may not be left out takes {sum(tokens for _, tokens in parts)}, max_tokens is "
+        f"{size} ({listed}): allow more, bind fewer tools, or {remedy}"
+    )
+
+
 def _removals(messages: Messages, kept: list[BaseMessage], key: str) -> dict[str, Any]:
-    """The update that leaves what is kept; by id, so what other nodes add meanwhile stays."""
     known = set(map(id, messages))
     changed = [message for message in kept if id(message) not in known]
     if not changed and len(kept) == len(messages):
@@ -246,10 +229,7 @@ def _cost(units: list[Unit], measure: Measure) -> int:
 def _levelled(
     messages: list[BaseMessage], left: int, measure: Measure, stiff: frozenset[int] = frozenset()
 ) -> list[BaseMessage] | None:
-    """Messages that take `left` together at most: each that takes more than its share is cut.
-
-    `stiff` has the places of those without enough text to cut.
-    """
+    """Messages that take `left` together: each that takes more than its share is cut if it can."""
     made, room = list(messages), left
     places = sorted(range(len(made)), key=lambda place: (place not in stiff, measure(made[place])))
     for done, place in enumerate(places):

@@ -1,15 +1,11 @@
-"""Updating a profile: a node that has a model patch it after a conversation.
-
-The technique is "manage individual profiles" of LangGraph's concepts of memory.
-"""
+"""Updating a profile: a node that has a model patch it after a conversation."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 
@@ -33,20 +29,18 @@ from perdure.stores.base import PutItem
 _LOG: Final = logging.getLogger("perdure")
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileUpdate:
+class ProfileUpdate(NamedTuple):
     """The result of an update."""
 
     outcomes: tuple[Outcome, ...] = ()  # of each profile that the model changed
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = Usage()
     fault: str = ""  # why the update failed, if it did
 
 
 class UpdateProfile(Learner):
     """A node that has a model patch a profile after a conversation.
 
-    The model is asked as by `ModelExtractor`, for the profile alone: each operation of its JSON
-    Patch has to name messages of the user. The state stays as it is. If another run changed the
+    The model is asked as by `ModelExtractor`, for the profile alone. If another run changed the
     profile meanwhile, the patch is applied to the changed profile, or made anew if both concern
     the same fields.
 
@@ -54,10 +48,8 @@ class UpdateProfile(Learner):
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
         profile: The profile, or several of one user in one store.
         prompt: The task, in place of `ModelExtractor`'s.
-        strict: See `ModelExtractor`.
         on_failure: If there is no usable patch: `"keep"` the profile and log a warning, or
             `"raise"`.
-        messages_key: The channel of the messages.
     """
 
     def __init__(
@@ -79,12 +71,7 @@ class UpdateProfile(Learner):
     def _learn(
         self, messages: Messages, config: RunnableConfig | None = None
     ) -> Effects[ProfileUpdate]:
-        """Update the profile from messages.
-
-        Raises:
-            ModelFailed: With `on_failure="raise"`: the model gave no patch that can be applied.
-            VersionConflict: Likewise: others changed the profile, again and again.
-        """
+        """Update the profile from messages."""
         messages = checked(messages, "the messages")
         place = self._extractor.profiles[0].place(config)
         thread_id, checkpoint_id = source(config)
@@ -124,11 +111,9 @@ class UpdateProfile(Learner):
             if any(each.check == CHANGED for each in refused):
                 proposal = None  # the model has to see the profile as it is now
             elif refused:
-                raise ModelFailed(
-                    "the model gave no patch that can be applied: asked "
-                    f"{times(proposal.usage.calls)}, and in the end one that was refused (this "
-                    "error's cause says why)"
-                ) from InvalidPatch(refused[0].reason)
+                asked = f"asked {times(proposal.usage.calls)} (this error's cause says why)"
+                fault = f"the model gave no patch that can be applied, {asked}"
+                raise ModelFailed(fault) from InvalidPatch(refused[0].reason)
             else:
                 with suppress(VersionConflict):
                     yield from scope.adapter.written(puts)

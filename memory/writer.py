@@ -1,31 +1,28 @@
-"""The writer of memories: it inserts, updates, supersedes and deletes, each in one transaction.
-
-A change that another one comes before is judged again.
-"""
+"""The writer of memories: it inserts, updates, supersedes and deletes, each in one transaction."""
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any, Final, Literal, get_args
+from functools import partial, wraps
+from typing import Any, Final, Literal, ParamSpec, get_args
 
 from langchain_core.runnables import RunnableConfig
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
 from perdure.errors import ConfigurationError, InvalidValue, LimitExceeded, UnknownMemory
-from perdure.memory.conflicts import change_note, one_by_one
-from perdure.memory.detectors import REDACTED
 from perdure.memory.effects import Effects
-from perdure.memory.gate import Gate, admit
+from perdure.memory.gate import Gate
+from perdure.memory.plan import OWN, SAME, Change, change_note, judged, one_by_one, own_fields
+from perdure.memory.proposals import Addition, Revision, Scope
 from perdure.memory.records import Candidate, Memory, Outcome, Role
 from perdure.memory.run_config import source
-from perdure.memory.store_adapter import PREVIOUS, SOURCE, StoreAdapter, removal_of, succeeding
+from perdure.memory.store_adapter import StoreAdapter, removal_of
 from perdure.memory.tombstones import tombstones_of
-from perdure.memory.turns import superseded_turns
 from perdure.stores.base import Namespace, Provenance, PutItem
 from perdure.stores.namespaces import check_key
 
@@ -33,13 +30,25 @@ Given = str | Mapping[str, Any] | BaseModel
 """A memory's text; or its text and fields, as a dict or as an instance of the schema."""
 Replacement = Literal["updated", "superseded"]
 TEXT: Final = "text"
-OWN: Final = ("kind", PREVIOUS, SOURCE, REDACTED)
-"""Fields of a value that perdure sets."""
 NO_TOMBSTONE: Final = "there is no room to note that it is not to be extracted again"
 _KEY: Final = 9  # characters of a key, which a model has to copy
 _LETTERS: Final = "23456789abcdefghjkmnpqrstuvwxyz"  # none looks like another
-_SAME: Final = "it says so already"
 _FAULTS: Final = 5
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+P = ParamSpec("P")
+
+
+def _alone(method: Callable[P, Effects[Outcome]]) -> Callable[P, Effects[Outcome]]:
+    """A method of a writer, attempted by `one_by_one`."""
+
+    @wraps(method)
+    def attempted(*args: P.args, **options: P.kwargs) -> Effects[Outcome]:
+        writer: Any = args[0]
+        return one_by_one(writer.adapter, writer.namespace, partial(method, *args, **options))
+
+    return attempted
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,7 @@ class MemoryWriter:
     kind: str
     by_model: bool = False
 
-    def insert(
+    def _insert(
         self,
         given: Given,
         provenance: Provenance,
@@ -61,52 +70,24 @@ class MemoryWriter:
         instead: Replacement | None = None,
     ) -> Effects[Outcome]:
         """Add a memory; a different one with the key is changed `instead`, or is an error."""
-        wanted = None if key is None else check_key(key)
-        return self._tried(self._inserted, given, provenance, wanted, instead)
-
-    def replace(
-        self,
-        key: str,
-        given: Given,
-        provenance: Provenance,
-        change: Replacement,
-        at: datetime | None = None,
-    ) -> Effects[Outcome]:
-        """Update or supersede a memory."""
-        return self._tried(self._replaced, check_key(key), given, provenance, change, at)
-
-    def delete(self, key: str) -> Effects[Outcome]:
-        """Close a memory."""
-        return self._tried(self._deleted, check_key(key))
-
-    def _tried(self, attempt: Callable[..., Effects[Outcome]], *given: Any) -> Effects[Outcome]:
-        return one_by_one(self.adapter, self.namespace, partial(attempt, *given))
-
-    def _inserted(
-        self, given: Given, provenance: Provenance, key: str | None, instead: Replacement | None
-    ) -> Effects[Outcome]:
         value = self.value(given)
         note = yield from change_note(self.adapter, self.namespace)
-        there = None if key is None else (yield from self.adapter.got(self.namespace, key))
+        made = "".join(secrets.choice(_LETTERS) for _ in range(_KEY))
+        wanted = made if key is None else check_key(key)
+        there = yield from self.adapter.got(self.namespace, wanted)
         if there is not None:
             if own_fields(there.value) == value:
-                return Outcome("unchanged", there.key, _SAME)
+                return Outcome("unchanged", wanted, SAME)
             if instead is not None:
-                return (yield from self._replaced(there.key, given, provenance, instead, None))
+                return (yield from self._replace(wanted, given, provenance, instead))
             raise ConfigurationError(
-                f"the key {key!r} is that of another memory in {self.namespace!r}; update or "
-                "supersede that one, or leave key= out for a new one"
+                f"the key {key!r} is that of another memory in {self.namespace!r}; supersede that"
             )
-        wanted = key or (yield from self._new_key())
-        outcome, puts = yield from self._admitted(
-            value, self.kind, provenance, wanted, None, made=key is None
-        )
-        if outcome.change == "added":
-            puts = [*(replace(put, if_version=0) for put in puts), *note]
-        yield from self.adapter.written(puts)
-        return outcome
+        candidate = self._candidate(value, self.kind, provenance)
+        return (yield from self._written(Addition(wanted, candidate), None, note))
 
-    def _deleted(self, key: str) -> Effects[Outcome]:
+    def _delete(self, key: str) -> Effects[Outcome]:
+        """Delete a memory, with tombstones of all its texts."""
         memory = yield from self._present(key)
         removal = removal_of(self.namespace, key, memory.version)
         past = yield from self.adapter.versions(self.namespace, key)
@@ -123,88 +104,51 @@ class MemoryWriter:
         kept, fields = own_fields(previous or {}), _fields(given)
         value = {**kept, **(fields if self.schema is None else _fitted(self.schema, kept, fields))}
         text = value.get(TEXT)
-        if not isinstance(text, str) or not text.strip() or _has_surrogate(text):
+        if not isinstance(text, str) or not text.strip() or _SURROGATE.search(text):
             raise InvalidValue(
                 f"text is {text!r:.80}; expected a sentence that can stand alone, in Unicode"
             )
         return {**value, TEXT: text.strip()}
 
-    def _replaced(
+    def _replace(
         self,
         key: str,
         given: Given,
         provenance: Provenance,
         change: Replacement,
-        at: datetime | None,
+        at: datetime | None = None,
     ) -> Effects[Outcome]:
+        """Update or supersede a memory."""
         note = yield from change_note(self.adapter, self.namespace)
         previous = yield from self._present(key)
-        value, before = self.value(given, previous.value), own_fields(previous.value)
-        if value == before:
-            return Outcome("unchanged", key, _SAME)
-        outcome, puts = yield from self._admitted(value, previous.kind, provenance, key, previous)
-        if outcome.change == "added":
-            [put] = puts
-            if own_fields(put.value or {}) == before:  # once it is redacted
-                return Outcome("unchanged", key, _SAME)
-            until = at or datetime.now(UTC)
-            value = succeeding(previous, put.value or {}, change, until)
-            puts = [replace(put, value=value, if_version=previous.version), *note]
-            if change == "superseded":
-                puts += yield from superseded_turns(self.adapter, previous, until, provenance)
-            outcome = replace(outcome, change=change)
-        yield from self.adapter.written(puts)
-        return outcome
+        value = self.value(given, previous.value)
+        if value == own_fields(previous.value):
+            return Outcome("unchanged", key, SAME)
+        revision = Revision(key, change, self._candidate(value, previous.kind, provenance), at)
+        return (yield from self._written(revision, previous, note))
+
+    def _written(
+        self, change: Change, previous: Memory | None, note: Sequence[PutItem]
+    ) -> Effects[Outcome]:
+        scope = Scope(self.adapter, self.namespace)
+        present = {} if previous is None else {change.key: previous}
+        plan = yield from judged([change], present, {}, self.gate, scope)
+        yield from self.adapter.written([*plan.puts, *note] if plan.puts else [])
+        return plan.outcomes[0]
+
+    insert, replace, delete = _alone(_insert), _alone(_replace), _alone(_delete)
 
     def _present(self, key: str) -> Effects[Memory]:
         """The memory as it is; another document, for example instructions, is none."""
-        memory = yield from self.adapter.got(self.namespace, key)
+        memory = yield from self.adapter.got(self.namespace, check_key(key))
         if memory is None or not isinstance(memory.value.get(TEXT), str):
             raise unknown(self.namespace, key)
         return memory
 
-    def _admitted(
-        self,
-        value: Mapping[str, Any],
-        kind: str,
-        provenance: Provenance,
-        key: str,
-        previous: Memory | None,
-        *,
-        made: bool = False,
-    ) -> Effects[tuple[Outcome, list[PutItem]]]:
+    def _candidate(self, value: Mapping[str, Any], kind: str, provenance: Provenance) -> Candidate:
         fields = {name: part for name, part in value.items() if name != TEXT}
         role: Any = provenance.trust if provenance.trust in get_args(Role) else "user"
-        candidate = Candidate(
-            value[TEXT], kind, fields, provenance, role, explicit=True, by_model=self.by_model
-        )
-        adapter = self.adapter if previous is None else _Without(self.adapter, previous)
-        space = self.namespace
-        admitted = yield from admit(self.gate, adapter, space, [candidate], [key], made=made)
-        return admitted.outcomes[0], admitted.puts
-
-    def _new_key(self) -> Effects[str]:
-        while True:
-            key = "".join(secrets.choice(_LETTERS) for _ in range(_KEY))
-            if (yield from self.adapter.got(self.namespace, key)) is None:
-                return key
-
-
-class _Without(StoreAdapter):
-    """A store without the text of one memory: what replaces it is compared with the others."""
-
-    def __init__(self, adapter: StoreAdapter, memory: Memory) -> None:
-        super().__init__(adapter.store)
-        self._own = memory.namespace, memory.key
-
-    def found(self, prefix: Namespace, **asked: Any) -> Effects[list[Memory]]:
-        memories = yield from super().found(prefix, **asked)
-        return [replace(m, text="") if (m.namespace, m.key) == self._own else m for m in memories]
-
-
-def own_fields(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The text and the fields in a memory's value, without those that perdure sets."""
-    return {name: part for name, part in value.items() if name not in OWN}
+        return Candidate(value[TEXT], kind, fields, provenance, role, True, self.by_model)
 
 
 def provenance_of(config: RunnableConfig | None, given: Provenance | None = None) -> Provenance:
@@ -242,10 +186,6 @@ def faults_of(exc: ValidationError) -> str:
     return "; ".join(
         f"{place}: {each['msg'][:200]}" for place, each in zip(places, found, strict=True)
     )
-
-
-def _has_surrogate(text: str) -> bool:
-    return text != text.encode(errors="ignore").decode()
 
 
 def _fields(given: Given) -> dict[str, Any]:

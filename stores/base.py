@@ -1,4 +1,4 @@
-"""What a store takes and gives: provenance, items with their versions, reports."""
+"""The data of a store: provenance, items with their versions, reports."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Progress = Callable[[int, int | None], None]  # how many are done, of how many i
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a memory comes from. Every field may be filtered by, and no other; none is required.
+    """Where an item comes from. All fields are optional; filters may use them.
 
     Attributes:
-        thread_id: The conversation it was said or formed in.
-        checkpoint_id: The checkpoint of that thread at which it was formed.
-        message_ids: The messages it rests on.
-        actor: Who said it.
+        thread_id: The thread that it comes from.
+        checkpoint_id: The checkpoint of that thread.
+        message_ids: The messages that it rests on.
+        actor: The speaker.
         trust: A class of your own, say `"user"`, `"tool"` or `"web"`.
         position: Its place in the order of the thread.
         at: When it was said; with a time zone.
@@ -44,7 +44,7 @@ class Provenance:
 class PutItem:
     """An operation of a batch: langgraph's `PutOp` with all that `put` takes.
 
-    A batch is written as one, so items that belong together are there together or not at all.
+    A batch is written as one: all of its items are stored, or none.
     """
 
     namespace: Namespace
@@ -65,7 +65,7 @@ class StoredItem(Item):
 
     Args:
         version: Counts the puts of this key, from 1.
-        valid_from: When this version was put (UTC).
+        valid_from: The time at which this version was put (UTC).
         valid_to: When it was replaced, deleted or expired; None: it is the present one.
         expires_at: When it will expire; None: never.
         provenance: Where it comes from, if that was said.
@@ -104,10 +104,9 @@ class FoundItem(SearchItem):
 
     Args:
         item: The item.
-        score: How well it answers the query beside the others under the prefix; None: there was no
-            query. The best has about 1 however badly it fits: scores of two searches cannot be
-            compared, and there is no threshold to set.
-        parts: With `explain=True`, what the score is the sum of, by name.
+        score: How well it answers the query, from 0 to about 1, the same in every search (see
+            `min_score`); None: there was no query.
+        parts: With `explain=True`, the parts whose sum is the score, by name.
     """
 
     __slots__ = ("expires_at", "parts", "provenance", "valid_from", "valid_to", "version")
@@ -139,8 +138,8 @@ class VersionRetention:
     A version stays if any rule given keeps it.
 
     Attributes:
-        last: The newest so many closed versions of each key.
-        days: Those that were valid within so many days.
+        last: How many of the newest closed versions of each key stay.
+        days: Closed versions that were valid within so many days stay.
     """
 
     last: int | None = None
@@ -176,12 +175,12 @@ class QueryPlan:
 
 @dataclass(frozen=True, slots=True)
 class WhyNot:
-    """Where an item stands in the answers to a query.
+    """The place of an item in the answers to a query.
 
     Attributes:
         reason: In words.
         rank: Its place, from 1; None: it is not among the answers at all.
-        parts: What its score is the sum of, by name.
+        parts: The parts whose sum is its score, by name.
     """
 
     reason: str
@@ -191,7 +190,7 @@ class WhyNot:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """An item that waits for its vectors; text search finds it meanwhile."""
+    """An item whose vectors are missing; search by words finds it."""
 
     namespace: Namespace
     key: str
@@ -201,20 +200,20 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What `forget` removed, or with `dry_run` would remove.
+    """The result of `forget`; with `dry_run`, what it would remove.
 
     Attributes:
         items: Present items.
         versions: Closed versions of them and of deleted items.
         messages: Messages of threads, by provenance, and their copies in checkpoints.
         keys: `(namespace, key)` of each item.
-        hashes: BLAKE2b-128 of each removed value's JSON, in hexadecimal: enough to prove later
-            that a given text was among them, not enough to get it back.
+        hashes: BLAKE2b-128 of each removed value's JSON, in hexadecimal. It can prove that a text
+            was among them, and does not reveal it.
         threads: The threads that messages were removed from.
         at: When (UTC).
-        clean: Whether the bytes of what was removed are gone from the database file and its WAL;
-            False while another process still reads an older snapshot, or for a dry run. What quotes
-            it elsewhere, say an answer in a thread, is not among it.
+        clean: Whether the bytes of the file and its WAL hold none of it; False while another
+            process still reads an older snapshot, or for a dry run. Quotations elsewhere, such as
+            answers in threads, are not covered.
         cancelled: Tasks that quoted a removed message and had not run: `thread_id: node:task_id`.
         size_bytes: Bytes of the values and provenance of the items and versions.
     """
@@ -231,7 +230,7 @@ class Receipt:
     size_bytes: int = 0
 
     def __add__(self, other: Receipt) -> Receipt:
-        """What two removed: it is gone from the file if that holds for both."""
+        """The sum of two receipts; clean if both are."""
         return Receipt(
             items=self.items + other.items,
             versions=self.versions + other.versions,
@@ -248,7 +247,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """The store as it is.
+    """Counts and sizes of a store.
 
     Attributes:
         namespaces: How many namespaces hold something.
@@ -272,12 +271,12 @@ class StoreStats:
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """What an import took over.
+    """The counts of an import.
 
     Attributes:
         items: Present items.
         versions: Closed versions.
-        skipped: Versions that were here already, equal, or are older.
+        skipped: Versions that exist already, or that are older than the existing one.
         unsuitable: Items that cannot be stored here, and were passed over for
             `on_unsuitable="skip"`.
     """

@@ -1,4 +1,4 @@
-"""How well rows have the words of a query: BM25 over dense arrays, with words near in meaning."""
+"""BM25 scores of rows over dense arrays, with synonyms."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def blocks(
 
 
 def worth_of(term: Term, n: int) -> float:
-    """What a word counts: rare ones more; for one that only kin have, as rare as the kin."""
+    """The weight of a word: more if rare; a word with synonyms only is as rare as they are."""
     found = len(term.rows) or sum(len(rows) for rows, _ in term.kin)
     return idf(min(found, n), n)
 

@@ -1,4 +1,4 @@
-"""Long texts in overlapping pieces, so that an embedder sees all of one."""
+"""Chunks of long texts, which overlap, so that an embedder gets all of a text."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def chunks(
 
 def _cut(text: str, units: list[tuple[int, int]], limit: int, overlap: int) -> list[str]:
     def grade(at: int) -> int:
-        """How good a place it is to cut before a unit."""
+        """The quality of a cut before a unit."""
         end, begin = units[at - 1][1], units[at][0]
         if _SENTENCE_END.search(text, max(end - 3, 0), begin):
             return _SENTENCE

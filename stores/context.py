@@ -1,4 +1,4 @@
-"""How the rows of a scope stand to each other in their threads, and what they lend each other.
+"""Scores from the context of rows: their neighbours in threads, and the threads.
 
 A row of a few words means little without those around it; one of a page has its own words, and
 with what its neighbours lend it would answer everything. So what a row takes from around it shrinks
@@ -95,7 +95,7 @@ def thread_penalty(lengths: Floats, arrangement: Arrangement, weights: Weights) 
 
 
 def in_threads(counts: Scores, penalty: Scores, arrangement: Arrangement) -> Scores:
-    """How well each run has some words, 0 to 1; float32[words, runs]."""
+    """The score of each run for some words, 0 to 1; float32[words, runs]."""
     sums = np.add.reduceat(counts, arrangement.starts, axis=1)
     return np.asarray(sums / (sums + penalty) * arrangement.threads, np.float32)
 

@@ -1,4 +1,4 @@
-"""What a query says of who spoke and when, and which rows that fits."""
+"""Cues in a query: speakers and dates, and the rows that fit them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def names_of(actor: str) -> frozenset[str]:
 
 
 def named_actors(query: Sequence[str], actors: Sequence[str]) -> list[bool]:
-    """Which of the actors a query's tokens name.
+    """The actors that a query's tokens name.
 
     >>> named_actors(["carolin", "paint"], ["Caroline", "Melanie"])
     [True, False]
@@ -96,7 +96,7 @@ def named_time(query: str) -> NamedTime | None:
 
 
 def said_at(time: NamedTime, at: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Which rows were said then; for a named day, also in the week after it."""
+    """The rows of that time; for a day, also those of the week after it."""
     fits = np.isfinite(at)
     if not fits.any():
         return fits
@@ -113,7 +113,7 @@ def said_at(time: NamedTime, at: npt.NDArray[np.float64]) -> npt.NDArray[np.bool
 def said_when(
     query: str, during: tuple[float, float] | None, at: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.bool_] | None:
-    """Which rows were said at a time that the query names, or within a span that it means.
+    """The rows of a time that the query names, or of the span that it is about.
 
     Times are UTC seconds since 1970, NaN for unknown; None if there is neither.
     """

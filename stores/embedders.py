@@ -1,4 +1,4 @@
-"""What a store embeds with, made of whatever the user has: an object, a function or a name.
+"""Embedders, made of an object, a function or a model's name.
 
 Answers are checked, work goes in batches, and each text is embedded only once.
 """
@@ -35,20 +35,21 @@ _OVERHEAD_BYTES = 250  # of an entry beside its numbers: key, array object, link
 
 @runtime_checkable
 class Embedder(Protocol):
-    """What a store embeds with.
+    """The interface of embedders: texts become vectors.
 
     Attributes:
-        name: Which model it is; recorded beside the vectors, which are comparable only within it.
+        name: The model's name; recorded with the vectors, which are comparable only within one
+            model.
         dims: The length of a vector; None: not known before the first.
 
     An embedder may also have `embed_query(text)` and `aembed_query(text)`, for models that treat
-    questions in another way; `in_process = True`, when it computes here, so that no time limit is
-    kept; and `clear_cache()`.
+    questions differently; `in_process = True`, if it computes in this process, without a time
+    limit; and `clear_cache()`.
     """
 
     @property
     def name(self) -> str:
-        """Which model it is."""
+        """The model's name."""
 
     @property
     def dims(self) -> int | None:
@@ -73,19 +74,19 @@ def embedder_from(
     timeout_s: float | None = TIMEOUT_S,
     cache_bytes: int = CACHE_BYTES,
 ) -> CheckedEmbedder:
-    """An embedder over what the user has.
+    """Make an embedder of an object, a function or a model's name.
 
     Args:
         spec: An `Embedder`; a langchain-core `Embeddings`; a function, blocking or async, from a
             list of texts to a list of vectors; or `"provider:model"` for langchain's
             `init_embeddings`.
-        dims: How long its vectors are; None: as long as the first.
-        name: Which model it is, recorded with the vectors. None: what `spec` tells of itself; a
-            function tells only its own name, so give one where a function's model may change.
-        batch_size: How many texts go to the model at once.
-        timeout_s: How long one batch may take; None: as long as it takes. Nothing is timed that
-            computes in this process (`in_process`).
-        cache_bytes: How much of the documents' vectors is kept in memory.
+        dims: The length of its vectors; None: that of the first.
+        name: The model's name, recorded with the vectors; None: that of `spec`. Give a function a
+            name if its model may change.
+        batch_size: How many texts one call embeds.
+        timeout_s: The time limit of one batch; None: no limit. An embedder that computes in this
+            process (`in_process`) has none.
+        cache_bytes: Memory for vectors of texts that were embedded lately.
 
     Raises:
         ConfigurationError: An argument is none of these, or `dims` is not the embedder's own.
@@ -176,7 +177,7 @@ def _from_string(spec: str) -> Embeddings:
 
 
 def _name_of(spec: Any) -> str:
-    """What a model tells of itself."""
+    """The name that a model has for itself."""
     if isinstance(spec, str):
         return spec
     if isinstance(spec, Embedder) and not isinstance(spec, Embeddings):
@@ -318,7 +319,7 @@ def _listed(texts: Sequence[str]) -> list[str]:
 
 
 def digest(text: str) -> bytes:
-    """What stands for a text: 16 bytes of BLAKE2b. Lone surrogates, which JSON can hold, count."""
+    """The key of a text: 16 bytes of BLAKE2b. Lone surrogates, which JSON can hold, count."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -333,7 +334,7 @@ class VectorCache:
 
     @property
     def nbytes(self) -> int:
-        """How much is kept, overhead included."""
+        """The size of the cache, overhead included."""
         return self._bytes
 
     def found(self, keys: Iterable[bytes]) -> dict[bytes, Vector]:

@@ -1,4 +1,4 @@
-"""Erasure: an item, all its versions, its words and vectors, and the messages it came from."""
+"""Erasure of items with all versions, words and vectors, and of the messages they rest on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Erased(Protocol):
 
 
 class ErasesMessages(Protocol):
-    """What `forget` needs of a checkpointer."""
+    """The methods of a checkpointer that `forget` needs."""
 
     def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> _Erased:
         """Take messages out of a thread for good; None: the whole thread."""
@@ -40,7 +40,7 @@ class ErasesMessages(Protocol):
 
 @dataclass(slots=True)
 class _Gone:
-    """How many messages went, which tasks were cancelled, and whether no bytes are left."""
+    """The number of erased messages, the cancelled tasks, and whether no bytes are left."""
 
     messages: int = 0
     cancelled: tuple[str, ...] = ()
@@ -200,7 +200,7 @@ class Eraser:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What is to be forgotten."""
+    """The criteria of `forget`."""
 
     prefix: bytes
     key: str | None

@@ -100,7 +100,7 @@ def index_expression(path: str, column: str) -> str:
 
 
 class _Place(NamedTuple):
-    """Where a value lies: under one of the paths, anywhere if there are none."""
+    """The place of a value: under one of the paths; anywhere without paths."""
 
     paths: tuple[str, ...]
     expression: str = ""  # the indexed expression that stands for them

@@ -56,7 +56,7 @@ _STEP = re.compile(rf"({_LABEL})|\[(-?[0-9]+|\*)\]")
 
 
 class Mark(Enum):
-    """What is no JSON value and no label: nothing there, and every element."""
+    """Marks that are no JSON value and no label: a missing value, and every element."""
 
     MISSING = "missing"
     EACH = "*"
@@ -175,7 +175,7 @@ class _Parser:
         return _every(parts)
 
     def condition(self, value: Any, where: _Where) -> Node:
-        """What is asked of one value: operators, entries of an object, elements, or equality."""
+        """The condition on one value: operators, entries of an object, elements, or equality."""
         if isinstance(value, _ARRAYS):
             self._descend(value, where)
             elements = [Field(i, self.condition(v, (*where, i))) for i, v in enumerate(value)]

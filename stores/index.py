@@ -1,4 +1,4 @@
-"""The in-memory index of one namespace: what search needs of its items, in arrays.
+"""The in-memory index of one namespace: its items, words and vectors in arrays.
 
 Rows are appended as items are put. Their words go to a short list that is searched from end to end;
 when that has grown, it is sorted into the postings (`Index.compact`), where each word has its rows.
@@ -41,7 +41,7 @@ _ROW_BITS, _COUNT_BITS = 30, 8  # of a number that sorts by word, then row; the 
 
 
 class Entry(NamedTuple):
-    """What search needs of one version."""
+    """The data of one version that search needs."""
 
     id: int  # of the version
     words: Sequence[str]  # tokens
@@ -66,7 +66,7 @@ class Growing:
 
     @property
     def values(self) -> NDArray[Any]:
-        """What it holds."""
+        """Its content."""
         return self._buffer[: self._size]
 
     def extend(self, values: Any) -> None:
@@ -81,7 +81,7 @@ class Growing:
 
 
 class Index:
-    """What search needs of the items of one namespace. Not for several threads at once."""
+    """The data of a namespace's items that search needs. Not for several threads at once."""
 
     def __init__(self, model: Model | None, approximate_above: int) -> None:
         self.model = model
@@ -127,7 +127,7 @@ class Index:
 
     @property
     def nbytes(self) -> int:
-        """What it takes, about."""
+        """Its size in memory, about."""
         arrays = [self.rows.values, *self.postings, *(part.values for part in self._recent)]
         total = sum(array.nbytes for array in arrays) + 2 * self.rows.values.nbytes
         total += sum(map(len, self._recent_vectors))

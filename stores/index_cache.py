@@ -1,4 +1,4 @@
-"""The indexes of namespaces in memory: each is loaded when its namespace is first searched.
+"""The cache of indexes: each is loaded when its namespace is first searched.
 
 A namespace has a counter that every change of its items raises, and a search first compares the
 counters. An index whose counter is behind reads the items that are newer than those it knows, and
@@ -46,7 +46,7 @@ class Overtaken(Exception):
 
 
 class _State(NamedTuple):
-    """What concerns all namespaces."""
+    """State of all namespaces."""
 
     erasures: int  # how often something was erased
     embedded: int  # how often items got their vectors later
@@ -354,7 +354,7 @@ class Indexes:
         held.expired_to = now
 
     def _entries(self, rows: Sequence[Row], model: Model | None) -> list[Entry]:
-        """What search needs of some versions; vectors that are not stored are made now."""
+        """The search data of some versions; vectors that are not stored are made now."""
         values = [self._records.value(row) for row in rows]
         bare = [
             (value, row[11]) for row, value in zip(rows, values, strict=True) if row[10] is None
@@ -413,5 +413,5 @@ def _is_worth_keeping(fresh: int, items: int) -> bool:
 
 
 def _place(path: bytes) -> Place:
-    """What binds a compact form to its namespace."""
+    """The data that binds a compact form to its namespace."""
     return ("index", path.decode())

@@ -1,4 +1,4 @@
-"""The compact form of an index, as it is kept in the file: a head in JSON, then arrays.
+"""The stored form of an index: a head in JSON, then arrays.
 
 It is read by whoever searches the namespace next, in place of the texts. It is stored with a
 checksum, or encrypted, so one that was damaged does not open; one whose words were made of other
@@ -25,7 +25,7 @@ _LENGTH: Final = 8  # bytes of the length of the head
 
 
 class Covered(NamedTuple):
-    """What an index holds."""
+    """The content of an index."""
 
     newest: int  # the highest id that was looked at
     items: int  # that were present, those that search does not find included

@@ -1,4 +1,4 @@
-"""What a search sees of the index of a namespace: rows, words and vectors at a moment."""
+"""A view of the index of a namespace: rows, words and vectors at a moment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Postings(NamedTuple):
 
 @dataclass
 class Columns:
-    """What is known of each row; rows of a thread stand side by side, in its order."""
+    """The columns of each row; rows of a thread are adjacent, in its order."""
 
     ids: Ints
     thread: Ints  # its number; negative: none; so for `actor`
@@ -47,7 +47,7 @@ class Columns:
 
     @cached_property
     def arrangement(self) -> Arrangement | None:
-        """Who is next to whom; None if no row belongs to a thread."""
+        """The neighbours of rows; None if no row belongs to a thread."""
         if not (self.thread >= 0).any():
             return None
         return arrange(self.thread, self.lengths, self.asks, self.at)
@@ -67,7 +67,7 @@ class Vocabulary:
 
     @property
     def nbytes(self) -> int:
-        """What it takes, about."""
+        """Its size in memory, about."""
         return len(self) * (_PER_WORD if self._spelling is None else _PER_WORD + _PER_SPELLING)
 
     def similar(self, word: str, among: Callable[[str], bool]) -> list[tuple[str, float]]:
@@ -127,7 +127,7 @@ class View:
 
     @cached_property
     def columns(self) -> Columns:
-        """What is known of each row."""
+        """The columns of each row."""
         rows = self.rows if self._is_whole else self.rows[self.order]
         return Columns(
             ids=np.ascontiguousarray(rows["id"]),

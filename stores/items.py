@@ -155,7 +155,7 @@ class Items:
         offset: int,
         refresh: bool,
     ) -> Effects[list[FoundItem]]:
-        """What answers a query best, or a page of all that is wanted."""
+        """The best answers to a query, or a page of the selected items."""
         page = _page(limit, offset)
         return self._found(wanted, asked, *page, refresh=refresh and wanted.as_of is None)
 
@@ -206,7 +206,7 @@ class Items:
     def why_not(
         self, namespace: Any, key: Any, wanted: Wanted, asked: Query | None
     ) -> Effects[WhyNot]:
-        """Where an item stands in the answers to a query."""
+        """The place of an item in the answers to a query."""
         path, text = self._parts.path(namespace), check_key(key)
         if asked is None:
             raise ConfigurationError("why_not needs a query")
@@ -229,7 +229,7 @@ def query_of(
     during: Span | None = None,
     min_score: float | None = None,
 ) -> Query | None:
-    """What a search asks; None: nothing, it goes by filters alone."""
+    """The query of a search; None: there are filters only."""
     if mode not in MODES:
         raise ConfigurationError(f"mode is {mode!r}; expected one of {MODES}")
     span = None if during is None else _span(during)

@@ -1,4 +1,4 @@
-"""English words near in meaning: "buy" is kin to "purchase" and "bought".
+"""English synonyms: "buy" is near "purchase" and "bought".
 
 A table inside the package, made from the static embedder's by `benchmarks/kinship.py`: for each
 stem its nearest, with the cosine. It lets the half of a hybrid search that reads words find an item

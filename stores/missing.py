@@ -1,4 +1,4 @@
-"""Vectors as effects: those of puts, those that are missing, and those of another model.
+"""Missing vectors, as effects: of puts, of failed embeddings, and of another model.
 
 An item whose embedder failed is found by text until it gets its vectors.
 """
@@ -91,7 +91,7 @@ class MissingEmbeddings:
         return (yield from rows_of(sql, since, *span(prefix), attempts, limit))
 
     def count(self) -> Flow[int]:
-        """How many items should have vectors of the file's model, and do not."""
+        """The number of items without vectors of the file's model."""
         rows = yield self._sql("get_setting", "model")
         model = Model.parsed(rows[0][0]) if rows else None
         # the first model replaced none, and one that is quick needs none stored

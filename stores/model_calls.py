@@ -1,4 +1,4 @@
-"""Calling a model of the user's from threads and event loops, and checking what it answers.
+"""Calls of a user's model from threads and event loops, and checks of its answers.
 
 A blocking model is called in a daemon thread, whoever asks: a call that never returns can then be
 given up, and cannot keep the process from ending. An async model is awaited where it is asked for;

@@ -1,4 +1,4 @@
-"""Which model a store's vectors come from, and whether they are stored or made by the search.
+"""The model of a store's vectors, and whether they are stored or made by the search.
 
 Only vectors of one model can be compared.
 """

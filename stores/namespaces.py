@@ -1,4 +1,4 @@
-"""Namespaces: which are allowed, and an encoding in which a prefix is a range.
+"""Namespaces: checks, and an encoding in which a prefix is a range.
 
 A path is its labels in UTF-8, each followed by a NUL byte. No label holds one, so paths sort as
 tuples of labels do, and everything under a prefix lies between two byte strings.

@@ -39,7 +39,7 @@ _CJK = re.compile(  # what BERT calls a Chinese character
 
 
 class _Fold(dict[int, str]):
-    """What a character of a decomposed text becomes; filled as characters are met."""
+    """The replacement of each character of a decomposed text; filled on demand."""
 
     def __missing__(self, code: int) -> str:
         folded = self[code] = _folded(chr(code))

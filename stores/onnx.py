@@ -1,4 +1,4 @@
-"""Embedding with a small transformer on onnxruntime, from files the user gives (extra `[onnx]`).
+"""An embedder with a small transformer on onnxruntime, from files of the user (extra `[onnx]`).
 
 Meant for bge-small-en-v1.5 and all-MiniLM-L6-v2 as int8: on conversations better than the static
 table, and a hundred times slower. Nothing is fetched.

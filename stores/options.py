@@ -1,4 +1,4 @@
-"""What a store may be opened with: each option is checked before any file is touched."""
+"""The options of a store, checked before any file is opened."""
 
 from __future__ import annotations
 

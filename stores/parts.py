@@ -1,4 +1,4 @@
-"""The parts of an open store, and what all of them need: the time, paths, parsed filters."""
+"""The parts of an open store, with its clock, paths and parsed filters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_FILTERS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an open store, or a part of it under a prefix, is made of."""
+    """The parts of an open store, or of the part of it under a prefix."""
 
     database: Database
     sql: NamedSQL
@@ -58,7 +58,7 @@ class Parts:
 
     @property
     def records(self) -> Records:
-        """What opens rows."""
+        """The reader of rows."""
         return self.reader.records
 
     def now(self) -> int:
@@ -72,7 +72,7 @@ class Parts:
     def wanted(
         self, prefix: Any, filter: Any = None, provenance: Any = None, as_of: Any = None
     ) -> Wanted:
-        """Which items a call is about."""
+        """The items that a call selects."""
         return Wanted(
             self.path(prefix),
             self.now(),
@@ -84,7 +84,7 @@ class Parts:
         )
 
     def refreshes(self, refresh_ttl: bool | None) -> bool:
-        """What a call says, else the configuration; without one, as in langgraph's stores, no."""
+        """The value of the call, else of the configuration; else no, as in langgraph's stores."""
         if refresh_ttl is None:
             return (self.ttl or {}).get("refresh_on_read", False)
         return refresh_ttl

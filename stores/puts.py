@@ -27,7 +27,7 @@ _LONGEST = 1 << 56  # microseconds: 2,283 years, so that what expires then is st
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much may be held under a prefix."""
+    """The limits of a prefix."""
 
     prefix: bytes
     items: int | None
@@ -35,7 +35,7 @@ class Limit:
 
 
 def limits_of(prefix: bytes, max_items: int | None, max_bytes: int | None) -> tuple[Limit, ...]:
-    """What may be held under a prefix; nothing if there is no limit."""
+    """The limits of a prefix; none if there is no limit."""
     for name, limit in (("max_items", max_items), ("max_bytes", max_bytes)):
         if limit is not None:
             check_number(name, limit, "a whole number, or None", whole=True)
@@ -179,7 +179,7 @@ def is_brief(value: Any) -> bool:
 
 
 def _budget_left(value: Any, budget: int) -> int:
-    """What is left of a number of characters and parts; negative: the value is larger."""
+    """The remaining number of characters and parts; negative: the value is larger."""
     if isinstance(value, str):
         return budget - len(value)
     if isinstance(value, Mapping):

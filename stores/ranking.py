@@ -1,4 +1,4 @@
-"""What each row of a search scores: words, vectors, and what stands around a row in its thread.
+"""The score of each row of a search: words, vectors, and context in its thread.
 
 Pure numpy over dense arrays of the n rows in scope; no store, no text. A row's score is a sum of
 parts, each of which `Ranked.parts` shows:
@@ -39,7 +39,7 @@ _STRANGERS = 4  # rows of cosine 0 that are added to a scope's: one row alone is
 
 @dataclass(frozen=True)
 class Cues:
-    """What the query says of speaker and time, as rows."""
+    """The rows of the speakers and times that the query names."""
 
     actor: Bools | None = None  # rows said by an actor that the query names
     date: Bools | None = None  # rows said at a time that it names
@@ -146,7 +146,7 @@ def _nearest(cosines: Floats) -> float:
 
 @dataclass(frozen=True)
 class _Words:
-    """What the words are worth in each row alone, with what neighbours lend, and in its thread."""
+    """The word score of each row alone, with its neighbours, and of its thread."""
 
     own: Scores
     lent: Scores
@@ -187,7 +187,7 @@ def _from_cues(cues: Cues, weights: Weights) -> dict[str, Scores]:
 
 
 def _adjusted(scores: Scores, arrangement: Arrangement, weights: Weights) -> dict[str, Scores]:
-    """What rows gain for being new, and then lose for only asking; float32[n] each."""
+    """The gain of new rows, and the loss of rows that only ask; float32[n] each."""
     gain = scores * arrangement.recent * np.float32(weights.recency)
     return {
         "recency": gain,

@@ -1,4 +1,4 @@
-"""Getting, listing, and searching without a query: the flows that only read."""
+"""Reads: get, list, and search without a query."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _INDEX = "store_path:"  # what names of path indexes begin with
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which items a search is about."""
+    """The items that a search selects."""
 
     prefix: bytes  # a path
     now: int  # they must be alive then
@@ -140,7 +140,7 @@ class Reader:
         return self._indexed[1]
 
     def _condition(self, wanted: Wanted) -> Flow[tuple[str, Sequence[Any], str]]:
-        """What of a filter SQL can decide, its parameters, and the index to use."""
+        """The part of a filter that SQL can decide, its parameters, and the index to use."""
         if wanted.filter is None or self.records.sealed:
             return "1", (), ""
         usable: Collection[str] = ()
@@ -158,7 +158,7 @@ class Reader:
         return condition.text, condition.params, ""
 
     def explain(self, wanted: Wanted) -> Flow[QueryPlan]:
-        """How a search without a query would be answered."""
+        """The plan of a search without a query."""
         condition, params, indexed = yield from self._condition(wanted)
         sql = self.sql["under"].format(condition=condition, indexed=indexed)
         bound = (*((*span(wanted.prefix), wanted.now, *params) * 2), 10, 0)

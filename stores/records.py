@@ -1,4 +1,4 @@
-"""Rows to items and back: times, provenance, and what each sealed part is bound to."""
+"""Rows of items and the way back: times, provenance, and what each sealed part is bound to."""
 
 from __future__ import annotations
 
@@ -164,12 +164,12 @@ class Records:
 
 
 def value_place(path: bytes, key: str, version: int) -> Place:
-    """What binds a value to its row."""
+    """The data that binds a value to its row."""
     return ("value", path.decode(), key, version)
 
 
 def provenance_place(path: bytes, key: str, version: int) -> Place:
-    """What binds provenance to its row."""
+    """The data that binds provenance to its row."""
     return ("provenance", path.decode(), key, version)
 
 

@@ -43,14 +43,14 @@ class EmbedAll(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What a flow reads; on one snapshot, unless it is of one statement only."""
+    """The read of a flow, on one snapshot unless it is a single statement."""
 
     flow: Flow[Any]
     snapshot: bool = True
 
 
 class Write(NamedTuple):
-    """What the flow that is made writes, in one transaction."""
+    """The write of a flow, in one transaction."""
 
     make: Callable[[], Flow[Any]]
 
@@ -262,7 +262,7 @@ class _Ask(NamedTuple):
 
 
 class _Turns:
-    """What coroutines ask for, handed over together at the end of an event loop's turn."""
+    """Requests of coroutines, handed over together at the end of an event loop's turn."""
 
     def __init__(self, hand_over: Callable[[list[_Ask]], None]) -> None:
         self._hand_over = hand_over

@@ -1,4 +1,4 @@
-"""A scope: the rows that a search is about, of one namespace or of many, as dense arrays."""
+"""A scope of a search: the selected rows, of one namespace or many, as dense arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perdure.stores.vectors import Floats
 
 
 class Sought(NamedTuple):
-    """What a search needs of a scope that is too large to be held."""
+    """The data of a scope that is too large for memory, as a search needs it."""
 
     words: Iterable[str] = ()  # whose rows it needs
     vector: Floats | None = None  # the query's
@@ -84,7 +84,7 @@ class Scope:
         return len(self.ids)
 
     def arrangement(self) -> Arrangement | None:
-        """Who is next to whom; None if no row belongs to a thread."""
+        """The neighbours of rows; None if no row belongs to a thread."""
         return self.columns.arrangement
 
     def term(self, word: str) -> Found:

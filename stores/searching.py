@@ -40,7 +40,7 @@ _MANY_ACTORS: Final = 1_000  # a scope with more is no conversation: nobody is n
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked."""
+    """A query with its options."""
 
     text: str
     mode: Mode = "hybrid"
@@ -64,7 +64,7 @@ class Searcher:
 
     @property
     def model(self) -> Model | None:
-        """What the query's vector comes from; None: there is no embedder."""
+        """The model that embeds the query; None: there is no embedder."""
         return self.embeddings.model
 
     def search(
@@ -80,7 +80,7 @@ class Searcher:
         return found
 
     def why_not(self, wanted: Wanted, query: Query, row: Row | None) -> Effects[WhyNot]:
-        """Where an item stands in the answers to a query, and why."""
+        """The place of an item in the answers to a query, and the reason."""
         if row is None:
             return WhyNot("there is no such item")
         if self.reader.checked(row, wanted) is None:
@@ -258,7 +258,7 @@ class Searcher:
         by_meaning: bool,
         wanted: Wanted,
     ) -> Effects[dict[str, str]]:
-        """What words that nothing has may have meant."""
+        """The nearest known words of unknown words."""
         if self.masked is not None:
             return {}
         names = _all(named)

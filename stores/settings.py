@@ -1,4 +1,4 @@
-"""What a file records of how it is searched: JSON in a row, which may have been damaged."""
+"""Settings of a file for search: JSON in a row, which may have been damaged."""
 
 from __future__ import annotations
 

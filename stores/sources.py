@@ -1,4 +1,4 @@
-"""Where items come from: JSON Lines, a file of langgraph's SqliteStore, or any open store."""
+"""Sources of imports: JSON Lines, a file of langgraph's SqliteStore, or any open store."""
 
 from __future__ import annotations
 

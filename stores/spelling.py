@@ -1,4 +1,4 @@
-"""The nearest words of a vocabulary, for a query's word that no document has.
+"""Correction of typing errors: the nearest words of a vocabulary.
 
 Candidates share trigrams with the word; the edit distance decides. Both are needed: trigrams find
 quickly but hold a transposition for a different word, and edit distance alone reads everything.

@@ -46,31 +46,28 @@ _APPROXIMATE_ABOVE: Final = 200_000  # vectors; 384 dimensions of float32 are 30
 class SQLiteStore(WholeStore):
     """A langgraph store in one SQLite file, for asyncio and for threads alike.
 
-    It may share its file with a `SQLiteCheckpointer`, and then shares its writer. It is for `with`
-    or `async with`; without either the file is opened by the first use.
+    It may share its file with a `SQLiteCheckpointer`. Use it with `with` or `async with`, or call
+    `close`; the first use opens the file.
 
     Args:
         path: A file, or `":memory:"`.
-        index: What search embeds with: `"offline"`, the English table within the package over
-            all text of a value; langgraph's `IndexConfig` (`embed`, `dims`, `fields`); None:
-            nothing, search goes by words. `fields`, or `text_fields` as langgraph's SQLite store
-            calls it, also says what text search reads; without it, what the file was last
-            opened with.
+        index: The embedder: `"offline"`, the English table within the package over all text of a
+            value; langgraph's `IndexConfig` (`embed`, `dims`, `fields`); None: nothing, search goes
+            by words. `fields`, or `text_fields` as langgraph's SQLite store calls it, also says
+            what text search reads; without it, what the file was last opened with.
         ttl: Langgraph's `TTLConfig`, in minutes.
         key: Encrypts values, provenance, words and vectors with AES-GCM; namespaces, keys and
             times are not. 16, 24 or 32 bytes, or as many in hexadecimal; by default the
             environment's `PERDURE_KEY`, if set.
-        text_index: With a key, whether the words of an item are encrypted too (`"sealed"`), or
-            kept as keyed hashes (`"keyed"`): quicker to load, blind to misspellings, and it
-            shows which items share words.
+        text_index: With a key, whether the words of an item are encrypted too (`"sealed"`), or kept
+            as keyed hashes (`"keyed"`): faster to load, without typing errors, and it reveals which
+            items share words.
         vectors: How the numbers of a vector are stored; None: as in the file, `"int8"` in a new
             one, which takes a quarter of `"float32"`.
-        approximate_above: Vectors of a namespace from which a search may miss some of the
-            nearest.
-        index_bytes: What the search indexes of namespaces may take in memory. Those that were
-            not searched for longest are dropped, and read again when they are needed; the one
-            searched last stays, whatever it takes.
-        max_value_bytes: Of a value's JSON.
+        approximate_above: The number of vectors of a namespace above which search is approximate.
+        index_bytes: Memory for the search indexes of namespaces. The least recently searched are
+            dropped, and loaded again when needed; the one searched last stays.
+        max_value_bytes: The largest value, as JSON.
         synchronous: `"full"`: an acknowledged write survives a power cut. `"normal"`: it
             survives a crash of the process.
         read_only: Open for reading; nothing is created, and reading refreshes no time to live.
@@ -223,7 +220,7 @@ def _index_config(index: Any) -> Any:
 def _embeddings(
     config: Mapping[str, Any] | None, kind: Kind | None
 ) -> tuple[Embeddings, list[str] | None]:
-    """What embeds, and the paths it reads."""
+    """The embedder, and the paths that it reads."""
     if config is None:
         return Embeddings(), None
     check_names("index", config, _INDEX)

@@ -1,4 +1,4 @@
-"""A store, or the part of it under a prefix: all that may be asked of items.
+"""The public methods of a store, or of the part of it under a prefix.
 
 The public methods are here, blocking and awaited; each hands its work to a part. What concerns a
 whole file is in `perdure.stores.whole_store`.
@@ -50,7 +50,7 @@ def _is_brief(*args: Any, **kwargs: Any) -> bool:
 
 
 class Store(BaseStore):
-    """A langgraph store whose items keep their versions, and whose search needs no service."""
+    """A langgraph store with versions, and with search that needs no service."""
 
     supports_ttl = True
 
@@ -68,10 +68,10 @@ class Store(BaseStore):
     def batch(self, ops: Iterable[Op | PutItem]) -> list[Result]:
         """Run operations as one; if one is wrong, none is written.
 
-        Reads answer what was there before the batch; of several puts of one key the last counts.
-        A `PutItem` is a put with all that `put` takes, langgraph's `PutOp` one without provenance
-        and conditions. A read refreshes times to live if its `refresh_ttl` is true, which is
-        langgraph's default, and the configuration says so.
+        Reads see the state before the batch; of several puts of one key the last counts. A
+        `PutItem` has all options of `put`; langgraph's `PutOp` has no provenance and conditions. A
+        read refreshes times to live if its `refresh_ttl` is true, langgraph's default, and the
+        store is configured so.
 
         Raises:
             PerdureError: See `put`, `get`, `search` and `list_namespaces`.
@@ -97,16 +97,16 @@ class Store(BaseStore):
         if_version: int | None = None,
         provenance: Provenance | None = None,
     ) -> Effects[None]:
-        """Store an item; the version it replaces stays readable through `history` and `as_of`.
+        """Store an item; the replaced version stays readable through `history` and `as_of`.
 
         Args:
-            namespace: Labels, outermost first; any non-empty text.
+            namespace: One or more labels, each a non-empty text.
             key: Unique within the namespace.
             value: A JSON object.
             index: Paths whose text is searched; None: the store's; False: it is not searched.
             ttl: Minutes after which it expires, counted from the last put, or the last read that
                 refreshes it.
-            if_version: Only if the key is at this version; 0: only if it is not there.
+            if_version: Write only if the key is at this version; 0: only if it does not exist.
             provenance: Where it comes from.
 
         Raises:
@@ -129,7 +129,7 @@ class Store(BaseStore):
     def delete(
         self, namespace: Namespace, key: str, *, if_version: int | None = None
     ) -> Effects[None]:
-        """Close the present version of a key; one that is not there is no error.
+        """Close the present version of a key; a missing key is no error.
 
         Raises:
             VersionConflict: The key is at another version than `if_version`.
@@ -154,8 +154,8 @@ class Store(BaseStore):
         Args:
             namespace: Where.
             key: Which.
-            refresh_ttl: Whether an item that expires lives on; None: as configured.
-            as_of: Look at that moment instead, as it was then.
+            refresh_ttl: Whether an expiring item's time starts again; None: as configured.
+            as_of: Read the state at that moment.
         """
         return self._items.get(namespace, key, self._parts.refreshes(refresh_ttl), as_of)
 
@@ -183,33 +183,30 @@ class Store(BaseStore):
         during: Span | None = None,
         min_score: float | None = None,
     ) -> Effects[list[FoundItem]]:
-        """Items under a prefix that meet the filters; with a query, those that answer it best.
+        """Items under a prefix that match the filters; with a query, the best answers.
 
-        Without a query they come namespace by namespace, in each in the order in which they were
-        created. Further puts change no page that was read: a new item comes last, and a new version
-        is where the old one was. Deleting an item moves those after it; give every page the same
-        `as_of` for a list that nothing changes.
+        Without a query they are ordered by namespace, and then by creation. Puts do not change
+        pages that were read: a new item comes last, and a new version stays in its place. A delete
+        moves the items after it; give every page the same `as_of` for a list that does not change.
 
         Args:
-            namespace_prefix: The labels that their namespaces begin with; `()`: everything.
-            query: Words of the user; their syntax means nothing.
-            filter: What the value must meet; see `docs/store.md` for the operators.
+            namespace_prefix: The first labels of their namespaces; `()`: all items.
+            query: Plain text, without a syntax.
+            filter: A filter on the value; see `docs/store.md` for the operators.
             limit: How many at most.
-            offset: How many of the best to leave out.
-            refresh_ttl: Whether items that expire live on; None: as configured.
-            mode: By words and vectors, or only one of them.
-            provenance: What the provenance must meet, in the form of a filter.
+            offset: How many of the first to skip.
+            refresh_ttl: Whether the time of expiring items starts again; None: as configured.
+            mode: By words and vectors, or by one of them.
+            provenance: A filter on the provenance.
             as_of: Look at that moment instead, as it was then.
-            context: Whether an item's neighbours in its thread lend it their score, and a date
-                that the query names counts; without provenance there is none.
-            explain: Whether each result tells the parts of its score.
-            weights: How much each part counts, say `Weights(recency=0.2)`; None: as measured best.
-            during: A span of time that the query means, from its start up to its end, say what
-                "last week" is today: what was said then counts as what was said at a date that
-                the query names.
-            min_score: Least score of what is returned, the same in every search: 1 has all words
-                of the query, weighed by how rare they are, or its very vector; 0.3 keeps out most
-                of what has nothing to do with it.
+            context: Whether neighbours in the thread, speakers and dates count; they need
+                provenance.
+            explain: Whether each result has the parts of its score.
+            weights: How much each part counts, such as `Weights(recency=0.2)`; None: the defaults.
+            during: The period, start and end, that the query is about, such as last week. Items
+                from it score like items of a date that the query names.
+            min_score: The lowest score to return, the same in every search: 1 for an item with all
+                words of the query or its very vector; 0.3 leaves out most unrelated items.
 
         Raises:
             InvalidFilter: A filter has an unknown operator or a wrong operand, or names a field
@@ -286,7 +283,7 @@ class Store(BaseStore):
         context: bool = True,
         during: Span | None = None,
     ) -> Effects[WhyNot]:
-        """Where an item stands in the answers to a query under a prefix, and why.
+        """The place of an item in the answers to a query under a prefix, and the reason.
 
         The arguments from `query` on are those of `search`; without a prefix, that is the item's
         namespace.
@@ -317,29 +314,28 @@ class Store(BaseStore):
         checkpointer: ErasesMessages | None = None,
         threads: Collection[str] = (),
     ) -> Receipt:
-        """Erase items so that nothing of them is left, in the past neither.
+        """Erase items with all their versions, also from the bytes of the file.
 
-        A key goes with all its versions if one of them, present or closed, meets all that is given.
-        Everyone who writes waits while the file is rewritten. It may be cut off and called again.
+        A key is erased with all its versions if one of them, present or closed, meets all criteria.
+        Other writers wait while the file is rewritten. It may be cut off and called again.
 
         Args:
-            prefix: Only items under it; `()`: all. None, if something else is given: all.
+            prefix: Only items under it; `()`, or None with another criterion: all.
             key: Only the item of this key that is in the namespace `prefix` itself.
             filter: What a value must meet.
             provenance: What its provenance must meet.
-            query: Words that a value's text must hold, every one of them, in any form; no ranking.
-            dry_run: Only count; of `threads`, it tells which, not how many messages they have.
-            checkpointer: Also takes the messages that provenance names (`thread_id` and
-                `message_ids`) out of their threads.
-            threads: Threads that it also deletes whole, say all of a user.
+            query: Words that a value's text must all contain, in any form; no ranking.
+            dry_run: Only count; messages of `threads` are not counted.
+            checkpointer: Also erases the messages that provenance names (`thread_id` and
+                `message_ids`) from their threads.
+            threads: Threads to delete as a whole, such as all threads of a user.
 
         Raises:
             InvalidFilter: A filter has an unknown operator or a wrong operand, or names a field
                 that no provenance has.
-            InvalidNamespace: The prefix or the key is none that a store can hold.
-            ConfigurationError: Nothing says what to forget, a query has no words, a key is given
-                without a namespace, `threads` without a checkpointer, or a checkpointer to a scoped
-                store.
+            InvalidNamespace: The prefix or the key is not valid.
+            ConfigurationError: There is no criterion, a query has no words, a key is given without
+                a namespace, `threads` without a checkpointer, or a checkpointer to a scoped store.
         """
         return self._eraser.forget(
             prefix, key, filter, provenance, query, dry_run, checkpointer, threads
@@ -357,9 +353,9 @@ class Store(BaseStore):
 
     @blocking
     def embed_pending(self, namespace_prefix: Namespace = ()) -> Effects[int]:
-        """Make the vectors that are missing; returns how many items got theirs.
+        """Make missing vectors; returns how many items got vectors.
 
-        An item whose text the embedder refuses goes on waiting; the others get theirs.
+        An item whose text the embedder refuses stays pending; the others get their vectors.
 
         Raises:
             EmbeddingFailed: The embedder fails for all.
@@ -375,7 +371,7 @@ class Store(BaseStore):
     def scoped(
         self, prefix: Namespace, *, max_items: int | None = None, max_bytes: int | None = None
     ) -> ScopedStore:
-        """What is under a prefix, as a store that cannot see or name anything outside.
+        """A store limited to a prefix: it cannot read or name anything outside.
 
         Namespaces given to it, and those it returns, leave the prefix out. It shares this store's
         database and need not be closed. Of a scoped store, the limits of both hold.
@@ -396,4 +392,4 @@ class Store(BaseStore):
 
 
 class ScopedStore(Store):
-    """What is under a prefix of a store, as a store of its own; `()` is the prefix itself."""
+    """A store limited to the namespaces under a prefix; `()` is the prefix itself."""

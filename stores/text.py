@@ -1,4 +1,4 @@
-"""The analyzer: text as tokens, the same on every backend, and those of a query.
+"""The analyzer: the tokens of texts and queries, the same on every backend.
 
 A token is a stem ("running" and "runs" are "run"), a number, a word of another script, or, where a
 script sets no spaces between words, a pair of neighbouring characters. Stop words stay in documents

@@ -1,4 +1,4 @@
-"""Items as JSON Lines, out and in: a version a line, oldest first, nothing lost."""
+"""Export and import as JSON Lines, a version a line, oldest first."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Transfer:
     def _batch_of(
         self, found: Lines, skips: bool
     ) -> tuple[list[Restored], int, ImportFailed | None]:
-        """What comes next, how many were passed over, and the error of one that is wrong."""
+        """The next items, the number of skipped ones, and the error of a wrong one."""
         batch: list[Restored] = []
         unsuitable = 0
         try:

@@ -1,4 +1,4 @@
-"""Vectors of many items: exact scores, and above a size scores by sketches with exact ones on top.
+"""Scores of vectors: exact, and above a number of vectors preselected by sketches.
 
 The approximate scores are sign sketches (random-hyperplane hashing: Charikar, STOC 2002): a bit a
 dimension, compared by Hamming distance; those that look best are scored again exactly.
@@ -32,7 +32,7 @@ def stored(vectors: Floats, kind: Kind) -> bytes:
 
 
 def width(dims: int, kind: Kind) -> int:
-    """How many bytes a vector takes."""
+    """The size of a vector in bytes."""
     return dims * np.dtype(kind).itemsize + (4 if kind == "int8" else 0)
 
 

@@ -1,4 +1,4 @@
-"""How much each part of a score counts, chosen with `benchmarks/recall.py`."""
+"""The weights of the parts of a score, chosen with `benchmarks/recall.py`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ class Weights:
     Args:
         vector: Share of the vector in words plus vector, 0 to 1.
         k1: How slowly a word's repetitions saturate.
-        b: How much a long row pays for its length, 0 to 1.
-        neighbours: What a row lends to those one step away in its thread, two steps away, ...
-        thread: Worth of the best thread.
-        actor: Worth of having been said by someone the query names.
-        date: Worth of having been said at the time the query names.
+        b: How much a row's length lowers its score, 0 to 1.
+        neighbours: The share of a row's score that rows one step away in its thread get, two steps
+            away, ...
+        thread: Added for the best thread.
+        actor: Added if the query names the speaker.
+        date: Added if the query names the time.
         question: Share of its score that a row loses for being a short question.
-        kin: What the next of kin of a word counts, times their similarity.
+        kin: The weight of a synonym, times its similarity.
         recency: Share of its score that the newest row of a conversation gains; it halves with
             each fifth of the rows that one goes back.
     """

@@ -1,4 +1,4 @@
-"""A whole store, with the file it is in: looking after it, bringing items out and in."""
+"""The public methods of a whole store: maintenance, export and import."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class WholeStore(DatabaseOwner, Store):
     # -- time to live
 
     def sweep_ttl(self) -> AwaitableInt:
-        """Close the items whose time is over; they were invisible already.
+        """Close expired items, which no read returns any more.
 
         It blocks; in an event loop, `asweep_ttl` does not.
 
@@ -79,7 +79,7 @@ class WholeStore(DatabaseOwner, Store):
     asweep_ttl = awaited(sweep_ttl)
 
     def start_ttl_sweeper(self, sweep_interval_minutes: float | None = None) -> Sweeper:
-        """Sweep now and then in a thread, until `stop_ttl_sweeper` or `close`.
+        """Sweep repeatedly in a thread, until `stop_ttl_sweeper` or `close`.
 
         Args:
             sweep_interval_minutes: How often; None: as configured, else every five minutes.
@@ -136,7 +136,7 @@ class WholeStore(DatabaseOwner, Store):
         """Drop closed versions that a rule does not keep, in batches; returns how many.
 
         Raises:
-            ConfigurationError: The rule keeps nothing in particular, or has a negative number.
+            ConfigurationError: The rule is empty, or has a negative number.
         """
         _check_rule(rule)
         path = self._parts.path(prefix)
@@ -206,7 +206,7 @@ class WholeStore(DatabaseOwner, Store):
     def explain_query(
         self, namespace_prefix: Namespace, /, *, filter: Mapping[str, Any] | None = None
     ) -> QueryPlan:
-        """How a search would be answered: which path indexes it uses."""
+        """The path indexes that a search would use."""
         wanted = self._parts.wanted(namespace_prefix, filter)
         return self.database.read(self._parts.reader.explain(wanted))
 
@@ -218,8 +218,8 @@ class WholeStore(DatabaseOwner, Store):
     def reembed(self, progress: Progress | None = None) -> Effects[int]:
         """Make all vectors anew with the store's present embedder.
 
-        Others may read and write meanwhile; an item is found by text until its turn has come. It
-        may be cut off and called again: what is done stays done.
+        Others may read and write meanwhile; an item without a new vector is found by its words. It
+        may be cut off and called again, and then continues.
 
         Args:
             progress: Called after each batch with how many are done, and of how many.
@@ -240,7 +240,7 @@ class WholeStore(DatabaseOwner, Store):
 
     @property
     def model(self) -> Model | None:
-        """What this store embeds with; `dims` is 0 until it is known."""
+        """The embedding model; `dims` is 0 until it is known."""
         model = self._parts.preparer.embeddings.model
         return None if model is None else replace(model)
 
@@ -275,18 +275,17 @@ class WholeStore(DatabaseOwner, Store):
         namespace: Namespace | None = None,
         progress: Progress | None = None,
     ) -> TransferReport:
-        """Take in what `export` gave, or JSON objects of one's own; it may be repeated.
+        """Import lines of `export`, or other JSON objects; it may be repeated.
 
-        An exported version that is here already, equal, is passed over, and so is one that is
-        older than what is here of its key. A line without `namespace`
-        and `value` is a value by itself: it goes into `namespace`, under its `key` field or else a
-        key made of its content. Any other line has nothing but what `export` writes.
+        An exported version that exists already, or that is older than the existing one, is skipped.
+        A line without `namespace` and `value` is a value by itself: it goes into `namespace`, under
+        its `key` field or else a key made of its content. Any other line has nothing but what
+        `export` writes.
 
         Args:
             lines: JSON, an object a line; empty lines are passed over.
-            namespace: Where items go that do not name their own.
-            progress: Called after each batch with how many lines are done, and None: nobody knows
-                how many will come.
+            namespace: The namespace of items that name none.
+            progress: Called after each batch with how many lines are done, and None for the total.
 
         Raises:
             ImportFailed: A line is malformed, has a field that no item has, or contradicts what
@@ -303,18 +302,17 @@ class WholeStore(DatabaseOwner, Store):
         on_unsuitable: OnUnsuitable = "error",
         progress: Progress | None = None,
     ) -> TransferReport:
-        """Take over the items of a file that langgraph's SqliteStore wrote, or of any store.
+        """Import the items of a file of langgraph's SqliteStore, or of any store.
 
-        Of a store of perdure's come the versions, times and provenance too.
+        From a store of perdure, versions, times and provenance are imported too.
 
-        The source is only read. It may be cut off and called again: an item that is here already,
-        equal, is passed over.
+        The source is only read. The import may be cut off and repeated: an equal item is skipped.
 
         Args:
             source: The path of the file, or an open store with blocking methods.
-            on_unsuitable: What becomes of an item that cannot be read or stored, say because its
-                value is no JSON: `"error"`, or `"skip"`: it is counted, named in the log, and
-                passed over.
+            on_unsuitable: How to treat an item that cannot be read or stored, for example because
+                its value is not JSON: `"error"`, or `"skip"`: it is counted, named in the log, and
+                skipped.
             progress: See `import_lines`.
 
         Raises:

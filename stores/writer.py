@@ -1,4 +1,4 @@
-"""Putting and deleting: the flows that change items, each keeping the version it replaces."""
+"""Writes of items: flows that keep the version that a put replaces."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class New(NamedTuple):
 
 @dataclass(slots=True)
 class Changes:
-    """What is written for all puts together, at the end."""
+    """The statements for all puts together, at the end."""
 
     model: int | None  # number of what the vectors come from
     # what has a row in `store_index`, and which
@@ -78,7 +78,7 @@ class Writer:
         yield from self.finish(puts, changes, now)
 
     def begin(self, model: Model | None) -> Flow[Changes]:
-        """What precedes the adding of versions; `finish` follows it."""
+        """The statements before the versions are added; `finish` follows them."""
         return Changes(None if model is None else (yield from self.enrol(model)))
 
     def finish(self, puts: Sequence[Put], changes: Changes, now: int) -> Flow[None]:
@@ -174,7 +174,7 @@ class Writer:
             yield from self.add(added, changes)
 
     def locate(self, puts: Sequence[Put]) -> Flow[list[Row]]:
-        """What is there of each key, a column of `locate` each; None where nothing is."""
+        """The present version of each key, a column of `locate` each; None if there is none."""
         found: list[Row] = [_NOWHERE] * len(puts)
         start = 0
         for count in _LOCATED:  # a few sizes, so that the statements stay prepared

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import zipfile
@@ -25,7 +26,7 @@ from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 
 from perdure.errors import PerdureError
 from tests.cli.commands import attempt, read
-from tests.layout import ROOT, modules
+from tests.layout import PACKAGES, ROOT, folder_of, modules
 
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
@@ -73,21 +74,46 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_pages_are_finished(page: Path) -> None:
-    """No placeholder is left, and every relative link leads somewhere."""
+    """No placeholder is left, and every relative link leads to a file and a heading of it."""
     text = page.read_text(encoding="utf-8")
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    links = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", text)
 
     assert "@@" not in text
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    assert [link for link, _ in links if not (page.parent / link).exists()] == []
+    assert [link for link in links if link[1] and link[1] not in anchors(page, link[0])] == []
 
 
-def test_the_map_names_modules_that_exist() -> None:
-    """Each module that CONTRIBUTING.md names is there."""
-    named = re.findall(r"\b\w+\.(?:py|sql)\b", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
-    folders = ("memory", "graphs", "checkpointers", "stores", "src", "tests", "benchmarks")
+def anchors(page: Path, link: str) -> list[str]:
+    """The anchors of the headings of a linked page, as GitHub makes them."""
+    text = (page.parent / link if link else page).read_text(encoding="utf-8")
+    titles = re.findall(r"(?m)^#+ (.+)$", text)
+    return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_the_maps_name_modules_that_exist(page: str) -> None:
+    """Each module that these pages name is there."""
+    named = re.findall(r"\b\w+\.(?:py|sql)\b", (ROOT / page).read_text("utf-8"))
+    folders = ("memory", "graphs", "checkpointers", "stores", "src", "tests", "benchmarks", "docs")
     there = {path.name for folder in folders for path in (ROOT / folder).rglob("*.*")}
 
     assert sorted(set(named) - there) == []
+
+
+def test_the_map_has_each_module() -> None:
+    """CONTRIBUTING.md names each module of the library; a command's module has its name."""
+    named = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    library = [name for name in modules() if not name.startswith("perdure.cli")]
+    files = {folder_of(name).name for name in library} - {folder_of(name).name for name in PACKAGES}
+
+    assert sorted(file for file in files if not re.search(rf"\b{file}\.py\b", named)) == []
+
+
+def test_the_reference_is_up_to_date() -> None:
+    """docs/reference.md is what `python docs/reference.py` writes from the docstrings."""
+    made = runpy.run_path(str(ROOT / "docs" / "reference.py"))["reference"]()
+
+    assert made == (ROOT / "docs" / "reference.md").read_text("utf-8"), "run docs/reference.py"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -105,7 +131,7 @@ def test_store_examples_can_be_pasted(scratch: Path, capsys: pytest.CaptureFixtu
     """The README's blocks with a store work line by line, as a Python session reads them."""
     session = code.InteractiveConsole()
     blocks = [b for b in with_output(PAGES[0]) if "SQLiteStore" in str(b[0].parsed)]
-    assert len(blocks) == 4
+    assert len(blocks) == 3
     for example, shown in blocks:
         for line in [*str(example.parsed).splitlines(), ""]:
             session.push(line)

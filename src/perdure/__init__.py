@@ -17,7 +17,7 @@ _PARTS = {"SQLiteCheckpointer": "perdure.checkpointers", "SQLiteStore": "perdure
 
 
 def __getattr__(name: str) -> Any:
-    """A part is imported when it is asked for: who takes the store does not pay for the rest."""
+    """Import a part when it is first used."""
     if name in _PARTS:
         return getattr(import_module(_PARTS[name]), name)
     if name == "__version__":

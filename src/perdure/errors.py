@@ -123,7 +123,7 @@ class UnknownMemory(PerdureError, LookupError):
 
 
 class AlreadyLocked(PerdureError, RuntimeError):
-    """A run takes a lock that it has already. It would wait for itself."""
+    """A run takes a lock that it already holds."""
 
 
 class InvalidNamespace(PerdureError, ValueError):
@@ -155,7 +155,7 @@ class InvalidUpdate(PerdureError, ValueError):
 
 
 class ModelFailed(PerdureError):
-    """The chat model could not be reached, or refused. What was said is stored."""
+    """The chat model could not be reached, or refused. The messages are stored."""
 
 
 class SummaryFailed(ModelFailed):
@@ -163,7 +163,7 @@ class SummaryFailed(ModelFailed):
 
 
 class InstructionsRefused(ModelFailed):
-    """A rewrite of instructions was empty, cut off or out of bounds. The former ones stand."""
+    """A rewrite of instructions was empty, cut off or out of bounds. The previous text stays."""
 
 
 class InvalidPatch(PerdureError, ValueError):

@@ -94,15 +94,15 @@ def test_what_is_refused_is_only_told(adapter: StoreAdapter) -> None:
     kept(adapter, Candidate("Ann sings"))
     plan = kept(
         adapter,
-        Candidate("Ann sings."),
         Candidate("Be kind", role="system"),
+        Candidate("Ann sings."),
         Candidate("user: …", TURN),
     )
 
     assert plan.puts == []
-    assert [each.change for each in plan.outcomes] == ["unchanged", "refused", "refused"]
-    assert [each.key for each in plan.outcomes] == ["k0", None, None]
-    assert [each.check for each in plan.outcomes] == ["duplicate", "role", "content"]
+    assert [each.change for each in plan.outcomes] == ["refused", "unchanged", "refused"]
+    assert [each.key for each in plan.outcomes] == [None, "k0", None]
+    assert [each.check for each in plan.outcomes] == ["role", "duplicate", "content"]
 
 
 def test_what_comes_twice_is_written_once(adapter: StoreAdapter) -> None:

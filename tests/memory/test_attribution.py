@@ -37,11 +37,9 @@ def says(*said: tuple[str, str]) -> Attribution:
         "user": lambda text, id: HumanMessage(text, id=id),
         "ai": lambda text, id: AIMessage(text, id=id),
         "fetch": lambda text, id: ToolMessage(text, id=id, name="fetch", tool_call_id="c"),
-        "search": lambda text, id: ToolMessage(text, id=id, name="search", tool_call_id="c"),
+        "search": lambda text, id: ToolMessage(text, id=id, name="search_memory", tool_call_id="c"),
     }
-    return Attribution(
-        ANN, [made[who](text, f"m{i}") for i, (who, text) in enumerate(said)], ["search"]
-    )
+    return Attribution(ANN, [made[who](text, f"m{i}") for i, (who, text) in enumerate(said)])
 
 
 @pytest.mark.parametrize(

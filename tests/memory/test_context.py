@@ -15,7 +15,6 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from perdure import SQLiteStore
 from perdure.errors import BudgetExceeded, ConfigurationError
 from perdure.memory import Instructions, assemble, trim, use_instructions, view
-from perdure.memory.context import Context
 from perdure.stores import Provenance
 from tests.memory.conversations import Talk, conversations, newest_human, total
 from tests.memory.providers import awaits_answer, refusals
@@ -46,7 +45,7 @@ def test_the_context_is_valid_and_within_its_budget(
 ) -> None:
     """Or it is the documented error; and what it says of itself is so."""
 
-    def packed() -> Context:
+    def packed() -> Any:
         return assemble(
             max_tokens=budget,
             instructions=instructions,
@@ -55,7 +54,7 @@ def test_the_context_is_valid_and_within_its_budget(
             memories=memories,
             examples=examples,
             token_counter=count,
-        ).report(talk)
+        )(talk)
 
     try:
         found = packed()
@@ -64,14 +63,11 @@ def test_the_context_is_valid_and_within_its_budget(
         with pytest.raises(BudgetExceeded):
             trim(max_tokens=budget, token_counter=count)([*talk, *system])
         return
-    assert refusals(found.shown().messages(), to_answer=awaits_answer(talk)) == []
-    assert count(found.shown().messages()) == found.tokens <= budget
+    assert refusals(found, to_answer=awaits_answer(talk)) == []
+    assert count(found) <= budget
     assert found == packed()
     question = newest_human(talk)
-    assert question is None or question in found.shown().messages()
-    parts = {part.name: part for part in found.parts}
-    if memories:
-        assert parts["memories"].taken + parts["memories"].left_out == len(memories)
+    assert question is None or question in found
 
 
 def test_what_is_less_important_is_left_out_first() -> None:
@@ -83,16 +79,18 @@ def test_what_is_less_important_is_left_out_first() -> None:
         memories=[f"memory {i} " * 4 for i in range(30)],
         examples=[f"example {i} " * 4 for i in range(30)],
         token_counter=count,
-    ).report(talk)
-    parts = {part.name: part for part in found.parts}
-    assert [part.name for part in found.parts] == [
-        "instructions", "tools", "memories", "examples", "messages",
-    ]  # fmt: skip
-    assert 0 < parts["memories"].tokens <= 150
-    assert 0 < parts["examples"].tokens <= 120
-    assert parts["messages"].taken >= 8
-    assert found.shown().messages()[-1] == talk[-1]
-    assert str(found).splitlines()[-1].split() == ["all", str(found.tokens), "of", "600"]
+    )(talk)
+    instructions, memories, examples = found[0].text.split("\n\n")
+    assert instructions == "Be kind."
+    assert memories.startswith("<memories>")
+    assert 2 < len(memories.splitlines()) < 30
+    assert examples.startswith("<examples>")
+    assert 2 < len(examples.splitlines()) < 30
+    assert count([HumanMessage(memories)]) <= 160
+    assert count([HumanMessage(examples)]) <= 130
+    assert len(found) > 8
+    assert found[-1] == talk[-1]
+    assert count(found) <= 600
 
 
 def test_a_memory_that_reads_like_an_instruction_stays_a_memory(tmp_path: Path) -> None:

@@ -55,19 +55,14 @@ def test_keys_of_services_are_found(secret: str) -> None:
         ("pay with 4111 1111 1111 1111 exp 12/27", "pay with [card] exp 12/27"),
         ("5500-0000-0000-0004", "[card]"),
         ("378282246310005", "[card]"),
-        ("to DE89 3704 0044 0532 0130 00 please", "to [iban] please"),
-        ("GB29NWBK60161331926819", "[iban]"),
         ("Ask ann.b+c@sub.example.co.uk.", "Ask [e-mail]."),
         ("müller@straße.de", "[e-mail]"),
         ("+49 30 123456", "[phone]"),
         ("+1 (415) 555-2671", "[phone]"),
-        ("(415) 555-2671 or 415.555.2671", "[phone] or [phone]"),
-        ("0049 30 123456", "[phone]"),
-        ("0032470123456", "[phone]"),
     ],
 )
 def test_what_is_sensitive_is_redacted(text: str, shown: str) -> None:
-    """Passwords by what is said of them, cards and accounts by their check digits, contacts."""
+    """Passwords by what is said of them, cards by their check digits, contacts."""
     assert hidden(text) == shown
 
 
@@ -82,7 +77,7 @@ def test_what_is_sensitive_is_redacted(text: str, shown: str) -> None:
         *("My password is too weak", "secret: practice"),
         *("4111 1111 1111 1112", "1234567890123456", "45 67 23 89 12 34 56 78", "1714550400000"),
         *("f47ac10b-58cc-4372-a567-0e02b2c3d479", "9fceb02d0ae598e95dc970b74767f19372d61af8"),
-        *("user @ home", "a@b", "sk-learn-tutorials-are-great", "DE00 3704 0044 0532 0130 00"),
+        *("user @ home", "a@b", "sk-learn-tutorials-are-great"),
         *("lotto 03 14 22 31 38 45", "Kundennummer 0123456789", "patient number 0123456789"),
         *("sk-learn-contrib-imbalanced-2", "Serial no. 4012888888881881x", "0.4111111111111111"),
         *("The password for gmail is super safe", "password: ********", "Password: 8 characters"),
@@ -155,8 +150,6 @@ def test_a_secret_is_found_however_it_is_named(text: str, shown: str) -> None:
         ("\uff50assword\uff1a hunter2", "\uff50assword\uff1a [secret]"),
         ("\u201cpassword\u201d: \u201chunter2\u201d", "\u201cpassword\u201d: \u201c[secret]\u201d"),
         ("ann\uff20example.com", "[e-mail]"),
-        ("BE68\u00a05390\u00a00754\u00a07034 ok", "[iban] ok"),
-        ("BE68.5390.0754.7034", "[iban]"),
         *(
             (f"\u2026 {gap.join(['4111', '1111', '1111', '1111'])}!", "\u2026 [card]!")
             for gap in ("\u202f", "\u2009", "\u2011", "\u2013", "  ", ".", "_", "/", "\u200b ")
@@ -206,7 +199,6 @@ def test_a_megabyte_of_nearly_something_holds_nothing(part: str) -> None:
             'password:"',
             "4111_",
             "4111-",
-            "IBANDE89",
             "\u0316\u0301",
         ),
     ],

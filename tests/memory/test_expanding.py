@@ -143,7 +143,7 @@ def test_what_cannot_be_expanded(expanded: Expand, file_saver: SQLiteCheckpointe
     unknown: Any = {"configurable": {"thread_id": "t", "checkpoint_id": "0" * 32}}
 
     assert expanded(file_saver, THREAD) == []
-    with pytest.raises(ConfigurationError, match="InMemorySaver, which keeps no history"):
+    with pytest.raises(ConfigurationError, match="expected a perdure checkpointer"):
         expanded(InMemorySaver(), THREAD)
     with pytest.raises(UnknownThread, match="'other'"):
         expanded(file_saver, {"configurable": {"thread_id": "other"}})

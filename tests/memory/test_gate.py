@@ -120,7 +120,7 @@ def test_what_is_done_about_secrets_can_be_chosen(empty: StoreAdapter) -> None:
 
 def test_contacts_are_hidden_out_unless_somebody_asks_for_them(empty: StoreAdapter) -> None:
     """An address that comes along is not needed; one that is asked for is."""
-    text = "Bo's address is bo@example.com, his number 415-555-2671"
+    text = "Bo's address is bo@example.com, his number +32 470 12 34 56"
     formed = verdict(Gate(), empty, text)
 
     assert formed.text == "Bo's address is [e-mail], his number [phone]"

@@ -63,11 +63,11 @@ def test_what_is_refused_takes_nothing_along(adapter: StoreAdapter) -> None:
 
 
 def test_a_memory_may_be_put_otherwise_under_its_own_key(adapter: StoreAdapter) -> None:
-    """A better wording of it is no duplicate of it; the same once more is."""
+    """A better wording of it is no duplicate of it; under another key it is."""
     remember(adapter, "tea", "Ann bought green tea")
-    reworded = [Candidate("Ann purchased green tea"), Candidate("Ann bought green tea!")]
+    reworded = Candidate("Ann purchased green tea")
     first, second = (
-        run(Gate().judge([each], adapter, NAMESPACE, keys=["tea"]))[0] for each in reworded
+        run(Gate().judge([reworded], adapter, NAMESPACE, keys=[key]))[0] for key in ("tea", "new")
     )
 
     assert first.action == "keep"

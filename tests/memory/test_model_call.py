@@ -25,7 +25,7 @@ from perdure.memory.model_call import (
     structured,
     with_tools,
 )
-from tests.openai_server import OpenAIServer
+from tests.openai_server import Answer, OpenAIServer
 
 ASK = [HumanMessage("hello")]
 
@@ -104,8 +104,10 @@ def test_a_structured_model_may_be_named(monkeypatch: pytest.MonkeyPatch) -> Non
     class City(BaseModel):
         name: str
 
-    model = structured("openai:gpt-5-mini", City, method="json_schema", strict=True)
-    with OpenAIServer(['{"name": "Ghent"}']) as server:
+    model = structured("openai:gpt-5-mini", City, strict=True)
+    call = {"name": "City", "arguments": '{"name": "Ghent"}'}
+    calls = [{"id": "1", "type": "function", "function": call}]
+    with OpenAIServer([Answer({"content": None, "tool_calls": calls}, "tool_calls")]) as server:
         monkeypatch.setenv("OPENAI_API_KEY", "any")
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
         answer = ModelCall(model).asking(ASK).blocking()
@@ -122,7 +124,7 @@ def test_a_model_that_calls_no_tools_is_refused_by_its_class() -> None:
     with pytest.raises(ConfigurationError, match=r"FakeListChatModel, which .* bind_tools"):
         with_tools(mute, [])
     with pytest.raises(ConfigurationError, match=r"FakeListChatModel.* with_structured_output"):
-        structured(mute, City, method="function_calling", strict=True)
+        structured(mute, City, strict=True)
 
 
 # -- calls

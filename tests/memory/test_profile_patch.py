@@ -160,8 +160,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "no pointer": ([op("add", "home.city", value=1)], "must start with /"),
     "a wrong escape": ([op("add", "/a~2", value=1)], "invalid escape ~2"),
-    "no value": ([op("add", "/a")], "operation 1 is none of a JSON Patch: it has no 'value'"),
-    "no from": ([op("move", "/a")], "it has no 'from'"),
+    "no value": (
+        [op("add", "/a")],
+        "The operation does not contain a 'value'",
+    ),
+    "no from": (
+        [op("move", "/a")],
+        "The operation does not contain a 'from'",
+    ),
     "a value that is no JSON": (
         [op("add", "/a", value={1, 2})],
         "the patch is no JSON that a store takes: $.document[0].value is",
@@ -171,55 +177,54 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a name that is no text": ([op("add", "/a", value={1: 2})], "no JSON"),
     "a missing field": (
         [op("replace", "/home/town", value=1)],
-        "operation 1, replace '/home/town': can't replace a non-existent object 'town'; "
-        "'/home' has 'city', 'zip'",
+        "operation 1, replace '/home/town': can't replace a non-existent object 'town'",
     ),
     "a missing parent": (
         [op("add", "/work/city", value=1)],
-        "operation 1, add '/work/city': it does not fit; the profile has 'name', 'home'",
+        "operation 1, add '/work/city': it does not fit",
     ),
     "the second of two": ([op("remove", "/name"), op("remove", "/name")], "operation 2, remove"),
     "a missing origin": (
         [{"op": "copy", "from": "/x", "path": "/y"}],
-        "operation 1, copy '/y': 'x'; the profile has 'name', 'home'",
+        "operation 1, copy '/y': 'x'",
     ),
     "remove what is not there": (
         [op("remove", "/age")],
-        "a non-existent object 'age'; the profile has 'name'",
+        "a non-existent object 'age'",
     ),
     "an index out of range": (
         [op("add", "/likes/3", value=1)],
-        "can't insert outside of list; '/likes' has 2 elements",
+        "can't insert outside of list",
     ),
     "no element there": (
         [op("replace", "/likes/2", value=1)],
-        "can't replace outside of list; '/likes' has 2 elements",
+        "can't replace outside of list",
     ),
     "the element after the last": (
         [op("remove", "/likes/-")],
-        "it does not fit; '/likes' has 2 elements",
+        "it does not fit",
     ),
-    "a leading zero": ([op("remove", "/likes/01")], "it does not fit; '/likes' has 2 elements"),
-    "a negative index": ([op("remove", "/likes/-1")], "it does not fit; '/likes' has 2 elements"),
+    "a leading zero": ([op("remove", "/likes/01")], "it does not fit"),
+    "a negative index": ([op("remove", "/likes/-1")], "it does not fit"),
     "digits of another script": (
         [op("remove", "/likes/\u0661")],
-        "it does not fit; '/likes' has 2 elements",
+        "it does not fit",
     ),
     "a very long index": (
         [op("remove", "/likes/" + "9" * 5_000)],
-        "it does not fit; '/likes' has 2 elements",
+        "it does not fit",
     ),
     "a name in a list": (
         [op("add", "/likes/first", value=1)],
-        "it does not fit; '/likes' has 2 elements",
+        "it does not fit",
     ),
     "a field of text": (
         [op("add", "/name/0", value="A")],
-        "it does not fit; the profile has 'name'",
+        "it does not fit",
     ),
     "a letter of text": (
         [op("test", "/name/0", value="A")],
-        "it does not fit; the profile has 'name'",
+        "it does not fit",
     ),
     "a test that fails": (
         [op("test", "/name", value="Bo")],
@@ -237,7 +242,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "move into itself": (
         [{"op": "move", "from": "/home", "path": "/home/a"}],
-        "Cannot move values into their own children; '/home' has 'city', 'zip'",
+        "Cannot move values into their own children",
     ),
     "too large": ([op("add", "/a", value="x" * MAX)], "at most 100,000 are allowed"),
     "too large by copies": (
@@ -249,7 +254,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_no_patch_or_cannot_be_applied_is_refused(case: str) -> None:
-    """In words that tell a model, or a developer, what is there instead."""
+    """In words that tell a model, or a developer, which operation, and why."""
     operations, said = REFUSED[case]
     former = copy.deepcopy(ANN)
 
@@ -297,6 +302,8 @@ LOSING: dict[str, tuple[dict[str, Any], str | None]] = {
     "an object with less": (op("replace", "/home", value={"city": "Oslo"}), "'/home/zip'"),
     "by adding": (op("add", "/home", value={"city": "Oslo"}), "'/home/zip'"),
     "deeper": (op("replace", "/in", value={"home": {"city": "Oslo"}}), "'/in/home/zip'"),
+    "by a move": ({"op": "move", "from": "/in/home", "path": "/home/in"}, None),
+    "by a move onto it": ({"op": "move", "from": "/likes/0", "path": "/home"}, "'/home/city'"),
     "by a copy": ({"op": "copy", "from": "/likes/0", "path": "/home"}, "'/home/city'"),
     "all of its fields": (op("replace", "/home", value={"city": "Oslo", "zip": "1"}), None),
     "without what is empty": (op("replace", "/empty", value={"b": 1}), None),

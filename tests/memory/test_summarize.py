@@ -22,10 +22,9 @@ from langgraph.graph import START, StateGraph
 
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.errors import ConfigurationError
-from perdure.memory import ChatState
+from perdure.memory import ChatState, expand
 from perdure.memory.nodes import SHOWN, view
-from perdure.memory.summary import HEADING, Summary, SummaryState, summarize
-from perdure.memory.summary_request import PROMPT
+from perdure.memory.summary import HEADING, PROMPT, Summary, SummaryState, summarize
 from tests.memory.conversations import conversations, keys
 from tests.memory.providers import awaits_answer, refusals
 from tests.memory.scripted import (
@@ -106,7 +105,7 @@ def test_what_another_node_adds_meanwhile_stays(file_saver: SQLiteCheckpointer) 
 
 
 def test_a_view_asks_no_model_and_leaves_the_state() -> None:
-    """It shows the state's summary, and the turns that this does not stand for."""
+    """It shows the state's summary, and the turns that are left."""
     with ScriptedServer(["one"]) as scribe:
         summary = node(scribe)
         first = summary.invoke({"messages": turns(4)})
@@ -116,17 +115,6 @@ def test_a_view_asks_no_model_and_leaves_the_state() -> None:
     assert len(scribe.requests) == 1
     assert list(update) == [SHOWN]
     assert texts(update[SHOWN]) == [f"{HEADING}:\n\none", *texts(turns(9)[6:])]
-
-
-def test_what_a_view_left_in_the_state_is_removed_with_the_next_summary() -> None:
-    """A view of the first version summarised a thread and removed nothing."""
-    with ScriptedServer(["one", "two"]) as scribe:
-        summary = node(scribe)
-        first = summary.invoke({"messages": turns(4)})
-        second = summary.invoke({**first, "messages": turns(6)})
-
-    assert second["summarized"] == ["q4", "a4", "q5", "a5"]
-    assert [m.id for m in second["messages"]] == [m.id for m in turns(6)[:-1]]
 
 
 def test_a_summarised_message_that_is_said_anew_is_shown() -> None:
@@ -162,7 +150,6 @@ def test_the_last_summarised_message_said_anew_hides_nothing() -> None:
 
 
 def test_a_summarised_message_said_anew_in_an_emptied_state_is_fresh() -> None:
-    """Nothing there says that it was left by a view."""
     with ScriptedServer(["one"]) as scribe:
         summary = node(scribe)
         first = summary.invoke({"messages": [*turns(3), HumanMessage("q4", id="q4")]})
@@ -177,21 +164,10 @@ def test_a_turn_that_is_summarised_in_part_is_shown() -> None:
     with ScriptedServer(["one"]) as scribe:
         summary = node(scribe)
         first = summary.invoke({"messages": turns(4)})
-        state = {**first, "messages": [m for m in turns(5) if m.id != "q4"]}
+        state = {**first, "messages": [m for m in turns(5)[4:] if m.id != "q4"]}
         shown = summary.shown(state["messages"], state)
 
     assert texts(shown[1:]) == ["q3", "a3", "a4", "q5"]
-
-
-def test_what_is_shown_of_messages_needs_no_more_of_a_state_than_the_summary() -> None:
-    """The messages may come from elsewhere."""
-    with ScriptedServer(["one"]) as scribe:
-        summary = node(scribe)
-        first = summary.invoke({"messages": turns(4)})
-        state = {name: first[name] for name in ("summary", "summarized")}
-        shown = summary.shown(turns(6), state)
-
-    assert texts(shown[1:]) == ["q4", "a4", "q5", "a5", "q6"]
 
 
 def test_a_graph_without_the_channels_is_refused_before_anything_is_asked() -> None:
@@ -239,26 +215,28 @@ def test_the_summary_is_plain_json_in_a_reopened_file(tmp_path: Path) -> None:
     assert json.loads(json.dumps(plain)) == plain
 
 
-def test_a_thread_that_the_first_version_summarised_goes_on(tmp_path: Path) -> None:
-    """Its channels are read as they are, in a view too: nothing is summarised again."""
-    for name, said in (("state", turns(4)[6:]), ("view", turns(4))):
-        with (
-            ScriptedServer(["second", "answer"]) as scribe,
-            SQLiteCheckpointer.open(tmp_path / f"{name}.db") as saver,
-        ):
-            graph = chat(scribe, node(scribe, trigger=("messages", 4)), checkpointer=saver)
-            stored = {
-                "messages": said,
-                "summary": {"text": "first", "last": "a3", "count": 6},
-                "summarized": ["q1", "a1", "q2", "a2", "q3", "a3"],
-            }
-            graph.update_state(THREAD, stored, as_node="respond")
-            out = graph.invoke({"messages": [AIMessage("a4", id="a4"), *turns(2, start=5)]}, THREAD)
+@pytest.mark.parametrize(("left", "count"), [(turns(4)[6:], 10), (turns(4), 16)])
+def test_a_thread_that_the_first_version_summarised_goes_on(
+    left: Any, count: int, file_saver: SQLiteCheckpointer
+) -> None:
+    """Its channels are read as they are; what its views left in the state is summarised again."""
+    with ScriptedServer(["second", "answer"]) as scribe:
+        graph = chat(scribe, node(scribe, trigger=("messages", 4)), checkpointer=file_saver)
+        stored = {
+            "messages": left,
+            "summary": {"text": "first", "last": "a3", "count": 6},
+            "summarized": ["q1", "a1", "q2", "a2", "q3", "a3"],
+        }
+        graph.update_state(THREAD, stored, as_node="respond")
+        out = graph.invoke({"messages": [AIMessage("a4", id="a4"), *turns(2, start=5)]}, THREAD)
 
-        assert "<summary>\nfirst\n</summary>" in scribe.asked_for(0)
-        assert "q3" not in scribe.asked_for(0)
-        assert out["summary"] == {"text": "second", "last": "a5", "count": 10}
-        assert out["summarized"][6:] == ["q4", "a4", "q5", "a5"]
+    assert "<summary>\nfirst\n</summary>" in scribe.asked_for(0)
+    assert ("q3" in scribe.asked_for(0)) is (len(left) > 1)
+    assert out["summary"] == {"text": "second", "last": "a5", "count": count}
+    assert texts(out["messages"]) == ["q6", "answer"]
+    originals = texts(expand(file_saver, THREAD))
+    again = texts(turns(4))[:6] if len(left) > 1 else []
+    assert originals == [*again, "q4", "a4", "q5", "a5"]
 
 
 def test_the_summarize_conversation_of_langgraphs_concepts(tmp_path: Path) -> None:

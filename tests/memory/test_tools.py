@@ -158,7 +158,6 @@ def test_a_memory_that_gives_orders(store: Any, collection: Collection) -> None:
         {"action": "supersede", "id": "nosuchkey", "text": TEA},
         {"action": "delete"},
         {"action": "delete", "id": "nosuchkey"},
-        {"action": "create", "id": "KEY", "text": TEA},
     ],
     ids=lambda arguments: repr(arguments)[:50],
 )

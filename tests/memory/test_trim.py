@@ -427,10 +427,10 @@ def test_tools_that_leave_no_room_are_refused() -> None:
     """Their schemas are part of the request, bound to the model or named by who makes it."""
     tool = {"name": "look", "description": "x " * 500, "parameters": {"type": "object"}}
     with pytest.raises(BudgetExceeded, match="its tools included"):
-        trim(max_tokens=100).with_tools([tool])
+        trim(max_tokens=100).with_tools([tool])(talk_of("h"))
     bound = ChatOpenAI(model="gpt-4o", api_key=lambda: "none").bind_tools([tool])
     with pytest.raises(BudgetExceeded, match="its tools included"):
-        trim(max_tokens=100, token_counter=bound)
+        trim(max_tokens=100, token_counter=bound)(talk_of("h"))
 
 
 def test_a_share_of_the_window_of_a_model() -> None:

@@ -413,21 +413,19 @@ def test_who_is_always_overtaken_gives_up(instructions: Instructions, on_failure
 # -- refusals
 
 
-LONG = "Rule. " * 400  # 2,400 characters
+LONG = "Rule. " * 500  # 3,000 characters
 REFUSED: dict[str, tuple[str, str]] = {
-    "empty": ("", "empty"),
-    "blank": (" \n\t", "empty"),
-    "nothing between the marks": (marked(""), "too few"),
-    "no marks": ("Be brief, always.", "has no <instructions>"),
-    "no end mark": ("<instructions>Be brief, always, and", "cut off"),
-    "end before beginning": ("</instructions><instructions>Be brief", "cut off"),
-    "too short": (marked("Be brief."), "too few"),
-    "runaway": (marked(LONG), "2000 are allowed"),
+    "empty": ("", "has no text"),
+    "blank": (" \n\t", "has no text"),
+    "nothing between the marks": (marked(""), "no letters"),
+    "no marks": ("Be brief, always.", "has no text between <instructions> and"),
+    "no end mark": ("<instructions>Be brief, always, and", "has no text between"),
+    "end before beginning": ("</instructions><instructions>Be brief", "has no text between"),
+    "runaway": (marked(LONG), "2500 are allowed"),
     "most is lost": (marked("Be brief, be."), "most of them is lost"),
-    "no letters": (marked(". . . . . . . . . ."), "too few"),
-    "nothing to see": (marked("\u200b" * 40), "too few"),
-    "marks that do not match": (marked("Keep <instructions> short."), "different number"),
-    "lone surrogate": (marked("Be brief, always. \ud800"), "Unicode"),
+    "no letters": (marked(". . . . . . . . . ."), "no letters"),
+    "nothing to see": (marked("\u200b" * 40), "no letters"),
+    "marks that do not match": (marked("Keep <instructions> short."), "has no text between"),
 }
 
 
@@ -459,7 +457,7 @@ def test_a_model_may_speak_of_the_marks_before_it_uses_them(instructions: Instru
 
 
 def test_an_answer_that_only_calls_tools_is_refused(instructions: Instructions) -> None:
-    with OpenAIServer([CALLS]) as server, pytest.raises(InstructionsRefused, match="called tools"):
+    with OpenAIServer([CALLS]) as server, pytest.raises(InstructionsRefused, match="has no text"):
         node_of(client(server), instructions, on_failure="raise").invoke(STATE)
     assert instructions.history() == []
 
@@ -472,18 +470,22 @@ def test_an_answer_cut_off_by_the_provider_is_refused(instructions: Instructions
     assert instructions.history() == []
 
 
-def test_short_instructions_may_grow_up_to_two_thousand_characters(
-    instructions: Instructions,
-) -> None:
+def test_short_instructions_may_grow_up_to_2500_characters(instructions: Instructions) -> None:
     """Growth counts from 1,000: one sentence could learn nothing otherwise."""
-    with OpenAIServer([marked("Rule. " * 300)]) as server:
+    with OpenAIServer([marked("Rule. " * 400)]) as server:
         node_of(client(server), instructions).invoke(STATE)
-    assert len(instructions.current().text) == 1_799
+    assert len(instructions.current().text) == 2_399
+
+
+def test_a_lone_surrogate_is_no_failure(instructions: Instructions) -> None:
+    with OpenAIServer([marked("Be brief, always. \ud800")]) as server:
+        node_of(client(server), instructions).invoke(STATE)
+    assert instructions.current().text == "Be brief, always. ?"
 
 
 def test_what_growth_allows_is_said(instructions: Instructions) -> None:
-    """Of instructions of 28 characters, as of ones of 1,000; of longer ones twice as much."""
-    for length, text, allowed in ((28, "Rule. " * 400, 2000), (1800, "Rule. " * 700, 3600)):
+    """Of instructions of 28 characters, as of ones of 1,000; of longer ones 2.5 times as much."""
+    for length, text, allowed in ((28, "Rule. " * 500, 2500), (1800, "Rule. " * 800, 4500)):
         with OpenAIServer([marked(text)]) as server:
             expected = rf"instead of {length}: {allowed} are allowed"
             with pytest.raises(InstructionsRefused, match=expected):

@@ -279,14 +279,14 @@ SENT_BACK: dict[str, tuple[Reply, str]] = {
     "cut off": (CUT_OFF, "cut off at the model's limit"),
     "a missing path": (
         patch(operation("replace", "/home/town", "Ghent")),
-        "can't replace a non-existent object 'town'; '/home' has 'city', 'zip'",
+        "can't replace a non-existent object 'town'",
     ),
     "a missing parent": (patch(operation("add", "/work/city", "Ghent")), "it does not fit"),
     "no first slash": (patch({**GHENT, "path": "home/city"}), "must start with /"),
     "a value that is not JSON text": (patch({**GHENT, "value": 40}), "not as the schema asks for"),
     "an unknown field": (patch(operation("add", "/pets", [])), "'/pets' is an unknown field"),
     "another type": (patch(operation("replace", "/age", "forty")), "'/age': Input should be"),
-    "no value": (patch({**GHENT, "value": None}), "has no 'value'"),
+    "no value": (patch({**GHENT, "value": None}), "does not contain a 'value'"),
     "a message of the assistant": (patch({**GHENT, "messages": [2]}), "names no message of a user"),
     "no message": (patch({**GHENT, "messages": []}), "names no message of a user"),
     "the whole": (patch(operation("replace", "", {"name": "A"})), "the path of all"),
@@ -348,7 +348,7 @@ def test_who_never_gives_a_usable_answer_changes_nothing(
     with OpenAIServer([reply] * 4) as server:
         node = node_of(server, profile, on_failure=on_failure)
         if on_failure == "raise":
-            with pytest.raises(ModelFailed, match="asked 3 times, and in the end"):
+            with pytest.raises(ModelFailed, match="asked 3 times"):
                 node.learn(TALK, ANN)
         else:
             with caplog.at_level(logging.WARNING, "perdure"):
@@ -404,10 +404,10 @@ def test_a_conversation_too_long_for_the_model_is_shown_by_halves(
 def test_contacts_are_kept_if_a_user_told_them(profile: Profile[Person]) -> None:
     """In whatever spacing; those of an assistant's or a tool's words are blotted out."""
     talk = [
-        HumanMessage("My e-mail is Ann@Example.com, call me at 415 555 2671."),
+        HumanMessage("My e-mail is Ann@Example.com, call me at +1 415 555 2671."),
         AIMessage("The shop is at shop@example.com."),
     ]
-    told = ["ann@example.com", "phone: 415-555-2671", "shop@example.com"]
+    told = ["ann@example.com", "phone: +1 (415) 555-2671", "shop@example.com"]
     operations = [operation("add", "/likes/-", each) for each in told]
     with OpenAIServer([patch(*operations)]) as server:
         node_of(server, profile).learn(talk, ANN)

@@ -203,7 +203,7 @@ def test_what_a_summary_stands_for_may_be_recalled(shows: Any) -> None:
     """The model is shown the summary, not its messages."""
     said = [HumanMessage(f"the train number {n}", id=f"t-{n}") for n in range(4)]
     summary = {"text": "They spoke of trains.", "last": "t-1", "count": 2}
-    state = {"messages": said, "summary": summary, "summarized": ["t-0", "t-1"]}
+    state = {"messages": said[2:], "summary": summary, "summarized": ["t-0", "t-1"]}
     sums_up = summarize(QuotingResponder(), trigger=("messages", 90))
     with filled(*turns("t", NOW, *(message.text for message in said))) as store:
         for parts in ([sums_up, use_memories(store)], [use_memories(store), sums_up]):

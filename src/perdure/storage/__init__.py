@@ -1,1 +1,1 @@
-"""The ground under checkpointers and stores: flows, databases, migrations, named queries."""
+"""Storage for checkpointers and stores: flows, databases, migrations, named queries."""

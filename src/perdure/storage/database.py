@@ -1,4 +1,4 @@
-"""`Database`: the one seam between perdure's components and a database.
+"""`Database`: the only interface between perdure's components and a database.
 
 Checkpointers and stores see this protocol and SQL by name; `storage/sqlite.py` implements it.
 Work is handed over as flows (`storage/flow.py`). Reads are flows; writes are functions that make a
@@ -186,7 +186,7 @@ class AwaitableInt(int):
 
 
 class DatabaseOwner:
-    """What has a `Database` and is closed by hand, or at the end of a `with` or `async with`."""
+    """An owner of a `Database`, closed by hand or at the end of a `with` or `async with`."""
 
     database: Database
 

@@ -23,7 +23,7 @@ _NO_KEY: Final = b""  # stands where the proof would, in a file made without a k
 
 
 class Seal(Protocol):
-    """What stands between plain bytes and the file. `place` names the row they belong to."""
+    """Seals bytes for the file and opens them. `place` names their row."""
 
     hash_key: bytes
     """Keys the content hashes, so that equal hashes tell nothing without the key."""

@@ -89,11 +89,11 @@ class Turn:
         return True
 
     def left_s(self) -> float | None:
-        """How long to wait for it at most from now on."""
+        """The remaining time to wait for it."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def pause_s(self) -> float:
-        """How long to wait before the next try between processes.
+        """The pause before the next try between processes.
 
         Raises:
             TimeoutError: The time is over.

@@ -69,7 +69,7 @@ class SQLiteFile:
 
     @property
     def writer(self) -> Writer:
-        """What writes, unless the database is closed or was opened read-only."""
+        """The writer, unless the database is closed or was opened read-only."""
         self.check()
         if self._writer is None:
             raise StorageError(f"{self.path!r} was opened read-only; open it without read_only")

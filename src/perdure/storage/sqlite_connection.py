@@ -1,4 +1,4 @@
-"""Connections to one SQLite file: how each is set up, its errors, the lock between processes."""
+"""Connections to one SQLite file: pragmas, errors, the lock between processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that only read: one for each thread, or event loop's task, that reads at a moment."""
+"""Reading connections: one for each thread, or event loop's task, that is reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that other threads do, and how its outcome gets back to a thread or to an event loop.
+"""Work in other threads, and its outcome back to a thread or an event loop.
 
 `concurrent.futures` with `asyncio.wrap_future` does the same at twice the cost (measured in
 docs/decisions/0001): each outcome crosses two futures and their callbacks.
