@@ -64,7 +64,7 @@ def namespace(text: str) -> tuple[str, ...]:
                 f"the namespace {text!r} is no JSON list ({exc}); expected labels between "
                 'slashes, like users/alice, or a list like ["users", "alice"]'
             ) from exc
-    if text.startswith("/") or re.search(r"(?<!\\)(?:\\\\)*/$", text):
+    if text.startswith("/") or re.search(r"(?<!\\)(?:\\\\)*/\Z", text):
         raise InvalidNamespace(
             f"the namespace {text!r} begins or ends with a slash, which stands between labels; "
             f"expected {text.strip('/') or ROOT!r}"
