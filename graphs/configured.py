@@ -15,13 +15,11 @@ from perdure import settings
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.graphs.chat import Part, chat_graph, memory_agent
 from perdure.memory.extraction import remember_turns
-from perdure.memory.gate import Gate
 from perdure.memory.recall import NAMESPACE, use_memories
 from perdure.memory.summary import summarize
 from perdure.memory.trim import trim
 from perdure.stores import SQLiteStore
 
-_GATE = Gate()  # one for all: loaders make a graph for each run, and the gate counts requests
 TOKENS = 8_000
 """What the model is shown of a thread at most; older messages are summarised from 6,000 on."""
 
@@ -33,14 +31,14 @@ def memory_chat(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, An
     if model is not None:
         options: Any = {"trigger": ("tokens", TOKENS * 3 // 4), "keep": ("tokens", TOKENS // 4)}
         parts.append(summarize(model, **options))
-    parts += [trim(max_tokens=TOKENS), remember_turns(namespace=namespace, gate=_GATE)]
+    parts += [trim(max_tokens=TOKENS), remember_turns(namespace=namespace)]
     return chat_graph(model, memory=parts)
 
 
 def agent(config: RunnableConfig) -> CompiledStateGraph[Any, None, Any, Any]:
     """The memory agent, with a window."""
     model, window = configured_model(_chosen()), trim(max_tokens=TOKENS)
-    return memory_agent(model, memory=[window], namespace=_namespace(config), gate=_GATE)
+    return memory_agent(model, memory=[window], namespace=_namespace(config))
 
 
 @asynccontextmanager
@@ -66,7 +64,7 @@ def configured_model(chosen: settings.Settings) -> BaseChatModel | None:
     from langchain_openai import ChatOpenAI  # its import takes seconds
 
     return ChatOpenAI(
-        model=chosen.model,
+        model=chosen.model.removeprefix("openai:"),  # a name as `chat_model` takes it
         base_url=chosen.base_url,
         api_key=chosen.api_key or "none",  # type: ignore[arg-type]
     )

@@ -38,6 +38,9 @@ class Assemble(MessagesNode):
     examples are quoted as data, each entry as JSON. The node cuts: in a view it comes last.
 
     Args:
+        max_tokens: Tokens of the request.
+        profile: What is known of the user.
+        token_counter: See `perdure.memory.token_counter`.
         instructions: The system message's text; None: that of the system message there is.
         summary: A summary of earlier messages; None: what `summarize` wrote into the state.
         memories: Recalled memories, best first: items of a store, texts or JSON objects.

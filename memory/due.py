@@ -19,7 +19,7 @@ from perdure.errors import ConfigurationError, InvalidNamespace, UnknownThread
 from perdure.memory.effects import run
 from perdure.memory.extraction import Extraction
 from perdure.memory.options import instance, seconds, whole
-from perdure.memory.store_adapter import FORMED, namespace_of, notes_of
+from perdure.memory.store_adapter import WATERMARKS, namespace_of, notes_of
 from perdure.memory.watermarks import Watermark, watermarks
 from perdure.stores.base import Namespace
 from perdure.stores.namespaces import check_key, check_namespace
@@ -161,7 +161,7 @@ class DueThreads:
         given = self._configurable(head.metadata)
         try:
             namespace = namespace_of(self._extraction.namespace, {"configurable": given})
-            check_namespace(notes_of(FORMED, namespace))
+            check_namespace(notes_of(WATERMARKS, namespace))
             check_key(head.thread_id)
         except ConfigurationError:
             return None

@@ -161,7 +161,8 @@ def admit(
             change, kept = "added", key
             admitted.puts.append(put_of(namespace, key, value, provenance=_trusted(candidate)))
         elif verdict.action == "quarantine":
-            put = _quarantined(namespace, candidate, key, verdict, made)
+            shown = gate.sensitive.redacted(candidate.text)
+            put = _quarantined(namespace, candidate, key, verdict, shown, made)
             change, kept = "quarantined", put.key
             admitted.puts.append(put)
         admitted.outcomes.append(Outcome(change, kept, verdict.reason, verdict.check))
@@ -174,10 +175,15 @@ def _trusted(candidate: Candidate) -> Provenance:
 
 
 def _quarantined(
-    namespace: Namespace, candidate: Candidate, key: str, verdict: Verdict, made: Sequence[str]
+    namespace: Namespace,
+    candidate: Candidate,
+    key: str,
+    verdict: Verdict,
+    shown: str,
+    made: Sequence[str],
 ) -> PutItem:
     names = ("text", "kind", "role", "explicit")
-    value = {name: getattr(candidate, name) for name in names}
+    value = {name: getattr(candidate, name) for name in names} | {"shown": shown}
     value |= {"reason": verdict.reason, "check": verdict.check, "at": datetime.now(UTC).isoformat()}
     value |= {"key": key, "fields": dict(candidate.fields)}
     # the key is a hash of the text and its origin: the same again is no second entry

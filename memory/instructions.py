@@ -19,7 +19,7 @@ from perdure.memory.options import choice, instance, whole
 from perdure.memory.options import text as checked_text
 from perdure.memory.records import Memory
 from perdure.memory.run_config import Clock, Versioned, clock_of, source, store_of_graph
-from perdure.memory.store_adapter import INSTRUCTIONS, Place, StoreAdapter
+from perdure.memory.store_adapter import INSTRUCTIONS, Place, StoreAdapter, namespace_of
 from perdure.memory.summary import with_summary, without_summary
 from perdure.memory.templates import Template
 from perdure.stores.base import Provenance, PutItem
@@ -106,7 +106,7 @@ class Instructions:
         thread_id, checkpoint_id = source(config)
         made_by = None if thread_id is None else Provenance(thread_id, checkpoint_id)
         [key] = self.key.filled(config)
-        return Place(adapter, self.namespace.filled(config), key, made_by)
+        return Place(adapter, namespace_of(self.namespace, config), key, made_by)
 
     def reading(self, place: Place, as_of: datetime | None = None) -> Effects[InstructionsVersion]:
         """Read what holds now, or held at a moment."""

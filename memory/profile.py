@@ -311,8 +311,12 @@ def _kept(leaf: Leaf, verdict: Verdict, gate: Gate) -> Any:
             return leaf.value
         if isinstance(leaf.value, str) and verdict.text.startswith(leaf.label):
             return verdict.text.removeprefix(leaf.label)
-    names = leaf.path if verdict.check != "detectors" else ()  # a name may be the secret
-    path = "".join(f"/{gate.sensitive.redacted(str(part))}" for part in names)
+    path = ""
+    if verdict.check != "detectors":  # one that raised would do so again
+        redacted = gate.sensitive.redacted
+        names = [redacted(str(part)) for part in leaf.path]  # a name may be the secret
+        label = f"{' '.join(names).replace('_', ' ')}: "  # or be one by the name before it
+        path = "".join(f"/{name}" for name in names) if redacted(label) == label else ""
     raise InvalidPatch(
         f"{path or 'the change'!r:.200} cannot be kept: {verdict.reason}; leave it out "
         f"(the gate's {verdict.check})"

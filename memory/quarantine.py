@@ -125,7 +125,8 @@ def _entry(found: Memory) -> Entry:
     value = found.value
     return Entry(
         key=found.key,
-        shown=redacted(found.text, spans_of(found.text, DETECTORS)),
+        # the first version stored none
+        shown=value.get("shown", redacted(found.text, spans_of(found.text, DETECTORS))),
         at=datetime.fromisoformat(value["at"]),
         memory_key=value["key"],
         provenance=found.provenance,

@@ -28,10 +28,10 @@ from perdure.stores.base import Namespace, Provenance, PutItem
 RESERVED: Final = "perdure"
 """The first label of perdure's own notes, which are kept beside the memories."""
 QUARANTINE: Final = "quarantine"
-BURIED: Final = "buried"
+TOMBSTONES: Final = "buried"
 CHANGED: Final = "changed"
-FORMED: Final = "formed"
-NOTES: Final = (QUARANTINE, BURIED, CHANGED, FORMED, "waiting")
+WATERMARKS: Final = "formed"
+NOTES: Final = (QUARANTINE, TOMBSTONES, CHANGED, WATERMARKS, "waiting")
 """The second labels: quarantine, tombstones, the counter of changes, watermarks, and the first
 version's notes on threads that wait to be extracted."""
 INSTRUCTIONS: Final = "instructions"

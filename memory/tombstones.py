@@ -16,7 +16,7 @@ from langgraph.store.base import GetOp
 from perdure.memory.effects import Effects
 from perdure.memory.records import TURN, Memory
 from perdure.memory.sameness import digest
-from perdure.memory.store_adapter import BURIED, StoreAdapter, note_of, notes_of
+from perdure.memory.store_adapter import TOMBSTONES, StoreAdapter, note_of, notes_of
 from perdure.stores.base import Namespace, Provenance, PutItem
 
 How = Literal["deleted", "forgotten"]
@@ -49,7 +49,7 @@ def entombed(
     adapter: StoreAdapter, namespace: Namespace, digests: Collection[str]
 ) -> Effects[set[str]]:
     """Which keys of texts and messages have a tombstone, in one or two reads of the store."""
-    place = notes_of(BURIED, namespace)
+    place = notes_of(TOMBSTONES, namespace)
     if not digests:
         return set()
     notes = yield from adapter.found(place, limit=_PAGE)
@@ -63,4 +63,4 @@ def note_on(namespace: Namespace, key: str, how: How, message_ids: Collection[st
     """The tombstone under a key: the digest of a text, or one of `sources`."""
     at = datetime.now(UTC).isoformat()
     value = {"change": how, "at": at, "message_ids": list(message_ids)}
-    return note_of(notes_of(BURIED, namespace), key, value)
+    return note_of(notes_of(TOMBSTONES, namespace), key, value)

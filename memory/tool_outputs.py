@@ -37,6 +37,8 @@ class ClearToolOutputs(MessagesNode):
     Args:
         keep: How many of the newest results stay as they are, unanswered ones included.
         min_tokens: Tokens from which a result is cleared, 40 at least.
+        exclude_tools: Names of tools whose results stay.
+        token_counter: See `perdure.memory.token_counter`.
     """
 
     def __init__(

@@ -41,6 +41,7 @@ class Trim(MessagesNode):
         token_counter: See `perdure.memory.token_counter`; `len` counts messages.
         strategy: `"last"` keeps the newest turns; `"first"` the oldest, and the newest.
         start_on: `"human"`: turns stay whole. None: the oldest that is kept may lose its beginning.
+        include_system: Whether the system message is shown.
         end_on: Show nothing after the last message of these types; the state keeps it.
         allow_partial: Shorten in the middle what is too long and may not be left out; else that
             raises `BudgetExceeded`.

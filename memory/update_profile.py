@@ -47,7 +47,7 @@ class UpdateProfile(Learner):
     Args:
         model: A chat model, its name, or `ModelCall(model, timeout_s=…)`.
         profile: The profile, or several of one user in one store.
-        prompt: The task, in place of `ModelExtractor`'s.
+        prompt, strict: As of `ModelExtractor`.
         on_failure: If there is no usable patch: `"keep"` the profile and log a warning, or
             `"raise"`.
     """

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from langgraph.store.base import GetOp, Item
 
 from perdure.memory.effects import Effect, Effects
-from perdure.memory.store_adapter import FORMED, StoreAdapter, note_of, notes_of
+from perdure.memory.store_adapter import WATERMARKS, StoreAdapter, note_of, notes_of
 from perdure.memory.thread_messages import ThreadHistory, ThreadMessage
 from perdure.stores.base import Namespace, PutItem
 
@@ -124,7 +124,7 @@ class Watermark:
             value["failed_at"] = self.failed_at.isoformat()
         if not self.final:
             value.pop("final", None)
-        place, key = notes_of(FORMED, namespace), _key(self.extractor, thread_id)
+        place, key = notes_of(WATERMARKS, namespace), _key(self.extractor, thread_id)
         return note_of(place, key, value, if_version=self.version)
 
 
@@ -143,7 +143,7 @@ def watermarks(
     if not places:
         return []
     keys = [(space, key) for space, thread in places for key in (thread, _key(extractor, thread))]
-    ops = [GetOp(notes_of(FORMED, space), key) for space, key in dict.fromkeys(keys)]
+    ops = [GetOp(notes_of(WATERMARKS, space), key) for space, key in dict.fromkeys(keys)]
     store = adapter.store
     notes = yield Effect(lambda: store.batch(ops), lambda: store.abatch(ops))
     there = dict(zip(dict.fromkeys(keys), notes, strict=True))

@@ -22,7 +22,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from perdure import retention
 from perdure.checkpointers import SQLiteCheckpointer, maintenance
 from perdure.errors import ConfigurationError, StorageUnavailable
-from perdure.memory.store_adapter import FORMED, QUARANTINE, RESERVED
+from perdure.memory.store_adapter import QUARANTINE, RESERVED, WATERMARKS
 from perdure.memory.watermarks import Watermark
 from perdure.retention import Report, Rules
 from perdure.stores import Provenance, SQLiteStore
@@ -360,7 +360,7 @@ def test_what_failed_is_read_with_the_next_message(tmp_path: Path) -> None:
     with opened(tmp_path / "x.db") as (saver, store):
         failure(store, "t", 30)
         retention.apply(Rules(jobs_days=7), saver, store)
-        [note] = store.search((RESERVED, FORMED))
+        [note] = store.search((RESERVED, WATERMARKS))
     assert "failed_at" not in note.value
     assert (note.value["checkpoint_id"], note.value["known"]) == ("head", [])
 

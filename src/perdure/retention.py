@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from perdure.checkpointers import Retention, ThreadInfo
 from perdure.checkpointers.checkpointer import Checkpointer
 from perdure.errors import AlreadyLocked, StorageUnavailable, VersionConflict
-from perdure.memory.store_adapter import FORMED, QUARANTINE, RESERVED
+from perdure.memory.store_adapter import QUARANTINE, RESERVED, WATERMARKS
 from perdure.memory.watermarks import settled
 from perdure.settings import Rules
 from perdure.stores import StoredItem, VersionRetention
@@ -239,7 +239,7 @@ class _Run:
 
     def _jobs(self, days: float) -> Iterator[Removal]:
         ids = []
-        for note in self._older((RESERVED, FORMED), "failed_at", days):
+        for note in self._older((RESERVED, WATERMARKS), "failed_at", days):
             with suppress(VersionConflict):  # an extraction has written it just now
                 if not self.dry_run:
                     self.store.batch([settled(note)])

@@ -648,9 +648,10 @@ SENSITIVE: dict[str, tuple[dict[str, Any], str]] = {
     "what its field calls a secret": ({"api_key": "abcd1234"}, "'/api_key' cannot be kept"),
     "a number that it does": ({"pin": 4711}, "'/pin' cannot be kept"),
     "deeper": ({"bank": {"my_pin": "4711"}}, "'/bank/my_pin' cannot be kept"),
+    "a name after another": ({"password": {"hunter22": True}}, "'the change' cannot be kept"),
     "the name of a field": ({"a": [{CARD: 1}]}, "'/a/0/[card]' cannot be kept"),
 }
-SECRETS = (PASSWORD, CARD, "4111111111111111", "abcd1234", "4711")
+SECRETS = (PASSWORD, "hunter22", CARD, "4111111111111111", "abcd1234", "4711")
 
 
 @pytest.mark.parametrize("case", SENSITIVE)

@@ -14,6 +14,7 @@ from langgraph.store.memory import InMemoryStore
 
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownMemory
 from perdure.memory.collection import Collection
+from perdure.memory.detectors import DETECTORS
 from perdure.memory.effects import run
 from perdure.memory.gate import Gate, admit
 from perdure.memory.quarantine import Quarantine
@@ -66,6 +67,21 @@ def test_what_waits_is_listed_without_its_secret(store: BaseStore) -> None:
     assert (password.check, order.check) == ("secrets", "role")
     assert (order.role, order.fields, order.memory_key) == ("tool", {"n": 1}, "k1")
     assert password.provenance == Provenance("t", message_ids=("m",), trust="user")
+
+
+def test_a_detector_of_ones_own_is_heeded_in_the_list(store: BaseStore) -> None:
+    """Quarantine knows no gate; what the gate's detectors found is redacted all the same."""
+
+    def badge(text: str) -> Iterator[tuple[str, int, int]]:
+        at = text.find("BADGE-")
+        if at >= 0:
+            yield "badge", at, at + 9
+
+    memories = Collection(store, gate=Gate(detectors=[*DETECTORS, badge]))
+    memories.insert("Ann's pass is BADGE-991", config=ANN)
+    (entry,) = Quarantine(store).list(ANN)
+
+    assert (entry.shown, entry.text) == ("Ann's pass is [badge]", "Ann's pass is BADGE-991")
 
 
 def test_what_is_released_becomes_a_memory_as_it_was_said(store: BaseStore) -> None:
