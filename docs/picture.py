@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shlex
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 from rich.console import Console
@@ -18,15 +20,15 @@ from rich.text import Text
 
 HERE = Path(__file__).parent
 EXPORT = HERE.parent / "tests" / "data" / "conversations.json"
-THREAD = "aaaa0001-0000-4000-8000-000000000001"
 COMMANDS = [
-    "perdure import conversations.json",
+    "perdure import export.zip",
     "perdure threads",
-    f"perdure chat --thread {THREAD} --keep-last 4 -m 'Which flour wakes a starter?'",
-    f"perdure history {THREAD}",
-    f"perdure show {THREAD}",
+    "perdure history aaaa",
+    "perdure chat -t flour -m 'Is whole rye good for my sourdough?'",
+    "perdure show aaaa",
 ]
-WIDTH = 112
+WIDTH = 106
+PROGRESS = re.compile("[\u2800-\u28ff━]")
 
 
 def main() -> None:
@@ -39,7 +41,8 @@ def main() -> None:
             "FORCE_COLOR": "1",
             "COLUMNS": str(WIDTH),
         }
-        (Path(folder) / "conversations.json").write_bytes(EXPORT.read_bytes())
+        with zipfile.ZipFile(Path(folder) / "export.zip", "w") as archive:
+            archive.write(EXPORT, EXPORT.name)
         for command in COMMANDS:
             words = [str(Path(sys.executable).parent / "perdure"), *shlex.split(command)[1:]]
             done = subprocess.run(
@@ -52,7 +55,8 @@ def main() -> None:
                 encoding="utf-8",
             )
             screen.print(f"$ {command}", style="bold", markup=False, highlight=False)
-            screen.print(Text.from_ansi(done.stdout))
+            lines = (line for line in done.stdout.splitlines() if not PROGRESS.search(line))
+            screen.print(Text.from_ansi("\n".join(lines)))
             screen.print()
     screen.save_svg(str(HERE / "perdure.svg"), title="perdure")
 

@@ -7,11 +7,13 @@ import code
 import doctest
 import importlib
 import itertools
+import json
 import os
 import re
 import runpy
 import shlex
 import shutil
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,9 @@ import nbformat
 import pytest
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
-from typer.testing import CliRunner
 
-from perdure.cli.app import app
 from perdure.errors import PerdureError
+from tests.cli.commands import attempt, read
 from tests.layout import PACKAGES, ROOT, folder_of, modules
 
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -32,25 +33,29 @@ NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 PNG = "image/png"
 
 
-def attempt(command: str) -> str:
-    """What a command line prints, stderr included."""
-    result = CliRunner().invoke(app, shlex.split(command)[1:])
-    if isinstance(result.exception, PerdureError):
-        return f"{result.output}perdure: {result.exception}\n"
-    assert result.exception is None, result.output
-    return result.output
-
-
 def check_session(example: Example) -> str | None:
     """Type each `$ perdure …` of a block; `...` in what it shall print stands for anything."""
-    for part in example.parsed.split("$ ")[1:]:
+    for part in re.split(r"^\$ perdure ", example.parsed, flags=re.M)[1:]:
         command, expected = part.split("\n", 1)
-        got = attempt(command)
+        words = shlex.split(command)
+        if words[0] == "rewind":  # the ids of checkpoints are others each time
+            words[-1] = read("show", words[1])[-1]["checkpoint_id"][:18]
+        got = shown(*words)
         if not doctest.OutputChecker().check_output(
             expected, got, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
         ):
-            return f"$ {command}\nexpected:\n{expected}\ngot:\n{got}"
+            return f"$ perdure {command}\nexpected:\n{expected}\ngot:\n{got}"
     return None
+
+
+def shown(*words: str) -> str:
+    """What a command prints, stderr included."""
+    result = attempt(*words)
+    if isinstance(result.exception, PerdureError):
+        return f"{result.output}perdure: {result.exception}\n"
+    assert result.exit_code in (0, 1), result.output  # 1: the answer is no
+    assert isinstance(result.exception, SystemExit | None), result.exception
+    return result.output
 
 
 @pytest.fixture
@@ -58,7 +63,12 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to run pages in, with the files that they speak of."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PERDURE_DB", str(tmp_path / "memory.db"))
-    shutil.copy(ROOT / "tests" / "data" / "conversations.json", tmp_path)
+    export = ROOT / "tests" / "data" / "conversations.json"
+    shutil.copy(export, tmp_path)
+    with zipfile.ZipFile("export.zip", "w") as archive:
+        archive.write(export, export.name)
+    question = {"question": "Where does Ann live?", "expected": "Bruges"}
+    Path("questions.jsonl").write_text(json.dumps(question), encoding="utf-8")
     return tmp_path
 
 
@@ -141,11 +151,10 @@ def with_output(page: Path) -> Iterator[tuple[Example, str | None]]:
             yield example, str(below.parsed) if is_text else None
 
 
-def test_commands_in_the_readme(scratch: Path) -> None:
-    """The console sessions print what the README says."""
-    examples = list(Sybil([CodeBlockParser("console", check_session)]).parse(PAGES[0]).examples())
-    assert examples
-    for example in examples:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_on_pages(page: Path, scratch: Path) -> None:
+    """The console sessions of a page, one after the other, print what it says."""
+    for example in Sybil([CodeBlockParser("console", check_session)]).parse(page).examples():
         example.evaluate()
 
 

@@ -404,7 +404,7 @@ BAD = {
     "path": "index a;b|cannot index the path 'a;b'",
     "no index": "index kind --drop|there is no index on 'kind'; 'perdure store index' lists them",
     "drop": "index --drop|--drop needs the path",
-    "out": "export --out no/where|cannot be written",
+    "out": "export --output no/where|cannot be written",
     "missing": "import no.jsonl|'no.jsonl' cannot be read",
     "folder": "import .|'.' cannot be read",
     "db": "search / --db no.db|there is no database 'no.db' yet",

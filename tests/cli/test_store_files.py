@@ -40,7 +40,7 @@ def test_a_store_survives_its_export(seat: str, tmp_path: Path) -> None:
     run("put", AT, "food", "{}", "--thread", "trip", "--actor", "\x1b\u202e", "--ttl", "99")
     run("delete", "users/bob", "hobby")
     file = str(tmp_path / "items.jsonl")
-    run("export", "--out", file)
+    run("export", "--output", file)
     first, again = read("import", file, *other), run("import", file, *other)
 
     assert first == {**NONE, "items": 2, "versions": 2}

@@ -21,6 +21,12 @@ from perdure.cli import (  # noqa: F401 - each adds its commands
     threads,
     worker,
 )
-from perdure.cli.app import main
+from perdure.cli.app import finish, main
+
+_ORDER = (
+    *("chat", "import", "threads", "history", "show", "export", "fork", "rewind", "delete"),
+    *("retain", "worker", "config", "stats"),
+)
+finish(_ORDER)
 
 __all__ = ["main"]

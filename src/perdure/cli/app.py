@@ -10,9 +10,10 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+import typer.core
 
 from perdure.cli.output import safe
 from perdure.errors import ConfigurationError, PerdureError
@@ -27,6 +28,55 @@ if TYPE_CHECKING:
     from perdure.stores import SQLiteStore
 
     Part = TypeVar("Part", SQLiteCheckpointer, SQLiteStore)
+
+
+class Command(typer.core.TyperCommand):
+    """A command whose help names each value in capitals, and says nothing of Python's types."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The line of usage."""
+        arguments = (p.metavar or "" for p in self.params if p.param_type_name == "argument")
+        return ["[OPTIONS]", *arguments]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The lists of arguments and options."""
+        shown: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
+        for parameter in self.get_params(ctx):
+            shown[parameter.param_type_name].append(_described(parameter, ctx))
+        for kind, rows in shown.items():
+            if rows:
+                with formatter.section(f"{kind.title()}s"):
+                    formatter.write_dl(rows)
+
+
+def _described(parameter: Any, ctx: Any) -> tuple[str, str]:
+    """A parameter as it is typed, and what it is for."""
+    if parameter.param_type_name == "argument":
+        return parameter.metavar, parameter.help
+    names = ", ".join(sorted(parameter.opts, key=len))
+    names = " / ".join([names, *parameter.secondary_opts])
+    if not parameter.is_flag:
+        number = parameter.type_descriptor.is_ranged
+        names += f" {parameter.metavar or ('N' if number else 'TEXT')}"
+    default = parameter.get_default(ctx, call=False)
+    if parameter.required:
+        return names, f"{parameter.help} [required]"
+    noted = default not in (None, "", ()) and not isinstance(default, bool)
+    return names, f"{parameter.help} [default: {default}]" if noted else parameter.help
+
+
+def finish(order: tuple[str, ...]) -> None:
+    """Put the commands in order, and give them all the help of this program."""
+    app.registered_commands.sort(key=lambda each: order.index(_name(each)))
+    groups = (each.typer_instance for each in app.registered_groups)
+    for typed in (app, *filter(None, groups)):
+        for each in typed.registered_commands:
+            each.cls = Command
+
+
+def _name(of: Any) -> str:
+    return of.name or str(of.callback.__name__)
+
 
 HELP = {"context_settings": {"help_option_names": ["-h", "--help"]}, "rich_markup_mode": None}
 app = typer.Typer(
@@ -61,7 +111,7 @@ def _(
         ),
     ] = False,
 ) -> None:
-    """Memory for LangGraph agents: threads that resume, history that stays."""
+    """Memory for LangGraph agents: conversations that resume, and what they said."""
 
 
 def main() -> None:
@@ -95,12 +145,13 @@ def _failed(text: str, code: int = 2, usage: str = "") -> int:
 # -- options
 
 DB = Annotated[
-    str | None, typer.Option("--db", help="The database; else PERDURE_DB, else perdure.toml.")
+    str | None,
+    typer.Option("--db", metavar="FILE", help="The database, instead of the configured one."),
 ]
 User = Annotated[
-    str | None, typer.Option("--user", help="Whose memories; else PERDURE_USER, else me.")
+    str | None, typer.Option("--user", metavar="NAME", help="Whose memories, instead of yours.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _moment(text: str) -> datetime:
@@ -116,7 +167,7 @@ def _moment(text: str) -> datetime:
 
 AsOf = Annotated[
     datetime | None,
-    typer.Option(parser=_moment, metavar="MOMENT", help="As it was then, in ISO 8601."),
+    typer.Option(parser=_moment, metavar="MOMENT", help="As it was then, like 2026-01-31T09:30."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -282,6 +333,8 @@ def completed_thread(incomplete: str) -> list[str]:
 Thread = Annotated[
     str,
     typer.Argument(
-        metavar="ID", help="The thread; a beginning will do.", autocompletion=completed_thread
+        metavar="ID",
+        help="The thread, or the beginning of its id.",
+        autocompletion=completed_thread,
     ),
 ]

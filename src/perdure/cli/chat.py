@@ -27,26 +27,28 @@ def chat(
         str,
         typer.Option(
             *("--thread", "-t"),
-            help="The conversation to begin or to go on with.",
+            metavar="ID",
+            help="The thread to begin or to go on with.",
             autocompletion=completed_thread,
         ),
     ],
     message: Annotated[
-        str | None, typer.Option("--message", "-m", help="Say this, print the answer, and end.")
+        str | None, typer.Option("--message", "-m", help="Send this, print the answer, and end.")
     ] = None,
     keep_last: Annotated[
         int | None,
-        typer.Option(min=1, help="Show the model so many earlier messages; history keeps all."),
+        typer.Option(min=1, help="Show the model only the last N messages."),
     ] = None,
     no_memory: Annotated[
-        bool, typer.Option("--no-memory", help="Recall nothing of other threads, add nothing.")
+        bool, typer.Option("--no-memory", help="Neither recall memories nor add any.")
     ] = False,
     user: User = None,
     db: DB = None,
 ) -> None:
-    """Talk on a thread, also after a crash; /quit or the end of input ends.
+    """Talk on a thread, until /quit or the end of input.
 
-    The model is shown what was said on other threads and bears on what you say.
+    The thread goes on where it was, also after a crash. The model is shown memories of other
+    threads that have to do with what you say.
     """
     if message is not None and not message.strip():
         raise ConfigurationError("--message is empty; give it a text, or leave it out to type one")

@@ -11,10 +11,10 @@ from perdure.cli.output import as_json, say, table
 
 @app.command()
 def config(db: DB = None, user: User = None, json: AsJson = False) -> None:
-    """Show each setting, its value, and where that comes from.
+    """Show the settings and where they come from.
 
-    An argument is stronger than a variable PERDURE_*, and that than perdure.toml. Of keys only
-    whether they are set is shown.
+    Arguments override PERDURE_* variables, and these perdure.toml. Of keys it shows only whether
+    they are set.
     """
     from perdure.settings import NAMES, SECRETS, load
 

@@ -32,18 +32,18 @@ def delete(
         list[str],
         typer.Argument(
             metavar="ID...",
-            help="The threads; beginnings will do.",
+            help="Threads, or the beginnings of their ids.",
             autocompletion=completed_thread,
         ),
     ],
     keep_memories: Annotated[
-        bool, typer.Option("--keep-memories", help="Leave the memories that rest on them.")
+        bool, typer.Option("--keep-memories", help="Do not erase memories of them.")
     ] = False,
     yes: Yes = False,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Delete threads for good, and the memories that rest on them."""
+    """Delete threads and their memories for good."""
     with opened(db) as file:
         ids = list(dict.fromkeys(thread_id(file, each) for each in thread))
         messages = sum(file.saver.thread(each).items for each in ids)

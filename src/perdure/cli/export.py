@@ -26,15 +26,20 @@ def export(
         list[str] | None,
         typer.Argument(
             metavar="[ID]...",
-            help="The threads; a beginning will do.",
+            help="Threads, or the beginnings of their ids.",
             autocompletion=completed_thread,
         ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All threads.")] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A file.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Export all threads.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file.")
+    ] = None,
     db: DB = None,
 ) -> None:
-    """Write what was said on threads as JSONL, a conversation a line, as `import` reads it."""
+    """Write threads as JSONL, a line each.
+
+    'perdure import' reads it. Branches are left out.
+    """
     if bool(thread) == every:
         raise ConfigurationError("name threads, or give --all")
     with opened(db, reads=True) as file:

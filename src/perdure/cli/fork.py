@@ -14,13 +14,13 @@ from perdure.errors import ConfigurationError
 @app.command()
 def fork(
     thread: Thread,
-    new: Annotated[str, typer.Argument(metavar="NEW", help="Id of the copy.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The id of the copy.")],
     at: Annotated[
-        str | None, typer.Option(help="Copy only the way to this checkpoint; a beginning will do.")
+        str | None, typer.Option(metavar="ID", help="Copy only what led to this checkpoint.")
     ] = None,
     db: DB = None,
 ) -> None:
-    """Copy a thread, or its way to a checkpoint, to a new one."""
+    """Copy a thread, all of it or up to a checkpoint."""
     with opened(db) as file:
         source = thread_id(file, thread)
         if not new or any(info.thread_id == new for info in file.saver.threads(prefix=new)):
@@ -34,10 +34,13 @@ def fork(
 @app.command()
 def rewind(
     thread: Thread,
-    to: Annotated[str, typer.Option(help="The checkpoint to go on from; a beginning will do.")],
+    to: Annotated[str, typer.Option(metavar="ID", help="The checkpoint to go on from.")],
     db: DB = None,
 ) -> None:
-    """Let a thread go on from an older checkpoint. Nothing is deleted."""
+    """Let a thread go on from an older checkpoint.
+
+    Nothing is deleted: what came later stays as a branch.
+    """
     with opened(db) as file:
         source = thread_id(file, thread)
         chosen = checkpoint_id(file, source, to)

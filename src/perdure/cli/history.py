@@ -18,7 +18,7 @@ from perdure.errors import ConfigurationError
 if TYPE_CHECKING:
     from perdure.checkpointers import HistoryItem
 
-NoPager = Annotated[bool, typer.Option("--no-pager", help="Print it all at once.")]
+NoPager = Annotated[bool, typer.Option("--no-pager", help="Do not use a pager.")]
 COLORS: Final = {"human": "cyan", "ai": "green", "system": "magenta", "tool": "yellow"}
 _CALLS: Final = ("tool_use", "tool_call", "function_call", "server_tool_call")
 _SHORT: Final = 60  # characters of arguments that stand beside a call
@@ -29,9 +29,11 @@ _INDENT: Final = "    "
 @app.command()
 def history(
     thread: Thread,
-    channel: Annotated[str, typer.Option(help="The channel to show.")] = "messages",
+    channel: Annotated[
+        str, typer.Option(metavar="NAME", help="The channel of the state to show.")
+    ] = "messages",
     checkpoint: Annotated[
-        str | None, typer.Option(help="Only the way to this one; a beginning will do.")
+        str | None, typer.Option(metavar="ID", help="Only what led to this checkpoint.")
     ] = None,
     no_pager: NoPager = False,
     db: DB = None,
@@ -39,7 +41,7 @@ def history(
 ) -> None:
     """Show everything that was said on a thread.
 
-    What is marked ● the model sees, ○ is only history, ◌ was said on a branch.
+    The model sees messages marked ●; ○ is history only, ◌ is on a branch.
     """
     with opened(db, reads=True) as file:
         chosen = thread_id(file, thread)

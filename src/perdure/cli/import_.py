@@ -43,10 +43,8 @@ def import_(
         list[Path],
         typer.Argument(metavar="FILE...", help="ZIP, folder, JSON, JSONL or SQLite; - is stdin."),
     ],
-    prefix: Annotated[str, typer.Option(help="Put before each thread id.")] = "",
-    no_memories: Annotated[
-        bool, typer.Option("--no-memories", help="Make no memories of them.")
-    ] = False,
+    prefix: Annotated[str, typer.Option(help="Put this before each thread id.")] = "",
+    no_memories: Annotated[bool, typer.Option("--no-memories", help="Make no memories.")] = False,
     later: Annotated[
         bool, typer.Option("--later", help="Leave the memories to 'perdure worker'.")
     ] = False,
@@ -54,7 +52,7 @@ def import_(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Import conversations as threads, and make memories of them.
+    """Import conversations as threads, with memories.
 
     Takes the exports of ChatGPT and Claude (ZIP, folder or conversations.json), the JSON of a
     shared link, JSONL of messages, and databases of langgraph-checkpoint-sqlite. Regenerated

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     Namespace = tuple[str, ...]
     Place = tuple[Namespace, str]  # a namespace and a key
 
-memories = group("memories", "What is remembered of a user, across threads.")
+memories = group("memories", "Memories of a user, across threads.")
 
 _LABELS: Final = ("memories", "profiles", "examples")  # of namespaces: each goes on with the user
 _INSTRUCTIONS: Final = ("instructions",)  # the agent's own, for all users; also their kind
@@ -61,15 +61,15 @@ _HELD: Final = ("refused", "quarantined")
 _SHOWN: Final = 10  # memories that are shown before it is asked
 _ALL: Final = 1 << 31
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
-Limit = Annotated[int, typer.Option(min=1, help="At most so many.")]
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The key; a beginning will do.")]
+Limit = Annotated[int, typer.Option(min=1, help="List at most N.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The key, or the beginning of it.")]
 
 
 @memories.command("list")
 def list_(
     kind: Annotated[
         str | None,
-        typer.Option(help="Only fact, turn, episode, profile, instructions, or one of your own."),
+        typer.Option(metavar="KIND", help="Only fact, turn, episode, profile or another kind."),
     ] = None,
     limit: Limit = 20,
     as_of: AsOf = None,
@@ -77,7 +77,7 @@ def list_(
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """List memories, those that changed last first."""
+    """List memories, latest change first."""
     with opened(db, user, reads=True) as file:
         every = sorted(_every(file, as_of), key=lambda each: each.valid_from or _EARLIEST)
         whose = file.user
@@ -98,15 +98,17 @@ def search(
     limit: Limit = 10,
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens that they may take when a model is shown them."),
+        typer.Option(min=1, help="List no more than N tokens of them."),
     ] = None,
     as_of: AsOf = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Show the parts of scores.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show the parts of the scores.")
+    ] = False,
     user: User = None,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Show the memories that answer a question, best first.
+    """Find the memories that answer a question.
 
     Exit code 1 if there is none.
     """
@@ -133,11 +135,12 @@ def search(
 @memories.command()
 def add(
     text: Annotated[
-        list[str], typer.Argument(metavar="TEXT...", help="Facts; - reads one a line from stdin.")
+        list[str],
+        typer.Argument(metavar="TEXT...", help="Facts; - reads them from stdin, one a line."),
     ],
     key: Annotated[
         str | None,
-        typer.Option(help="Its key; what the memory of that key said becomes its history."),
+        typer.Option(metavar="KEY", help="The key of the fact; replaces what is there."),
     ] = None,
     user: User = None,
     db: DB = None,
@@ -185,22 +188,22 @@ def history(key: Key, user: User = None, db: DB = None, json: AsJson = False) ->
 def forget(
     key: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY]...", help="Keys of memories; beginnings will do."),
+        typer.Argument(metavar="[KEY]...", help="Keys, or the beginnings of them."),
     ] = None,
-    query: Annotated[str | None, typer.Option(help="All that have these words.")] = None,
-    thread: Annotated[str | None, typer.Option(help="All that come from this thread.")] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="All that is known of the user, and all notes on it.")
-    ] = False,
+    query: Annotated[str | None, typer.Option(help="All that contain these words.")] = None,
+    thread: Annotated[
+        str | None, typer.Option(metavar="ID", help="All that come from this thread.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All that is known of the user.")] = False,
     yes: Yes = False,
     user: User = None,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Erase memories for good, with all that they said before.
+    """Erase memories for good, old versions too.
 
-    What was said stays on its thread, and is not extracted again; but after --all it is, as from
-    new threads: delete those first. Exit code 1 if there was nothing to forget.
+    The messages stay on their threads and are not extracted again. After --all they are: delete
+    the threads first. Exit code 1 if there was nothing to forget.
     """
     if [bool(key), bool(query), bool(thread), every].count(True) != 1:
         raise ConfigurationError("give keys of memories, or one of --query, --thread and --all")

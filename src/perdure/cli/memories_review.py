@@ -35,20 +35,18 @@ _FORM: Final = (
 @memories.command()
 def quarantine(
     key: Annotated[
-        str | None, typer.Argument(metavar="[KEY]", help="An entry; a beginning will do.")
+        str | None, typer.Argument(metavar="[KEY]", help="An entry, or the beginning of its key.")
     ] = None,
     release: Annotated[bool, typer.Option("--release", help="Make it a memory.")] = False,
-    discard: Annotated[
-        bool, typer.Option("--discard", help="Erase it; it is not extracted again.")
-    ] = False,
+    discard: Annotated[bool, typer.Option("--discard", help="Erase it for good.")] = False,
     yes: Yes = False,
     user: User = None,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """List what the gate held back, or decide on one entry.
+    """Review what was held back.
 
-    In the list secrets are redacted; with a key, the entry is shown as it was said.
+    Lists the entries, with secrets redacted. With a key it shows the entry as it was said.
     """
     changes = release or discard
     if (release and discard) or (changes and key is None):
@@ -101,18 +99,21 @@ def jobs(
         list[str] | None, typer.Option(metavar="ID", help="Try this thread again.")
     ] = None,
     retry_all: Annotated[
-        bool, typer.Option("--retry-all", help="Try all again that were given up.")
+        bool, typer.Option("--retry-all", help="Try again all that were given up.")
     ] = False,
-    facts: Annotated[bool, typer.Option("--facts", help="Of 'perdure worker --facts'.")] = False,
+    facts: Annotated[
+        bool, typer.Option("--facts", help="The jobs of 'perdure worker --facts'.")
+    ] = False,
     database: Annotated[
-        str | None, typer.Option(help="Where the worker keeps jobs; else a file beside.")
+        str | None,
+        typer.Option(metavar="FILE", help="Where jobs are kept: a file, or a Postgres URL."),
     ] = None,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
     """List threads that wait to be extracted.
 
-    They are of all users. Those that were extracted within a day are listed as well.
+    Lists those of all users, and what was extracted within a day.
     """
     with opened(db, reads=True) as file, _known(file, database, facts=facts) as known:
         found: list[Job] = known.jobs()
@@ -177,20 +178,20 @@ def check(
             metavar="FILE",
             encoding="utf-8",
             errors="replace",
-            help="JSONL, a question a line; - is stdin.",
+            help="JSONL with a question a line; - is stdin.",
         ),
     ],
-    limit: Annotated[int, typer.Option(min=1, help="How many memories count as recalled.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, help="The ranks that count as recalled.")] = 10,
     minimum: Annotated[
-        float, typer.Option(min=0, max=1, help="The share that must be recalled.")
+        float, typer.Option(min=0, max=1, metavar="SHARE", help="What must be recalled.")
     ] = 0.9,
     user: User = None,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Ask questions whose answers are known.
+    """Measure recall with questions of your own.
 
-    Shows at which rank each recalls what it should. Exit code 1 if less than --minimum is recalled.
+    Shows at which rank each expected memory is recalled. Exit code 1 if less than --minimum is.
     """
     from perdure.memory.recall_check import check_recall
 

@@ -28,50 +28,51 @@ def retain(
     ids: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="ID",
-            help="Only these threads; a beginning will do.",
+            metavar="[ID]...",
+            help="Only these threads, or beginnings of ids.",
             autocompletion=completed_thread,
         ),
     ] = None,
     idle_days: Annotated[
-        float | None, _rule("--idle-days", "DAYS", "Delete threads that rest for longer.")
+        float | None, _rule("--idle-days", "DAYS", "Delete threads idle for longer.")
     ] = None,
     memories: Annotated[
-        bool | None, typer.Option(help="Whether to forget what comes from such threads too.")
+        bool | None, typer.Option(help="Forget the memories of such threads, or not.")
     ] = None,
     checkpoints_last: Annotated[
-        int | None, _rule("--last", "N", "Keep the newest N checkpoints of a thread.")
+        int | None, _rule("--last", "N", "Keep the newest N checkpoints of each.")
     ] = None,
     checkpoints_days: Annotated[
-        float | None, _rule("--days", "DAYS", "Keep checkpoints that are no older.")
+        float | None, _rule("--days", "DAYS", "Keep checkpoints no older than this.")
     ] = None,
     turns: Annotated[
-        bool | None, typer.Option(help="Whether to keep the checkpoints at which turns ended.")
+        bool | None, typer.Option(help="Keep checkpoints that end a turn, or not.")
     ] = None,
     history: Annotated[
         bool | None,
-        typer.Option("--keep-history/--drop-history", help="Messages that no checkpoint has."),
+        typer.Option("--history/--no-history", help="Keep messages of no checkpoint, or not."),
     ] = None,
     versions_last: Annotated[
-        int | None, _rule("--versions-last", "N", "Keep N old versions of an item.")
+        int | None, _rule("--versions-last", "N", "Keep N old versions of each item.")
     ] = None,
     versions_days: Annotated[
-        float | None, _rule("--versions-days", "DAYS", "Keep versions replaced no longer ago.")
+        float | None, _rule("--versions-days", "DAYS", "Keep old versions for so long.")
     ] = None,
     quarantine_days: Annotated[
         float | None, _rule("--quarantine-days", "DAYS", "Erase older entries in quarantine.")
     ] = None,
     jobs_days: Annotated[
-        float | None, _rule("--jobs-days", "DAYS", "Drop extractions that failed longer ago.")
+        float | None, _rule("--jobs-days", "DAYS", "Drop jobs that failed longer ago.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go.")] = False,
     yes: Yes = False,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Remove what is old, by the rules under [retention] in perdure.toml and by options.
+    """Remove old threads, checkpoints and versions.
 
-    Expired items always go. Of checkpoints and versions, what any rule keeps stays.
+    The rules are those under [retention] in perdure.toml and the options. Expired items always go.
+    Of checkpoints and versions, what any rule keeps stays.
     """
     from perdure import retention
 

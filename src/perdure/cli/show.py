@@ -31,12 +31,14 @@ class _Node:
 @app.command()
 def show(
     thread: Thread,
-    every: Annotated[bool, typer.Option("--all", help="Leave no checkpoint out.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Leave no checkpoint out of long runs.")
+    ] = False,
     no_pager: NoPager = False,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Show a thread's checkpoints as a tree; a fork is a branch."""
+    """Show the checkpoints of a thread as a tree."""
     with opened(db, reads=True) as file:
         chosen = thread_id(file, thread)
         found = file.saver.checkpoints(chosen)

@@ -10,7 +10,7 @@ from perdure.cli.output import as_json, size, table
 
 @app.command()
 def stats(db: DB = None, json: AsJson = False) -> None:
-    """Show counts and sizes of threads and items."""
+    """Show counts and sizes."""
     with opened(db, reads=True) as file:
         saver, store = file.saver.stats(), file.store.stats()
     found = {

@@ -26,19 +26,21 @@ store = group("store", "Items under namespaces, with versions and search.")
 ROOT: Final = "/"
 NAMES: Final = "'perdure store namespaces' lists what holds something"
 NS = Annotated[str, Argument(metavar="NS", help="The namespace, like users/alice.")]
-Key = Annotated[str, Argument(metavar="KEY", help="The key; a beginning will do.")]
+Key = Annotated[str, Argument(metavar="KEY", help="The key, or the beginning of it.")]
 Prefix = Annotated[
-    str, Argument(metavar="[PREFIX]", help="Only namespaces that begin so; / is everything.")
+    str, Argument(metavar="[PREFIX]", help="Only namespaces below this; / is everything.")
 ]
-Filter = Annotated[str | None, Option("--filter", help="What the value must meet, as JSON.")]
+Filter = Annotated[str | None, Option("--filter", metavar="JSON", help="What values must match.")]
 FromWhere = Annotated[
-    str | None, Option("--provenance", help="What its provenance must meet, as JSON.")
+    str | None, Option("--provenance", metavar="JSON", help="What their provenance must match.")
 ]
-AsOf = Annotated[str | None, Option("--as-of", help="As it was at that moment, in ISO 8601.")]
+AsOf = Annotated[
+    str | None, Option("--as-of", metavar="MOMENT", help="As it was then, like 2026-01-31T09:30.")
+]
 IfVersion = Annotated[
-    int | None, Option("--if-version", help="Only if it is at this version; 0: not there.")
+    int | None, Option("--if-version", metavar="N", help="Only if it is at version N; 0 is absent.")
 ]
-Limit = Annotated[int, Option(min=0, help="At most so many.")]
+Limit = Annotated[int, Option(min=0, help="List at most N.")]
 Mode = Literal["hybrid", "text", "semantic"]
 _PAGE: Final = 1_000  # items read at once
 
@@ -62,7 +64,7 @@ def namespace(text: str) -> tuple[str, ...]:
                 f"the namespace {text!r} is no JSON list ({exc}); expected labels between "
                 'slashes, like users/alice, or a list like ["users", "alice"]'
             ) from exc
-    if text.startswith("/") or re.search(r"(?<!\\)(?:\\\\)*/$", text):
+    if text.startswith("/") or re.search(r"(?<!\\)(?:\\\\)*/\Z", text):
         raise InvalidNamespace(
             f"the namespace {text!r} begins or ends with a slash, which stands between labels; "
             f"expected {text.strip('/') or ROOT!r}"
@@ -152,16 +154,18 @@ def put(
     key: Annotated[str, Argument(metavar="KEY", help="The key.")],
     value: Annotated[str | None, Argument(metavar="[JSON]", help="An object; - is stdin.")] = None,
     text: Annotated[str | None, Option(help='Short for {"text": ...}.')] = None,
-    ttl: Annotated[float | None, Option(help="Minutes after which it expires.")] = None,
+    ttl: Annotated[float | None, Option(metavar="MINUTES", help="When it expires.")] = None,
     if_version: IfVersion = None,
-    no_index: Annotated[bool, Option("--no-index", help="No query is to find it.")] = False,
-    thread: Annotated[str | None, Option(help="The thread it comes from.")] = None,
-    message: Annotated[list[str] | None, Option(help="A message it rests on.")] = None,
-    actor: Annotated[str | None, Option(help="Who said it.")] = None,
+    no_index: Annotated[bool, Option("--no-index", help="Do not index it for search.")] = False,
+    thread: Annotated[str | None, Option(metavar="ID", help="The thread it comes from.")] = None,
+    message: Annotated[
+        list[str] | None, Option(metavar="ID", help="A message it comes from; may be repeated.")
+    ] = None,
+    actor: Annotated[str | None, Option(metavar="NAME", help="Who said it.")] = None,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Store an item; its old version stays in its history."""
+    """Store an item; the old version stays."""
     from perdure.stores import Provenance
 
     if ttl is not None and not ttl > 0:
@@ -184,7 +188,7 @@ def put(
 
 @store.command()
 def get(ns: NS, key: Key, as_of: AsOf = None, db: DB = None, json: AsJson = False) -> None:
-    """Show the value of an item; looking does not prolong its life."""
+    """Show the value of an item."""
     when, where = _moment(as_of, "--as-of"), namespace(ns)
     with opened(db, reads=True) as file:
         item = file.store.get(where, key, refresh_ttl=False, as_of=when)
@@ -207,7 +211,10 @@ def get(ns: NS, key: Key, as_of: AsOf = None, db: DB = None, json: AsJson = Fals
 
 @store.command()
 def history(ns: NS, key: Key, db: DB = None, json: AsJson = False) -> None:
-    """Show every version of an item, a deleted one by its whole key."""
+    """Show every version of an item.
+
+    Also of a deleted one, which needs its whole key.
+    """
     where = namespace(ns)
     with opened(db, reads=True) as file:
         found = file.store.history(where, key)
@@ -222,25 +229,23 @@ def history(ns: NS, key: Key, db: DB = None, json: AsJson = False) -> None:
 @store.command()
 def search(
     prefix: Annotated[str, Argument(metavar="PREFIX", help="Where to look; / is everywhere.")],
-    query: Annotated[
-        str | None, Argument(metavar="[QUERY]", help="Words to look for, in any form.")
-    ] = None,
+    query: Annotated[str | None, Argument(metavar="[QUERY]", help="Words to look for.")] = None,
     filter: Filter = None,
     provenance: FromWhere = None,
     limit: Limit = 10,
-    offset: Annotated[int, Option(min=0, help="Leave out so many of the first.")] = 0,
-    mode: Annotated[Mode, Option(help="How to look.")] = "hybrid",
+    offset: Annotated[int, Option(min=0, help="Leave out the first N.")] = 0,
+    mode: Annotated[Mode, Option(metavar="MODE", help="hybrid, text or semantic.")] = "hybrid",
     as_of: AsOf = None,
     explain: Annotated[
-        bool, Option("--explain", help="Tell the parts of scores, and the indexes used.")
+        bool, Option("--explain", help="Show the parts of scores and the indexes.")
     ] = False,
     why_not: Annotated[
-        str | None, Option(metavar="KEY", help="Tell only where this item stands, and why.")
+        str | None, Option(metavar="KEY", help="Tell why this item is not among the first.")
     ] = None,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """List items under a prefix; with a query the best first."""
+    """List items under a prefix, or search them."""
     where, wanted = namespace(prefix), _object(filter, "--filter")
     asked: dict[str, Any] = {
         "query": query,
@@ -294,13 +299,13 @@ def _list(found: list[FoundItem], *, scored: bool, explain: bool) -> None:
 @store.command()
 def namespaces(
     prefix: Prefix = ROOT,
-    max_depth: Annotated[int | None, Option(min=1, help="Cut them to so many labels.")] = None,
+    max_depth: Annotated[int | None, Option(min=1, help="Cut them to N labels.")] = None,
     limit: Limit = 100,
     as_of: AsOf = None,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """List the namespaces that hold something, in order."""
+    """List the namespaces that hold items."""
     when, where = _moment(as_of, "--as-of"), namespace(prefix)
     with opened(db, reads=True) as file:
         found = file.store.list_namespaces(
@@ -330,7 +335,7 @@ def _whole(item: StoredItem | FoundItem) -> dict[str, Any]:
 
 @store.command()
 def delete(ns: NS, key: Key, if_version: IfVersion = None, db: DB = None) -> None:
-    """Delete an item; its versions stay until they are forgotten."""
+    """Delete an item; its versions stay."""
     where = namespace(ns)
     with opened(db) as file:
         key = _item(file.store, where, key)[1]
@@ -342,19 +347,19 @@ def delete(ns: NS, key: Key, if_version: IfVersion = None, db: DB = None) -> Non
 def forget(
     prefix: Annotated[
         str | None,
-        Argument(metavar="[PREFIX]", help="Only what is under it; / is everything."),
+        Argument(metavar="[PREFIX]", help="Only namespaces below this; / is everything."),
     ] = None,
     filter: Filter = None,
     provenance: FromWhere = None,
-    query: Annotated[str | None, Option(help="Words that must all be there, in any form.")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only count.")] = False,
+    query: Annotated[str | None, Option(help="All that contain these words.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would go.")] = False,
     yes: Yes = False,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Erase items for good, and the messages that they rest on.
+    """Erase items and their messages for good.
 
-    All their versions go, and the messages that their provenance names, in the same file.
+    All versions go, and the messages that their provenance names in the same database.
     """
     what: dict[str, Any] = {
         "prefix": None if prefix is None else namespace(prefix),
@@ -394,13 +399,16 @@ def _gone(receipt: Receipt) -> str:
 @store.command()
 def index(
     path: Annotated[
-        str | None, Argument(metavar="[PATH]", help="A path of the value, like user.age.")
+        str | None, Argument(metavar="[PATH]", help="A path of the values, like user.age.")
     ] = None,
     drop: Annotated[bool, Option("--drop", help="Remove the index.")] = False,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Make filters by a path of the value fast, or list the paths."""
+    """Index a path of the values for filters.
+
+    Without a path it lists the indexes.
+    """
     if drop and path is None:
         raise ConfigurationError("--drop needs the path; 'perdure store index' lists them")
     with opened(db, reads=path is None) as file:
@@ -419,15 +427,13 @@ def index(
 
 @store.command()
 def reembed(
-    list_: Annotated[
-        bool, Option("--list", help="Only list the items that wait for vectors.")
-    ] = False,
+    list_: Annotated[bool, Option("--list", help="List the items without vectors.")] = False,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Make the vectors of another model anew, by the offline one.
+    """Replace the vectors of another model.
 
-    It may be cut off and repeated; what is done stays done.
+    The offline model makes them. After an interruption it continues where it was.
     """
     if list_:
         _list_pending(db, json)

@@ -23,21 +23,24 @@ from perdure.errors import ConfigurationError, ImportFailed
 @store.command("import")
 def import_(
     file: Annotated[
-        Path, Argument(help="JSON Lines, or a file of langgraph's SqliteStore; - is stdin.")
+        Path,
+        Argument(
+            metavar="FILE", help="JSONL, or a database of langgraph's SqliteStore; - is stdin."
+        ),
     ],
     into: Annotated[
-        str | None, Option("--namespace", help="Where items go that name no namespace.")
+        str | None, Option("--namespace", metavar="NS", help="For lines that name no namespace.")
     ] = None,
     skip: Annotated[
-        bool, Option("--skip-unsuitable", help="Pass over a database's items that no store holds.")
+        bool, Option("--skip-unsuitable", help="Skip items that a store cannot hold.")
     ] = False,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Import items with their versions from a file.
+    """Import items and versions from a file.
 
-    What is there already is left as it is, so an import may be repeated or resumed. A line without
-    `namespace` and `value` is a value by itself.
+    What is there already stays as it is, so an import can be repeated. A line without "namespace"
+    and "value" is a value by itself.
     """
     with _opened(file) as (database, lines):
         if database:
@@ -105,11 +108,13 @@ def _opened(path: Path) -> Iterator[tuple[bool, Iterator[str]]]:
 @store.command()
 def export(
     prefix: Prefix = ROOT,
-    out: Annotated[Path | None, Option("--out", "-o", help="A file; - is stdout.")] = None,
+    out: Annotated[
+        Path | None, Option("--output", "-o", metavar="FILE", help="Write to this file.")
+    ] = None,
     no_versions: Annotated[bool, Option("--no-versions", help="Leave old versions out.")] = False,
     db: DB = None,
 ) -> None:
-    """Write items as JSON Lines, a version a line."""
+    """Write items as JSONL, a version a line."""
     path = None if out is None or str(out) == "-" else out
     with opened(db, reads=True) as file:
         where = namespace(prefix)

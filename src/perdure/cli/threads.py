@@ -25,15 +25,18 @@ TITLED: Final = "titled"  # metadata by which a checkpoint with a title is found
 @app.command()
 def threads(
     text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="Only if the title or id holds it.")
+        str | None,
+        typer.Argument(metavar="[TEXT]", help="Only threads with this in the title or id."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
-    after: Annotated[str | None, typer.Option(help="The last thread of the page before.")] = None,
-    prefix: Annotated[str, typer.Option(help="Only ids that begin so.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="List at most N.")] = 50,
+    after: Annotated[
+        str | None, typer.Option(metavar="ID", help="Begin after this thread.")
+    ] = None,
+    prefix: Annotated[str, typer.Option(help="Only ids that begin with this.")] = "",
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """List threads, the latest activity first."""
+    """List threads, latest activity first."""
     with opened(db, reads=True) as file:
         start = None if after is None else thread_id(file, after)
         many = limit if text is None else sys.maxsize

@@ -29,29 +29,31 @@ _LOG: Final = logging.getLogger("perdure.background")
 
 @app.command()
 def worker(
-    once: Annotated[bool, typer.Option("--once", help="Do all there is to do, and end.")] = False,
-    facts: Annotated[
-        bool | None, typer.Option(help="Whether to ask the model for facts, which costs calls.")
-    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Do what there is to do, and end.")] = False,
+    facts: Annotated[bool | None, typer.Option(help="Ask the model for facts, or not.")] = None,
     delay: Annotated[
         float | None,
-        typer.Option(min=0, metavar="SECONDS", help="Extract a thread after such a pause."),
+        typer.Option(min=0, metavar="SECONDS", help="Extract after a pause of this length."),
     ] = None,
     cron: Annotated[
-        str | None, typer.Option(help="Extract all by the clock, '0 3 * * *'; 'off' ends that.")
+        str | None,
+        typer.Option(metavar="TIMES", help="Extract by the clock, like '0 3 * * *', or off."),
     ] = None,
-    timezone: Annotated[str | None, typer.Option(help="Of --cron; else UTC.")] = None,
+    timezone: Annotated[
+        str | None, typer.Option(metavar="ZONE", help="Of --cron, instead of UTC.")
+    ] = None,
     database: Annotated[
         str | None,
-        typer.Option(help="Where jobs are kept: a file or a Postgres URL; else a file beside."),
+        typer.Option(metavar="FILE", help="Where jobs are kept: a file, or a Postgres URL."),
     ] = None,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
-    """Extract memories of all users' threads whose conversation pauses, until it is stopped.
+    """Extract memories in the background.
 
-    Without --facts no model is asked: what was said is what is remembered. If perdure.toml has
-    rules under [retention], they are applied every hour. Options default to its table [worker].
+    It works on the threads of all users whose conversation pauses, until it is stopped. Without
+    --facts no model is asked: what was said is what is remembered. Rules under [retention] in
+    perdure.toml are applied every hour. Options default to its table [worker].
     """
     from perdure.memory.background import Background, run_worker
     from perdure.memory.due import Pace
