@@ -15,9 +15,10 @@ from perdure import settings
 from perdure.checkpointers import SQLiteCheckpointer
 from perdure.graphs.chat import Part, chat_graph, memory_agent
 from perdure.memory.extraction import remember_turns
-from perdure.memory.recall import NAMESPACE, use_memories
+from perdure.memory.recall import NAMESPACE
 from perdure.memory.summary import summarize
 from perdure.memory.trim import trim
+from perdure.memory.use_memories import use_memories
 from perdure.stores import SQLiteStore
 
 TOKENS = 8_000

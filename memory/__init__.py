@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from perdure.memory.profile import Profile as Profile
     from perdure.memory.recall import arecall as arecall
     from perdure.memory.recall import recall as recall
-    from perdure.memory.recall import use_memories as use_memories
     from perdure.memory.records import Memory as Memory
     from perdure.memory.reducers import ChatState as ChatState
     from perdure.memory.reducers import Keep as Keep
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from perdure.memory.trim import trim as trim
     from perdure.memory.update_instructions import update_instructions as update_instructions
     from perdure.memory.update_profile import update_profile as update_profile
+    from perdure.memory.use_memories import use_memories as use_memories
 
 _MODULES = {
     "background": "Background",
@@ -57,7 +57,8 @@ _MODULES = {
     "model_extractor": "ModelExtractor",
     "nodes": "view",
     "profile": "Profile",
-    "recall": "arecall recall use_memories",
+    "recall": "arecall recall",
+    "use_memories": "use_memories",
     "records": "Memory",
     "reducers": "ChatState Keep messages",
     "summary": "SummaryState summarize",

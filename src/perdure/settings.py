@@ -189,7 +189,7 @@ def _in_file() -> dict[str, Given]:
         return {}
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as exc:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError, RecursionError) as exc:
         raise ConfigurationError(f"the settings file {str(path)!r} cannot be read: {exc}") from exc
     for table in _TABLES:
         if isinstance(found.get(table), dict):
