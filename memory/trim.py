@@ -31,9 +31,9 @@ Measure = Callable[[BaseMessage], int]
 class Trim(MessagesNode):
     """A node that keeps what fits: `trim(max_tokens=4_000)`.
 
-    The parameters are those of langchain's `trim_messages`. In a graph, what does not fit leaves
-    the state and stays in history; in a `view` it is not shown. The rest is a valid sequence. The
-    newest human message and the last of what follows it stay.
+    The parameters are those of langchain's `trim_messages`. In a graph, what does not fit, or
+    precedes the first human message, leaves the state and stays in history; in a `view` it is not
+    shown. The rest is a valid sequence. The newest human message and the last after it stay.
 
     Args:
         max_tokens: Tokens of the request; from above 0 to 1.0, a share of the model's window.
