@@ -75,7 +75,7 @@ def import_(
                     databases[-1].write_bytes(source.read())
         if databases and prefix:
             raise ConfigurationError("a database keeps its own thread ids; leave out --prefix")
-        read.sort(key=lambda talk: float("inf") if talk.at is None else talk.at)
+        read.sort(key=lambda talk: talk.at([node.message for node in talk.nodes]))
         kept = resumable(lambda: f"{report}; that is kept")
         with opened(db, user, create=True, hasty=True) as file, kept:
             memories = _Memories(file, report, wanted=not no_memories, later=later)
