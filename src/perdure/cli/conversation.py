@@ -251,7 +251,8 @@ def store(
 class _Storing:
     """One conversation on its way into one thread.
 
-    `_held` has the checkpoint that ends with a message, else the oldest one that holds it.
+    `_held` has the checkpoint that ends with a message, else the oldest one that holds it; None if
+    what came before that one was removed, so that no branch can begin within it.
     """
 
     def __init__(self, saver: SQLiteCheckpointer, thread_id: str, talk: Conversation) -> None:
@@ -262,19 +263,21 @@ class _Storing:
         except UnknownThread:
             self._found = []
         self._nodes = {node.id: node for node in talk.nodes}
-        self._held: dict[str, str] = {}
+        self._held: dict[str, str | None] = {}
+        ids = {None, *(info.checkpoint_id for info in self._found)}
         for info in reversed(self._found):
             if NODE in info.metadata:
-                self._hold(info.metadata[NODE], info.checkpoint_id)
+                cut = info.checkpoint_id if info.parent_id in ids else None
+                self._hold(info.metadata[NODE], info.checkpoint_id, cut)
         self._last: CheckpointTuple | None = None  # put just now, so that it need not be read
 
     def run(self, advance: Callable[[int], None]) -> int:
-        pruned = bool(self._found) and all(info.parent_id is not None for info in self._found)
+        begins = not self._found or any(info.parent_id is None for info in self._found)
         ends = _ends(self._talk)
         new = 0
         for done, node in enumerate(self._talk.nodes):
             batch, above = self._missing(node) if node.id in ends else ([], None)
-            if batch and (above is not None or not pruned):  # else its beginning was removed
+            if batch and (begins if above is None else self._held[above]):
                 self._put(above, batch)
                 new += len(batch)
                 advance(done)
@@ -283,26 +286,26 @@ class _Storing:
 
     def _missing(self, node: Node) -> tuple[list[BaseMessage], str | None]:
         """The messages up to a node that are not there yet, and the one that they follow."""
-        batch, at = [], node
-        while at.id not in self._held:
-            batch.insert(0, at.message)
-            if at.parent is None:
-                return batch, None
-            at = self._nodes[at.parent]
-        return batch, at.id
+        batch: list[BaseMessage] = []
+        at: str | None = node.id
+        while at is not None and at not in self._held:
+            batch.append(self._nodes[at].message)
+            at = self._nodes[at].parent
+        return batch[::-1], at
 
-    def _hold(self, end: str, checkpoint_id: str) -> None:
+    def _hold(self, end: str, checkpoint_id: str, cut: str | None) -> None:
         self._held[end] = checkpoint_id
-        while (node := self._nodes.get(end)) and node.parent and node.parent not in self._held:
-            end = node.parent
-            self._held[end] = checkpoint_id
+        at = self._nodes.get(end)
+        while at is not None and at.parent is not None and at.parent not in self._held:
+            self._held[at.parent] = cut
+            at = self._nodes[at.parent]
 
     def _put(self, parent: str | None, batch: list[BaseMessage]) -> None:
         """Put a checkpoint that ends with a batch, or without one with what is there already."""
         from langgraph.checkpoint.base import CheckpointTuple, empty_checkpoint
         from langgraph.checkpoint.base.id import uuid6
 
-        base = None if parent is None else self._read(self._held[parent])
+        base = None if parent is None else self._read(str(self._held[parent]))
         checkpoint = base.checkpoint if base else empty_checkpoint()
         messages = checkpoint["channel_values"].get("messages", [])
         places = (n for n in range(len(messages), 0, -1) if messages[n - 1].id == parent)
@@ -329,7 +332,7 @@ class _Storing:
         metadata |= {NODE: end, **({TITLED: True} if "title" in self._talk.about else {})}
         config = self._saver.put(above, new, metadata, {"messages": version})
         self._last = CheckpointTuple(config, new, metadata, above)
-        self._hold(end, new["id"])
+        self._hold(end, new["id"], new["id"])
 
     def _read(self, checkpoint_id: str) -> CheckpointTuple:
         if self._last is not None and self._last.checkpoint["id"] == checkpoint_id:
@@ -351,8 +354,9 @@ class _Storing:
         went_on = next((info for info in self._found if NODE not in info.metadata), None)
         ended = head.metadata.get(NODE) if head is not None and head is self._found[0] else None
         goal = went_on if went_on is not None and ended is not None else head
-        at = None if goal is None else goal.checkpoint_id
-        if went_on is None and leaf in self._held and (new or leaf != ended in self._nodes):
+        at = goal.checkpoint_id if goal is not None else None
+        news = new or (ended in self._nodes and ended != leaf)
+        if went_on is None and news and leaf is not None and self._held.get(leaf):
             self._put(leaf, [])
             at = self._held[leaf]
         stands = self._last.checkpoint["id"] if self._last else head and head.checkpoint_id
