@@ -147,7 +147,9 @@ def described(
     for ours, theirs in names.items():
         value = found.get(theirs)
         time = ours.endswith("_time")
-        known = seconds(value) if time else whole(text_of(value)) if text_of(value).strip() else None
+        known = (
+            seconds(value) if time else whole(text_of(value)) if text_of(value).strip() else None
+        )
         if known is not None:
             about[ours] = known
     return Conversation(whole(text_of(name) or made_up_id("conversation", *made_of)), about=about)

@@ -63,7 +63,9 @@ def read(found: Mapping[str, Any]) -> Conversation:
         leaves = parents.keys() - parents.values()
         times = {key: said[key][0].response_metadata.get("create_time", 0.0) for key in said}
         shown = max(
-            (key for key in parents if key in leaves), key=lambda key: times.get(key, 0), default=None
+            (key for key in parents if key in leaves),
+            key=lambda key: times.get(key, 0),
+            default=None,
         )
     talk.fill(parents, said, shown)
     return talk
