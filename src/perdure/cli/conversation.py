@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
     from langgraph.checkpoint.base import Checkpoint, CheckpointTuple
 
-    from perdure.checkpointers import CheckpointInfo, SQLiteCheckpointer
+    from perdure.checkpointers import SQLiteCheckpointer
 
 NODE: Final = "imported"  # metadata by which a checkpoint is found again: the id of its message
 _GROWTH: Final = 32  # a checkpoint for each 32nd part of what there is
@@ -90,13 +90,7 @@ class Conversation:
         said: Mapping[str, list[BaseMessage]],
         shown: str | None,
     ) -> None:
-        """Put its messages in order.
-
-        Args:
-            parents: What each part of the tree follows; a part may say nothing.
-            said: The messages of each part that says something, one after the other.
-            shown: The part where the main branch ends.
-        """
+        """Put its messages in order: what each part of the tree follows and says, and its end."""
         for key, parent in parents.items():
             if parent is not None and parent not in parents:
                 parents[key] = None
@@ -135,13 +129,10 @@ class Conversation:
 def described(
     name: object, found: Mapping[str, Any], names: Mapping[str, str], *made_of: object
 ) -> Conversation:
-    """A conversation without its messages.
+    """A conversation without its messages, of its JSON.
 
-    Args:
-        name: Its id; what is none is made up.
-        found: Its JSON.
-        names: What is called how there, by what it is called in `ABOUT`.
-        made_of: What a made-up id is a hash of.
+    `names` tells what is called how there, by what it is called in `ABOUT`. An id that is none is
+    made up, of a hash.
     """
     about: dict[str, Any] = {}
     for ours, theirs in names.items():
@@ -156,27 +147,18 @@ def described(
 
 
 def spoken(role: str, text: str, key: str, *, tool: bool = False, **known: Any) -> BaseMessage:
-    """A message.
+    """A message of the user, assistant or system, with its id and what is known of it.
 
-    Args:
-        role: `"user"`, `"assistant"` or `"system"`.
-        text: What it says.
-        key: Its id.
-        tool: Whether a program said it: no memory is made of it.
-        known: Of its `response_metadata`, what tells something.
+    What a program said (`tool`) becomes no memory.
     """
     from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 
     from perdure.memory.thread_messages import REMEMBER
 
-    kinds: dict[str, type[BaseMessage]] = {
-        "user": HumanMessage,
-        "assistant": AIMessage,
-        "system": SystemMessage,
-    }
+    kinds: dict[str, type[BaseMessage]] = {"user": HumanMessage, "assistant": AIMessage}
     said = {name: value for name, value in known.items() if value not in (None, "")}
     said |= {REMEMBER: False} if tool else {}
-    return kinds[role](content=whole(text), id=key, response_metadata=said)
+    return kinds.get(role, SystemMessage)(content=whole(text), id=key, response_metadata=said)
 
 
 # -- values of JSON that may be anything
@@ -242,10 +224,9 @@ def store(
     talk: Conversation,
     advance: Callable[[int], None] = lambda count: None,
 ) -> int:
-    """Store what is new of a conversation; calls `advance` with how many messages are done.
+    """Store what is new of a conversation; returns how many messages are new.
 
-    Returns:
-        How many messages are new.
+    `advance` is called with how many are done.
     """
     return _Storing(saver, thread_id, talk).run(advance)
 
@@ -339,9 +320,8 @@ class _Storing:
     def _read(self, checkpoint_id: str) -> CheckpointTuple:
         if self._last is not None and self._last.checkpoint["id"] == checkpoint_id:
             return self._last
-        found = self._saver.get_tuple(
-            {"configurable": {**self._thread, "checkpoint_id": checkpoint_id}}
-        )
+        at = {**self._thread, "checkpoint_id": checkpoint_id}
+        found = self._saver.get_tuple({"configurable": at})
         assert found is not None
         return found
 

@@ -219,8 +219,10 @@ def _conversations(
         lines.message(value)
         return []
     parts = [*dict_of(value).values(), *list_of(value)] if depth else []
-    within = [_conversations(number, part, lines, depth - 1) for part in parts]
-    found = [talk for talks in within for talk in talks]
+    found = []
+    for part in parts:
+        if isinstance(part, dict | list):
+            found += _conversations(number, part, lines, depth - 1)
     if not found and depth == _DEPTH:
         raise Odd("no conversation")
     return found

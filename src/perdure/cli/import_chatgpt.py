@@ -61,12 +61,9 @@ def read(found: Mapping[str, Any]) -> Conversation:
     shown = found.get("current_node")
     if not isinstance(shown, str) or shown not in parents:
         leaves = parents.keys() - parents.values()
-        times = {key: said[key][0].response_metadata.get("create_time", 0.0) for key in said}
-        shown = max(
-            (key for key in parents if key in leaves),
-            key=lambda key: times.get(key, 0),
-            default=None,
-        )
+        ends = [key for key in parents if key in leaves]
+        times = {key: said[key][0].response_metadata.get("create_time", 0) for key in said}
+        shown = max(ends, key=lambda key: times.get(key, 0), default=None)
     talk.fill(parents, said, shown)
     return talk
 
@@ -76,7 +73,8 @@ def _parts_of(found: Mapping[str, Any]) -> dict[str, tuple[str | None, Any]]:
     parts: dict[str, tuple[str | None, Any]] = {}
     for key, node in dict_of(found.get("mapping")).items():
         node = node if isinstance(node, dict) else {"message": node}
-        parts[key] = text_of(node.get("parent")) or None, node.get("message")
+        parent = node.get("parent")
+        parts[key] = parent if isinstance(parent, str) else None, node.get("message")
     last = None
     for number, node in enumerate(() if parts else list_of(found.get("linear_conversation"))):
         node = node if isinstance(node, dict) else {"message": node}

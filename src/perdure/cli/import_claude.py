@@ -43,8 +43,8 @@ def read(found: Mapping[str, Any]) -> Conversation:
     for number, message in enumerate(list_of(messages)):
         known = dict_of(message)
         key = text_of(known.get("uuid")) or f"{talk.id}-{number}"
-        above = text_of(known.get("parent_message_uuid", last))
-        parents[key] = above if above and above != _ROOT else None
+        above = known.get("parent_message_uuid", last)
+        parents[key] = above if isinstance(above, str) and above != _ROOT else None
         try:
             said[key] = _messages(key, message, talk)
         except Odd as exc:
