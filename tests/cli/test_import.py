@@ -220,7 +220,7 @@ def test_nothing_bad_is_the_end(tmp_path: Path) -> None:
     result = attempt("import", str(file))
 
     assert (result.exit_code, result.exception) == (0, None)
-    assert result.stdout.startswith("2 conversations: 10 new messages, 1 without messages, ")
+    assert result.stdout.startswith("2 conversations: 10 new messages, 1 more without messages, ")
     assert "unknown role 'robot' (1)" in result.stderr
     assert said("broken")[:2] == ["human: I am allergic to nuts", "ai: I will keep that in mind"]
     assert sorted(problems(file), key=lambda each: each[0]) == [
@@ -607,3 +607,21 @@ def test_an_import_continues_a_talk_that_went_on(tmp_path: Path) -> None:
 
     assert done(written(tmp_path / "c.json", [talk.json])) == (1, 2, 0)
     assert said("trip") == before
+
+
+def test_what_no_file_can_hold_is_named_and_the_rest_is_there(db: Path) -> None:
+    """Dates off the calendar, halves of characters in ids and keys, ids of any length."""
+    at = "0001-01-01T00:00:00+14:00"
+    early = {"uuid": "early", "created_at": at, "chat_messages": [
+        {"uuid": "m\udfff", "sender": "human", "text": "I live in Ghent", "created_at": at}
+    ]}  # fmt: skip
+    odd = {"thread_id": "odd", "messages": [{"role": "user", "content": "hi", "\ud800k": "v"}]}
+    long = {"thread_id": "L" * 5_000, "messages": [{"role": "user", "content": "long"}]}
+    good = {"thread_id": "good", "messages": [{"role": "user", "content": "hello"}]}
+    path = db.parent / "odd.json"
+    path.write_text(json.dumps([early, odd, long, good]))
+    report = read("import", str(path))
+
+    assert (report["conversations"], report["messages"]) == (3, 3)
+    assert [each["conversation"] for each in report["skipped"]] == ["odd"]
+    assert sorted(len(info["thread_id"]) for info in read("threads")) == [4, 5, 36]

@@ -9,23 +9,25 @@ and goes on makes the same ones.
 from __future__ import annotations
 
 import json
+import math
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from perdure.cli.threads import TITLED
+from perdure.errors import UnknownThread
 
 if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
-    from langchain_core.runnables import RunnableConfig
-    from langgraph.checkpoint.base import Checkpoint
+    from langgraph.checkpoint.base import Checkpoint, CheckpointTuple
 
-    from perdure.checkpointers import CheckpointInfo, SQLiteCheckpointer
+    from perdure.checkpointers import SQLiteCheckpointer
 
 NODE: Final = "imported"  # metadata by which a checkpoint is found again: the id of its message
+_LONGEST_ID: Final = 500  # bytes; no export has longer ones, and a key of a memory has room for it
 _GROWTH: Final = 32  # a checkpoint for each 32nd part of what there is
 
 
@@ -50,19 +52,14 @@ class Node:
     parent: str | None
     message: BaseMessage
 
-    @property
-    def at(self) -> float | None:
-        """When it was said, in seconds since 1970."""
-        return self.message.response_metadata.get("create_time")
-
 
 @dataclass(slots=True)
 class Conversation:
-    """A conversation as a tree of messages: parents before children, the main branch last.
+    """A conversation as a tree of messages.
 
     Attributes:
         id: What its thread is called.
-        nodes: Its messages.
+        nodes: Its messages, parents before children, the main branch last.
         leaf: The message where the main branch ends.
         about: What is known of it, see `ABOUT`; times in seconds since 1970 (UTC).
         left_out: How many messages of each kind that tells a reader nothing were left out.
@@ -76,11 +73,13 @@ class Conversation:
     left_out: Counter[str] = field(default_factory=Counter)
     problems: list[Problem] = field(default_factory=list)
 
-    @property
-    def at(self) -> float | None:
-        """When it was last active, as far as is known."""
-        known = [node.at for node in self.nodes if node.at is not None]
-        return max(known, default=self.about.get("update_time", self.about.get("create_time")))
+    def at(self, messages: list[BaseMessage]) -> float:
+        """When the newest of its messages was said that has a time, else it; infinity: unknown."""
+        for message in reversed(messages):
+            at = seconds(message.response_metadata.get("create_time"))
+            if at is not None:
+                return at
+        return float(self.about.get("update_time", self.about.get("create_time", math.inf)))
 
     def problem(self, reason: str, message: str | None = None) -> None:
         """Note what is not as expected."""
@@ -92,13 +91,7 @@ class Conversation:
         said: Mapping[str, list[BaseMessage]],
         shown: str | None,
     ) -> None:
-        """Put its messages in order.
-
-        Args:
-            parents: What each part of the tree follows; a part may say nothing.
-            said: The messages of each part that says something, one after the other.
-            shown: The part where the main branch ends.
-        """
+        """Put its messages in order: what each part of the tree follows and says, and its end."""
         for key, parent in parents.items():
             if parent is not None and parent not in parents:
                 parents[key] = None
@@ -137,50 +130,59 @@ class Conversation:
 def described(
     name: object, found: Mapping[str, Any], names: Mapping[str, str], *made_of: object
 ) -> Conversation:
-    """A conversation without its messages.
+    """A conversation without its messages, of its JSON.
 
-    Args:
-        name: Its id; what is none is made up.
-        found: Its JSON.
-        names: What is called how there, by what it is called in `ABOUT`.
-        made_of: What a made-up id is a hash of.
+    `names` tells what is called how there, by what it is called in `ABOUT`. An id that is none is
+    made up, of a hash.
     """
     about: dict[str, Any] = {}
     for ours, theirs in names.items():
         value = found.get(theirs)
-        if ours.endswith("_time"):
-            value = seconds(value)
-        elif not isinstance(value, str) or not value.strip():
-            value = None
-        if value is not None:
-            about[ours] = whole(value) if isinstance(value, str) else value
-    given = name if isinstance(name, str) and name else made_up_id("conversation", *made_of)
+        time = ours.endswith("_time")
+        known = (
+            seconds(value) if time else whole(text_of(value)) if text_of(value).strip() else None
+        )
+        if known is not None:
+            about[ours] = known
+    given = text_of(name) or made_up_id("conversation", *made_of)
+    if len(given.encode("utf-8", "replace")) > _LONGEST_ID:
+        given = made_up_id("conversation", given)
     return Conversation(whole(given), about=about)
 
 
 def spoken(role: str, text: str, key: str, *, tool: bool = False, **known: Any) -> BaseMessage:
-    """A message.
+    """A message of the user, assistant or system, with its id and what is known of it.
 
-    Args:
-        role: `"user"`, `"assistant"` or `"system"`.
-        text: What it says.
-        key: Its id.
-        tool: Whether a program said it: no memory is made of it.
-        known: Of its `response_metadata`, what is not None.
+    What a program said (`tool`) becomes no memory.
     """
     from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 
-    kinds: dict[str, type[BaseMessage]] = {
-        "user": HumanMessage,
-        "assistant": AIMessage,
-        "system": SystemMessage,
-    }
-    said = {name: value for name, value in known.items() if value is not None}
-    if tool:
-        from perdure.memory.thread_messages import REMEMBER
+    from perdure.memory.thread_messages import REMEMBER
 
-        said[REMEMBER] = False
-    return kinds[role](content=whole(text), id=key, response_metadata=said)
+    kinds: dict[str, type[BaseMessage]] = {"user": HumanMessage, "assistant": AIMessage}
+    said = {name: value for name, value in known.items() if value not in (None, "")}
+    said |= {REMEMBER: False} if tool else {}
+    return kinds.get(role, SystemMessage)(
+        content=whole(text), id=whole(key), response_metadata=said
+    )
+
+
+# -- values of JSON that may be anything
+
+
+def text_of(value: Any) -> str:
+    """The value if it is text, else none."""
+    return value if isinstance(value, str) else ""
+
+
+def dict_of(value: Any) -> dict[str, Any]:
+    """The value if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def list_of(value: Any) -> list[Any]:
+    """The value if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
 
 
 def whole(text: str) -> str:
@@ -195,14 +197,14 @@ def seconds(value: Any) -> float | None:
             found = datetime.fromisoformat(value)
         except ValueError:
             return None
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+        value = (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if number and 0 <= value < 1e11 else None
 
 
-def short(text: str, limit: int = 200) -> str:
+def short(text: Any, limit: int = 200) -> str:
     """Text on one line, cut if it is long."""
-    flat = " ".join(text.split())
+    flat = " ".join(str(text).split())
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
@@ -225,249 +227,147 @@ def made_up_id(*parts: object) -> str:
 def store(
     saver: SQLiteCheckpointer,
     thread_id: str,
-    conversation: Conversation,
+    talk: Conversation,
     advance: Callable[[int], None] = lambda count: None,
 ) -> int:
-    """Store what is new of a conversation; calls `advance` with how many messages are done.
+    """Store what is new of a conversation; returns how many messages are new.
 
-    Returns:
-        How many messages are new.
+    `advance` is called with how many are done.
     """
-    return _Storing(saver, thread_id, conversation, advance).run()
-
-
-@dataclass(slots=True)
-class _Known:
-    """What is there already of a conversation.
-
-    Attributes:
-        at: The checkpoint that ends with a message, by message.
-        inside: The checkpoint that a message came with, when others came after it in the same.
-        said: Messages whose checkpoint is gone.
-        current: The checkpoint from which the thread goes on.
-        head: The one from which it should, if the import has no other.
-        talked_on: Whether someone went on from what was imported.
-        unfinished: Whether a former import ended before it had moved the head.
-        pruned: Whether the beginning is gone.
-    """
-
-    at: dict[str, str] = field(default_factory=dict)
-    inside: dict[str, str] = field(default_factory=dict)
-    said: set[str] = field(default_factory=set)
-    current: str | None = None
-    head: str | None = None
-    talked_on: bool = False
-    unfinished: bool = False
-    pruned: bool = False
-
-    def lacks(self, node: Node) -> bool:
-        """Whether a message is new, and what it follows is there to put it upon."""
-        if node.id in self.at or node.id in self.inside or node.id in self.said:
-            return False
-        if node.parent is None:
-            return not self.pruned
-        return node.parent in self.at or node.parent in self.inside
-
-
-@dataclass(slots=True)
-class _Base:
-    """A checkpoint to go on from, and its parent."""
-
-    id: str
-    parent: str | None
-    step: int
-    checkpoint: Checkpoint
+    return _Storing(saver, thread_id, talk).run(advance)
 
 
 class _Storing:
-    """One conversation on its way into one thread."""
+    """One conversation on its way into one thread.
 
-    def __init__(
-        self,
-        saver: SQLiteCheckpointer,
-        thread_id: str,
-        conversation: Conversation,
-        advance: Callable[[int], None],
-    ) -> None:
-        self._saver, self._thread_id = saver, thread_id
-        self._conversation, self._advance = conversation, advance
-        self._known = _known(saver, thread_id, conversation)
-        self._last: _Base | None = None  # put just now, so that it need not be read
-        self._about = conversation.about | ({TITLED: True} if "title" in conversation.about else {})
+    `_held` has the checkpoint that ends with a message, else the oldest one that holds it; None if
+    what came before that one was removed, so that no branch can begin within it.
+    """
 
-    def run(self) -> int:
-        ends = _ends(self._conversation)
-        batch: list[Node] = []
+    def __init__(self, saver: SQLiteCheckpointer, thread_id: str, talk: Conversation) -> None:
+        self._saver, self._talk = saver, talk
+        self._thread = {"thread_id": thread_id, "checkpoint_ns": ""}
+        try:
+            self._found = saver.checkpoints(thread_id, checkpoint_ns="")
+        except UnknownThread:
+            self._found = []
+        self._nodes = {node.id: node for node in talk.nodes}
+        self._held: dict[str, str | None] = {}
+        ids = {None, *(info.checkpoint_id for info in self._found)}
+        for info in reversed(self._found):
+            if NODE in info.metadata:
+                cut = info.checkpoint_id if info.parent_id in ids else None
+                self._hold(info.metadata[NODE], info.checkpoint_id, cut)
+        self._last: CheckpointTuple | None = None  # put just now, so that it need not be read
+
+    def run(self, advance: Callable[[int], None]) -> int:
+        begins = not self._found or any(info.parent_id is None for info in self._found)
+        ends = _ends(self._talk)
         new = 0
-        for done, node in enumerate(self._conversation.nodes):
-            if batch and node.parent != batch[-1].id:
-                self._put(batch[0].parent, batch)
-                batch = []
-            if batch or self._known.lacks(node):
-                batch.append(node)
-                new += 1
-            if batch and node.id in ends:
-                self._put(batch[0].parent, batch)
-                batch = []
-                self._advance(done)
-        if batch:
-            self._put(batch[0].parent, batch)
+        for done, node in enumerate(self._talk.nodes):
+            batch, above = self._missing(node) if node.id in ends else ([], None)
+            if batch and (begins if above is None else self._held[above]):
+                self._put(above, batch)
+                new += len(batch)
+                advance(done)
         self._move_head(bool(new))
         return new
 
-    def _put(self, parent: str | None, batch: list[Node]) -> None:
-        """Put a checkpoint that ends with a batch of messages, each of which follows the other."""
-        from langgraph.checkpoint.base import empty_checkpoint
+    def _missing(self, node: Node) -> tuple[list[BaseMessage], str | None]:
+        """The messages up to a node that are not there yet, and the one that they follow."""
+        batch: list[BaseMessage] = []
+        at: str | None = node.id
+        while at is not None and at not in self._held:
+            batch.append(self._nodes[at].message)
+            at = self._nodes[at].parent
+        return batch[::-1], at
+
+    def _hold(self, end: str, checkpoint_id: str, cut: str | None) -> None:
+        self._held[end] = checkpoint_id
+        at = self._nodes.get(end)
+        while at is not None and at.parent is not None and at.parent not in self._held:
+            self._held[at.parent] = cut
+            at = self._nodes[at.parent]
+
+    def _put(self, parent: str | None, batch: list[BaseMessage]) -> None:
+        """Put a checkpoint that ends with a batch, or without one with what is there already."""
+        from langgraph.checkpoint.base import CheckpointTuple, empty_checkpoint
         from langgraph.checkpoint.base.id import uuid6
 
-        known = self._known
-        base = None if parent is None else self._base(known.at.get(parent) or known.inside[parent])
+        base = None if parent is None else self._read(str(self._held[parent]))
         checkpoint = base.checkpoint if base else empty_checkpoint()
         messages = checkpoint["channel_values"].get("messages", [])
-        # a message in the midst of others that came with it: what came after it is left behind
-        kept = len(messages) if parent in known.at else _place(messages, parent)
-        cut = base is not None and kept < len(messages)
-        step = base.step + (not cut) if base else 0
-        above = None if base is None else base.parent if cut else base.id
+        places = (n for n in range(len(messages), 0, -1) if messages[n - 1].id == parent)
+        kept = next(places, len(messages))
+        cut = kept < len(messages)  # what came together with later ones, which stay behind
+        if not batch and not cut:
+            return
+        above = None if base is None else base.parent_config if cut else base.config
+        above = above or {"configurable": self._thread}
+        step = base.metadata.get("step", 0) + (not cut) if base else 0
         version = self._saver.get_next_version(checkpoint["channel_versions"].get("messages"), None)
-        said = messages[:kept] + [node.message for node in batch]
+        said = messages[:kept] + batch
+        at = self._talk.at(said)
+        moment = datetime.now(UTC) if at == math.inf else datetime.fromtimestamp(at, UTC)
         new: Checkpoint = {
             **checkpoint,
             "id": str(uuid6(clock_seq=step)),
-            "ts": self._ts(said),
+            "ts": moment.isoformat(),
             "channel_values": {"messages": said},
             "channel_versions": {**checkpoint["channel_versions"], "messages": version},
         }
-        ends_with = batch[-1].id if batch else str(parent)
-        metadata: Any = {"source": "update", "step": step, "parents": {}}
-        metadata |= {**self._about, NODE: ends_with}
-        self._saver.put(_config(self._thread_id, above), new, metadata, {"messages": version})
-        self._last = _Base(new["id"], above, step, new)
-        known.at[ends_with] = new["id"]
-        known.inside |= {node.id: new["id"] for node in batch[:-1]}
+        end = str(said[-1].id)
+        metadata: Any = {"source": "update", "step": step, "parents": {}, **self._talk.about}
+        metadata |= {NODE: end, **({TITLED: True} if "title" in self._talk.about else {})}
+        config = self._saver.put(above, new, metadata, {"messages": version})
+        self._last = CheckpointTuple(config, new, metadata, above)
+        self._hold(end, new["id"], new["id"])
 
-    def _ts(self, messages: list[BaseMessage]) -> str:
-        """When the newest message was said; if nobody knows, when the conversation was held."""
-        times = (seconds(each.response_metadata.get("create_time")) for each in reversed(messages))
-        about = self._conversation.about
-        held = about.get("update_time", about.get("create_time"))
-        at = next((time for time in times if time is not None), held)
-        moment = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
-        return moment.isoformat()
-
-    def _base(self, checkpoint_id: str) -> _Base:
-        if self._last is not None and self._last.id == checkpoint_id:
+    def _read(self, checkpoint_id: str) -> CheckpointTuple:
+        if self._last is not None and self._last.checkpoint["id"] == checkpoint_id:
             return self._last
-        found = self._saver.get_tuple(_config(self._thread_id, checkpoint_id))
+        at = {**self._thread, "checkpoint_id": checkpoint_id}
+        found = self._saver.get_tuple({"configurable": at})
         assert found is not None
-        above = (found.parent_config or {"configurable": {}})["configurable"].get("checkpoint_id")
-        return _Base(checkpoint_id, above, found.metadata.get("step", 0), found.checkpoint)
+        return found
 
     def _move_head(self, new: bool) -> None:
-        """Let the thread go on from where the conversation was left, unless it went on since."""
-        known, leaf = self._known, self._conversation.leaf
-        head = known.head
-        if leaf is not None and not known.talked_on and (new or known.unfinished):
-            if leaf in known.inside and leaf not in known.at:
-                self._put(leaf, [])
-            head = known.at.get(leaf, head)
-        last = self._last.id if self._last is not None else known.current
-        if head is not None and head != last:
-            self._saver.rewind(self._thread_id, head)
+        """Let the thread go on from where the conversation was left, unless it went on since.
+
+        Each put moves the head, and only when all is there does it go where it belongs. So a head
+        that is the newest of all, was imported and is of this conversation (else the export is an
+        older one) may be where an import was killed.
+        """
+        leaf, head = self._talk.leaf, next((info for info in self._found if info.is_head), None)
+        went_on = next((info for info in self._found if NODE not in info.metadata), None)
+        ended = head.metadata.get(NODE) if head is not None and head is self._found[0] else None
+        goal = went_on if went_on is not None and ended is not None else head
+        at = goal.checkpoint_id if goal is not None else None
+        news = new or (ended in self._nodes and ended != leaf)
+        if went_on is None and news and leaf is not None and self._held.get(leaf):
+            self._put(leaf, [])
+            at = self._held[leaf]
+        stands = self._last.checkpoint["id"] if self._last else head and head.checkpoint_id
+        if at is not None and at != stands:
+            self._saver.rewind(self._thread["thread_id"], at)
 
 
-def _known(saver: SQLiteCheckpointer, thread_id: str, conversation: Conversation) -> _Known:
-    from perdure.errors import UnknownThread
-
-    try:
-        found = saver.checkpoints(thread_id, checkpoint_ns="")
-    except UnknownThread:
-        return _Known()
-    known = _Known(
-        at={i.metadata[NODE]: i.checkpoint_id for i in reversed(found) if NODE in i.metadata},
-        inside=_inside(found, conversation),
-        pruned=all(info.parent_id is not None for info in found),
-    )
-    _note_head(known, found, conversation)
-    ids = {info.checkpoint_id for info in found}
-    if any(info.parent_id is not None and info.parent_id not in ids for info in found):
-        for tip in ids - {info.parent_id for info in found}:
-            said = saver.history(thread_id, checkpoint_id=tip)
-            known.said |= {item.value.id for item in said}
-    return known
-
-
-def _inside(found: list[CheckpointInfo], conversation: Conversation) -> dict[str, str]:
-    """The messages that share a checkpoint with a later one, which has its own."""
-    names = {info.checkpoint_id: info.metadata.get(NODE) for info in found}
-    parents = {node.id: node.parent for node in conversation.nodes}
-    inside: dict[str, str] = {}
-    for info in found:
-        if info.parent_id is not None and names.get(info.parent_id) is None:
-            continue  # what came with it cannot be told from what was there before
-        before = names[info.parent_id] if info.parent_id is not None else None
-        between = []
-        key = parents.get(str(names[info.checkpoint_id]))
-        while key is not None and key != before:
-            between.append(key)
-            key = parents.get(key)
-        if key == before:
-            inside |= dict.fromkeys(between, info.checkpoint_id)
-    return inside
-
-
-def _note_head(known: _Known, found: list[CheckpointInfo], conversation: Conversation) -> None:
-    """Tell a head that an import left behind when it was killed from one that was chosen.
-
-    Each put moves the head, and only when all is there does it go where it belongs. So a head that
-    is the newest of all, has been imported and is of this conversation is where an import stopped.
-    """
-    head = next((info for info in found if info.is_head), None)
-    if head is None:
-        return
-    talk = next((info for info in found if NODE not in info.metadata), None)
-    midway = head is found[0] and NODE in head.metadata
-    known.current = head.checkpoint_id
-    known.talked_on = talk is not None
-    ended = head.metadata.get(NODE)
-    known.unfinished = (
-        midway
-        and talk is None
-        and ended != conversation.leaf
-        and any(node.id == ended for node in conversation.nodes)  # else the export is an older one
-    )
-    known.head = talk.checkpoint_id if midway and talk else head.checkpoint_id
-
-
-def _ends(conversation: Conversation) -> set[str]:
+def _ends(talk: Conversation) -> set[str]:
     """The messages after which there is a checkpoint.
 
     It is where the tree forks or ends, and where a turn ends if there is enough since the last.
     """
-    followers: dict[str | None, list[Node]] = {}
-    for node in conversation.nodes:
-        followers.setdefault(node.parent, []).append(node)
+    followers: dict[str | None, list[str]] = defaultdict(list)
+    for node in talk.nodes:
+        followers[node.parent].append(node.message.type)
     depths: dict[str | None, tuple[int, int]] = {None: (0, 0)}  # of all, and since a checkpoint
     ends = set()
-    for node in conversation.nodes:
-        depth, since = (count + 1 for count in depths.get(node.parent, (0, 0)))
-        then = followers.get(node.id, [])
-        grown = since >= depth // _GROWTH and len(then) == 1 and then[0].message.type == "human"
-        if len(then) != 1 or node.id == conversation.leaf or grown:
+    for node in talk.nodes:
+        depth, since = (count + 1 for count in depths[node.parent])
+        then = followers[node.id]
+        grown = since >= depth // _GROWTH and then == ["human"]
+        if grown or len(then) != 1 or node.id == talk.leaf:
             ends.add(node.id)
             since = 0
         depths[node.id] = depth, since
     return ends
-
-
-def _place(messages: list[Any], last: str | None) -> int:
-    """How many messages there are up to one."""
-    for place in range(len(messages), 0, -1):
-        if messages[place - 1].id == last:
-            return place
-    return len(messages)
-
-
-def _config(thread_id: str, checkpoint_id: str | None) -> RunnableConfig:
-    at = {"checkpoint_id": checkpoint_id} if checkpoint_id else {}
-    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": "", **at}}

@@ -9,25 +9,26 @@ import sys
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final
+from typing import IO, Annotated, Any, Final
 
 import typer
 
 from perdure.cli.app import DB, AsJson, Database, User, app, opened
-from perdure.cli.conversation import Conversation, Odd, Problem, store
+from perdure.cli.conversation import Conversation, Odd, Problem, dict_of, list_of, store
 from perdure.cli.import_jsonl import Lines
 from perdure.cli.output import as_json, counted, note, say
 from perdure.cli.progress import at_work, progress_bar, resumable
-from perdure.errors import ConfigurationError, ImportFailed, InvalidMessages, InvalidNamespace
-
-if TYPE_CHECKING:
-    from langchain_core.runnables import RunnableConfig
-
-    from perdure.memory.extraction import Extraction
+from perdure.errors import (
+    ConfigurationError,
+    ImportFailed,
+    InvalidMessages,
+    InvalidNamespace,
+    SerializationError,
+)
 
 _SQLITE: Final = b"SQLite format 3\0"  # https://sqlite.org/fileformat.html
 _LARGEST: Final = 2 << 30  # bytes that a file of a ZIP may unpack to
@@ -73,13 +74,13 @@ def import_(
                     databases[-1].write_bytes(source.read())
         if databases and prefix:
             raise ConfigurationError("a database keeps its own thread ids; leave out --prefix")
-        read.sort(key=lambda talk: float("inf") if talk.at is None else talk.at)
+        read.sort(key=lambda talk: talk.at([node.message for node in talk.nodes]))
         kept = resumable(lambda: f"{report}; that is kept")
         with opened(db, user, create=True, hasty=True) as file, kept:
-            memories = _Memories(file, report, wanted=not no_memories, later=later)
+            importing = _Importing(file, report, wanted=not no_memories, later=later)
             for path in databases:
-                _take_over(file, path, memories, report)
-            _store(file, prefix, read, memories, report)
+                importing.take_over(path)
+            importing.store(prefix, read)
             if report.memories:
                 with at_work("indexing memories …"):
                     file.index()
@@ -93,35 +94,23 @@ def import_(
 
 @dataclass(slots=True)
 class Report:
-    """What an import did.
-
-    Attributes:
-        conversations: Those that say something.
-        messages: New messages.
-        unchanged: Conversations of which nothing was new.
-        empty: Conversations without a message.
-        checkpoints: New ones, of databases.
-        memories: How many were added; None: none are wanted, or a worker adds them.
-        quarantined: How many more wait to be reviewed.
-        left_out: Messages that tell a reader nothing, by kind, of conversations with news.
-        skipped: What was not as expected.
-    """
+    """What an import did: each message counts if it is new, each conversation if it has one."""
 
     conversations: int = 0
     messages: int = 0
     unchanged: int = 0
     empty: int = 0
-    checkpoints: int = 0
-    memories: int | None = None
+    checkpoints: int = 0  # of databases
+    memories: int | None = None  # None: none are wanted, or a worker adds them
     quarantined: int = 0
-    left_out: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)  # messages of conversations with news
     skipped: list[Problem] = field(default_factory=list)
 
     def __str__(self) -> str:
         parts = [counted(self.messages, "new message")] if self.messages else []
         parts += [counted(self.checkpoints, "new checkpoint")] if self.checkpoints else []
         parts += [f"{self.unchanged:,} unchanged"] if self.unchanged else []
-        parts += [f"{self.empty:,} without messages"] if self.empty else []
+        parts += [f"{self.empty:,} more without messages"] if self.empty else []
         if self.memories is not None:
             parts.append(counted(self.memories, "memory", "memories"))
         parts += [f"{self.quarantined:,} in quarantine"] if self.quarantined else []
@@ -136,6 +125,8 @@ class Report:
                 note(f"{what}: {named}{', …' if len(kinds) > 20 else ''}")
         if problems:
             note("--json lists where")
+        if self.quarantined:
+            note("'perdure memories quarantine' lists what waits to be reviewed")
 
 
 # -- reading
@@ -143,11 +134,7 @@ class Report:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes] | None]:
-    """A file that can be read again and again; None: it is a folder.
-
-    Raises:
-        ImportFailed: It cannot be read.
-    """
+    """A file that can be read again and again; None: it is a folder."""
     try:
         if path == Path("-"):
             yield io.BytesIO(sys.stdin.buffer.read())
@@ -167,19 +154,20 @@ def _begins(source: IO[bytes], mark: bytes) -> bool:
 
 
 def _read(path: Path, source: IO[bytes] | None, report: Report) -> list[Conversation]:
-    """The conversations of a file or folder.
-
-    Raises:
-        ImportFailed: It holds none of a known kind.
-    """
+    """The conversations of a file or folder; an error if it holds nothing of a known kind."""
     called = "stdin" if path == Path("-") else str(path)
     found: list[Conversation] = []
     known = False
     try:
-        for name, text in _texts(path, called, source):
-            reading = _Reading(name, report)
-            found += reading.conversations(text)
-            known |= reading.known
+        for name, data in _files(path, called, source):
+            lines = Lines(Path(name).stem)
+            for number, value in _values(data.decode(jsonlib.detect_encoding(data))):
+                try:
+                    found += _conversations(number, value, lines)
+                    known = True
+                except Odd as exc:
+                    report.skipped.append(Problem(str(exc), f"{name}, {number}"))
+            found += lines.together()
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as exc:
         raise ImportFailed(f"{called!r} cannot be unpacked: {exc}") from exc
     except UnicodeDecodeError as exc:
@@ -193,22 +181,22 @@ def _read(path: Path, source: IO[bytes] | None, report: Report) -> list[Conversa
     return found
 
 
-def _texts(path: Path, called: str, source: IO[bytes] | None) -> Iterator[tuple[str, str]]:
-    """The names and texts of the files that may hold conversations, one after the other."""
+def _files(path: Path, called: str, source: IO[bytes] | None) -> Iterator[tuple[str, bytes]]:
+    """The names and bytes of the files that may hold conversations, one after the other."""
     if source is None:
         names = sorted(str(each.relative_to(path)) for each in path.rglob("*") if each.is_file())
         for name in _wanted(names):
-            yield name, _decoded((path / name).read_bytes())
+            yield name, (path / name).read_bytes()
     elif _begins(source, b"PK"):
         with zipfile.ZipFile(source) as archive:
             for name in _wanted(sorted(archive.namelist())):
                 with archive.open(name) as member:
-                    text = member.read(_LARGEST + 1)
-                if len(text) > _LARGEST:
+                    data = member.read(_LARGEST + 1)
+                if len(data) > _LARGEST:
                     raise zipfile.BadZipFile(f"{name!r} has more than 2 GB; unpack it yourself")
-                yield name, _decoded(text)
+                yield name, data
     else:
-        yield called, _decoded(source.read())
+        yield called, source.read()
 
 
 def _wanted(names: list[str]) -> list[str]:
@@ -218,57 +206,35 @@ def _wanted(names: list[str]) -> list[str]:
     return found or [name for name in names if _JSON.search(name)]
 
 
-def _decoded(data: bytes) -> str:
-    return data.decode(jsonlib.detect_encoding(data))
+def _conversations(
+    number: int, value: Any, lines: Lines, depth: int = _DEPTH
+) -> list[Conversation]:
+    """The conversations in a value; a message of one goes to the lines."""
+    from perdure.cli import import_chatgpt, import_claude
 
-
-class _Reading:
-    """Reads the JSON values of a text, whatever kinds of conversations they are.
-
-    Attributes:
-        known: Whether any value was of a known kind.
-    """
-
-    def __init__(self, name: str, report: Report) -> None:
-        self._name, self._report = name, report
-        self._lines = Lines(Path(name).stem)
-        self.known = False
-
-    def conversations(self, text: str) -> list[Conversation]:
-        """All of them, those that need other messages last."""
-        found = []
-        for number, value in _values(text):
-            try:
-                if isinstance(value, Odd):
-                    raise value
-                talks = self._within(number, value, _DEPTH)
-                if not talks:
-                    raise Odd("no conversation")
-                found += [talk for talk in talks if talk is not None]
-            except Odd as exc:
-                self._report.skipped.append(Problem(str(exc), f"{self._name}, {number}"))
-        return found + self._lines.together()
-
-    def _within(self, number: int, value: Any, depth: int) -> list[Conversation | None]:
-        """The conversations in a value; None for a message of one."""
-        from perdure.cli import import_chatgpt, import_claude
-
-        keys = value.keys() if isinstance(value, dict) else set[str]()
-        found: list[Conversation | None] = [None]
-        if keys & {"mapping", "linear_conversation"}:
-            found = [import_chatgpt.read(value)]
-        elif "chat_messages" in keys:
-            found = [import_claude.read(value)]
-        elif "messages" in keys:
-            found = [self._lines.conversation(number, value)]
-        elif "role" in keys and depth == _DEPTH:
-            self._lines.message(value)
-        else:
-            parts = value.values() if keys else value if isinstance(value, list) else ()
-            nested = [part for part in parts if depth and isinstance(part, dict | list)]
-            return [talk for part in nested for talk in self._within(number, part, depth - 1)]
-        self.known = True
-        return found
+    if isinstance(value, Odd):
+        raise value
+    readers: dict[str, Callable[[Any], Conversation]] = {
+        "mapping": import_chatgpt.read,
+        "linear_conversation": import_chatgpt.read,
+        "chat_messages": import_claude.read,
+        "messages": lambda found: lines.conversation(number, found),
+    }
+    keys = dict_of(value).keys()
+    for key, read in readers.items():
+        if key in keys:
+            return [read(value)]
+    if "role" in keys and depth == _DEPTH:
+        lines.message(value)
+        return []
+    parts = [*dict_of(value).values(), *list_of(value)] if depth else []
+    found = []
+    for part in parts:
+        if isinstance(part, dict | list):
+            found += _conversations(number, part, lines, depth - 1)
+    if not found and depth == _DEPTH:
+        raise Odd("no conversation")
+    return found
 
 
 def _values(text: str) -> Iterator[tuple[int, Any]]:
@@ -290,10 +256,8 @@ def _values(text: str) -> Iterator[tuple[int, Any]]:
         try:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as exc:
-            deep = isinstance(exc, RecursionError)
-            value = Odd(
-                "nested too deeply" if deep else "not JSON: the rest" if array else "not JSON"
-            )
+            why = "nested too deeply" if isinstance(exc, RecursionError) else "not JSON"
+            value = Odd("not JSON: the rest" if array and why == "not JSON" else why)
             at = len(text) if array else (text.find("\n", at) + 1 or len(text))
         yield number, value
     if array and not isinstance(value, Odd):
@@ -303,73 +267,69 @@ def _values(text: str) -> Iterator[tuple[int, Any]]:
 # -- storing
 
 
-class _Memories:
-    """What becomes of the memories of an import."""
+class _Importing:
+    """Stores what was read, and makes memories of it, with a report."""
 
     def __init__(self, file: Database, report: Report, *, wanted: bool, later: bool) -> None:
-        self._report = report
-        self.about = {"user_id": file.user if wanted else ""}
-        self._made: tuple[Extraction, RunnableConfig] | None = None
-        if wanted and not later:
-            self._made = file.extraction(), file.config
-            report.memories = 0
+        self._file, self._report = file, report
+        self._user = file.user if wanted else ""
+        self._extraction = file.extraction() if wanted and not later else None
+        report.memories = None if self._extraction is None else 0
 
-    def make(self, thread_id: str) -> None:
+    def store(self, prefix: str, talks: list[Conversation]) -> None:
+        report, done = self._report, 0
+        total = sum(len(talk.nodes) for talk in talks)
+        with progress_bar("importing", "message") as show:
+            for talk in talks:
+                report.skipped += talk.problems
+                report.empty += not talk.nodes
+                if not talk.nodes:
+                    continue
+
+                def advance(count: int, begun: int = done) -> None:
+                    show((begun + count) / total, begun + count)
+
+                talk.about["user_id"] = self._user
+                try:
+                    new = store(self._file.saver, prefix + talk.id, talk, advance)
+                except SerializationError as exc:  # a field of a message that no file can hold
+                    report.skipped.append(Problem(f"cannot be stored: {exc}", talk.id))
+                    continue
+                self._remember(prefix + talk.id)
+                report.conversations += 1
+                report.messages += new
+                report.unchanged += not new
+                report.left_out += talk.left_out if new else Counter()
+                done += len(talk.nodes)
+                show(done / total, done)
+
+    def take_over(self, path: Path) -> None:
+        """Import a database of langgraph."""
+        from contextlib import closing
+
+        from perdure.storage.flow import rows_of
+        from perdure.storage.sqlite import SQLiteDatabase
+
+        with at_work(f"importing {path}"):
+            done = self._file.saver.import_from(path)
+        self._report.conversations += done.threads
+        self._report.checkpoints += done.checkpoints
+        with closing(SQLiteDatabase(path, None, read_only=True)) as source:
+            rows = source.read(rows_of("SELECT DISTINCT thread_id FROM checkpoints"))
+        with progress_bar("making memories", "thread") as show:
+            for number, (thread_id,) in enumerate(rows, 1):
+                self._remember(thread_id)
+                show(number / done.threads, number)
+
+    def _remember(self, thread_id: str) -> None:
         """Extract memories of a thread; what was read before is not read again."""
-        if self._made is None:
+        if self._extraction is None:
             return
-        extraction, config = self._made
         try:
-            done = extraction.extract(thread_id, config)
+            done = self._extraction.extract(thread_id, self._file.config)
         except (InvalidMessages, InvalidNamespace) as exc:
             # a program's own, with something else in that channel; an id that no memory can name
             self._report.skipped.append(Problem(f"no memories: {exc}", thread_id))
             return
         self._report.memories = (self._report.memories or 0) + done.added
         self._report.quarantined += done.quarantined
-
-
-def _store(
-    file: Database, prefix: str, talks: list[Conversation], memories: _Memories, report: Report
-) -> None:
-    total = sum(len(talk.nodes) for talk in talks)
-    done = 0
-    with progress_bar("importing", "message") as show:
-        for talk in talks:
-            report.skipped += talk.problems
-            report.empty += not talk.nodes
-            if not talk.nodes:
-                continue
-            thread_id, begun = prefix + talk.id, done
-            talk.about |= memories.about
-
-            def advance(count: int, begun: int = begun) -> None:
-                show((begun + count) / total, begun + count)
-
-            new = store(file.saver, thread_id, talk, advance)
-            memories.make(thread_id)
-            report.conversations += 1
-            report.messages += new
-            report.unchanged += not new
-            if new:
-                report.left_out += talk.left_out
-            done += len(talk.nodes)
-            show(done / total, done)
-
-
-def _take_over(file: Database, path: Path, memories: _Memories, report: Report) -> None:
-    from contextlib import closing
-
-    from perdure.storage.flow import rows_of
-    from perdure.storage.sqlite import SQLiteDatabase
-
-    with at_work(f"importing {path}"):
-        done = file.saver.import_from(path)
-    report.conversations += done.threads
-    report.checkpoints += done.checkpoints
-    with closing(SQLiteDatabase(path, None, read_only=True)) as source:
-        rows = source.read(rows_of("SELECT DISTINCT thread_id FROM checkpoints"))
-    with progress_bar("making memories", "thread") as show:
-        for number, (thread_id,) in enumerate(rows, 1):
-            memories.make(thread_id)
-            show(number / done.threads, number)

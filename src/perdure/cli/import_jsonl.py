@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from perdure.cli.conversation import (
@@ -12,6 +11,8 @@ from perdure.cli.conversation import (
     Node,
     Odd,
     described,
+    dict_of,
+    list_of,
     made_up_id,
     seconds,
     short,
@@ -28,55 +29,41 @@ _INSTEAD: Final = ("content", "tool_calls", "function_call", "refusal", "audio")
 _Seen = dict[str, "BaseMessage"]  # by id
 
 
-@dataclass(slots=True)
 class Lines:
-    """What the objects of a file have said so far.
+    """What the objects of a file have said so far."""
 
-    Attributes:
-        name: What a thread is called that has no id.
-        loose: Threads whose messages have an object each.
-        whole: Conversations that have one.
-    """
-
-    name: str
-    loose: dict[str, tuple[Conversation, _Seen]] = field(default_factory=dict)
-    whole: dict[str, Conversation] = field(default_factory=dict)
+    def __init__(self, name: str) -> None:
+        self._name = name  # what a thread is called that has no id
+        self._loose: dict[str, tuple[Conversation, _Seen]] = {}  # an object for each message
+        self._whole: dict[str, Conversation] = {}  # an object for all of them
 
     def conversation(self, number: int, found: Mapping[str, Any]) -> Conversation:
-        """A conversation in one object.
-
-        Raises:
-            Odd: It is none, or does not go on from what was said on its thread.
-        """
-        name = str(found.get("thread_id") or found.get("id") or f"{self.name}-{number}")
+        """A conversation in one object, which may go on from what was said on its thread."""
+        name = str(found.get("thread_id") or found.get("id") or f"{self._name}-{number}")
         if not isinstance(found["messages"], list):
             raise Odd("'messages' is no list")
         talk = described(name, found, {each: each for each in ABOUT})
         seen: _Seen = {}
         for given in found["messages"]:
             _add(talk, seen, given)
-        before = self.whole.get(name)
+        before = self._whole.get(name)
         goes_on = before is None or before.nodes == talk.nodes[: len(before.nodes)]
-        if name in self.loose or not goes_on:
+        if name in self._loose or not goes_on:
             raise Odd(f"the thread {short(name, 40)!r} is there already and says something else")
-        self.whole[name] = talk
+        self._whole[name] = talk
         return talk
 
     def message(self, found: Mapping[str, Any]) -> None:
-        """A message in one object.
-
-        Raises:
-            Odd: Its thread is there as a conversation.
-        """
-        name = str(found.get("thread_id") or self.name)
-        if name in self.whole:
+        """A message in one object."""
+        name = str(found.get("thread_id") or self._name)
+        if name in self._whole:
             raise Odd(f"the thread {short(name, 40)!r} is there already as a conversation")
         given = {key: value for key, value in found.items() if key != "thread_id"}
-        _add(*self.loose.setdefault(name, (Conversation(whole(name)), {})), given)
+        _add(*self._loose.setdefault(name, (Conversation(whole(name)), {})), given)
 
     def together(self) -> list[Conversation]:
         """The conversations whose messages have an object each."""
-        return [talk for talk, _ in self.loose.values()]
+        return [talk for talk, _ in self._loose.values()]
 
 
 def _add(talk: Conversation, seen: _Seen, given: Any) -> None:
@@ -84,7 +71,7 @@ def _add(talk: Conversation, seen: _Seen, given: Any) -> None:
     try:
         message = _message(given, talk)
     except Odd as exc:
-        id = given.get("id") if isinstance(given, dict) else None
+        id = dict_of(given).get("id")
         talk.problem(str(exc), None if id is None else str(id))
         return
     key = str(message.id)
@@ -103,10 +90,9 @@ def _message(found: Any, talk: Conversation) -> BaseMessage:
     made_of = talk.id, len(talk.nodes), found["role"], found.get("content")
     key = whole(str(found.get("id") or made_up_id(*made_of)))
     given |= {"id": key, "content": found.get("content") or ""}
-    if seconds(given.get("create_time")) is not None:
-        meta = given.get("response_metadata")
-        time = {"create_time": seconds(given.pop("create_time"))}
-        given["response_metadata"] = {**(meta if isinstance(meta, dict) else {}), **time}
+    if (at := seconds(given.get("create_time"))) is not None:
+        given.pop("create_time")
+        given["response_metadata"] = {**dict_of(given.get("response_metadata")), "create_time": at}
     if isinstance(given.get("function_call"), dict) and not given.get("tool_calls"):
         call = given.pop("function_call")
         given["tool_calls"] = [{"id": f"call-{key}", "type": "function", "function": call}]
@@ -130,10 +116,8 @@ def _checked(found: Any) -> dict[str, Any]:
         raise Odd(f"unknown role {short(str(role), 40)!r}")
     if content is None and not (role == "assistant" and any(n in found for n in _INSTEAD)):
         raise Odd("no content")
-    parts = content if isinstance(content, list) else []
-    if not isinstance(content, str | list | None) or any(
-        not isinstance(part, str | dict) for part in parts
-    ):
+    parts = all(isinstance(part, str | dict) for part in list_of(content))
+    if not (parts and isinstance(content, str | list | None)):
         raise Odd("content is neither text nor a list of parts")
     return dict(found)
 
