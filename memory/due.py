@@ -89,12 +89,9 @@ class DueThreads:
     def __init__(
         self, extraction: Extraction, pace: Pace, defaults: Mapping[str, str] | None = None
     ) -> None:
-        self._saver: Checkpointer = instance(
-            "the extraction's checkpointer",
-            extraction.saver,
-            Checkpointer,
-            "one of perdure, which lists active threads: SQLiteCheckpointer.open(path)",
-        )
+        expected = "one of perdure, which lists active threads: SQLiteCheckpointer.open(path)"
+        saver = instance("the extraction's checkpointer", extraction.saver, Checkpointer, expected)
+        self._saver: Checkpointer = saver
         self._extraction, self._pace, self._defaults = extraction, pace, dict(defaults or {})
         # the head of each, when it was first seen, the namespace and the config of its memories
         self._unread: dict[str, tuple[ThreadHead, datetime, Namespace, dict[str, str]]] = {}

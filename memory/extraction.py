@@ -235,8 +235,7 @@ class Pipeline:
 
         plan = yield from one_by_one(adapter, self.scope.namespace, attempt)
         if plan is not None and mark.version and mark.version % _KEPT == 0:
-            keep, prefix = VersionRetention(last=0), put.namespace
-            yield adapter.call("retain", keep, prefix=prefix)
+            yield adapter.call("retain", VersionRetention(last=0), prefix=put.namespace)
         return plan
 
 

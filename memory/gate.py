@@ -11,16 +11,7 @@ from typing import Any, Final, NamedTuple, get_args
 from perdure.memory.detectors import DETECTORS, Detector, Sensitive, Treatment
 from perdure.memory.effects import Effect, Effects, computed
 from perdure.memory.options import choice, instance
-from perdure.memory.records import (
-    EVENTS,
-    TURN,
-    Candidate,
-    Change,
-    Memory,
-    Outcome,
-    Previous,
-    Verdict,
-)
+from perdure.memory.records import EVENTS, TURN, Candidate, Change, Memory, Outcome, Verdict
 from perdure.memory.sameness import digest, equivalent
 from perdure.memory.store_adapter import QUARANTINE, StoreAdapter, having_said, notes_of, put_of
 from perdure.memory.tombstones import entombed, sources
@@ -99,7 +90,7 @@ class Gate:
                 if isinstance(answer, Verdict):
                     verdicts[i] = _combined(verdicts[i], answer, name)
                 elif answer is not None:
-                    fault = f"the check {name} {self.sensitive.redacted(_failure(answer))}"
+                    fault = f"the check {name} {self.sensitive.redacted(answer)}"
                     verdicts[i] = Verdict("quarantine", fault, name)
         return verdicts
 
@@ -202,10 +193,9 @@ def _refuse_deleted(
             marks[i] = [digest(text) for text in {candidate.text, judgement.text(i)}]
             marks[i] += sources(candidate.provenance) if candidate.kind == TURN else []
     gone = yield from entombed(adapter, namespace, set().union(*marks.values()))
-    for i, keys in marks.items():
-        if not gone.isdisjoint(keys):
-            reason = "it was deleted or forgotten, and nobody asks for it"
-            judgement.refuse(i, "tombstone", reason)
+    reason = "it was deleted or forgotten, and nobody asks for it"
+    for i in (i for i, keys in marks.items() if not gone.isdisjoint(keys)):
+        judgement.refuse(i, "tombstone", reason)
 
 
 def _refuse_known(judged: _Judgement, adapter: StoreAdapter, namespace: Namespace) -> Effects[None]:
@@ -213,13 +203,10 @@ def _refuse_known(judged: _Judgement, adapter: StoreAdapter, namespace: Namespac
         candidate, text = judged.candidates[i], judged.text(i)
         found = yield from _near(adapter, namespace, text, past=not candidate.explicit)
         memory = _stating(found, text, judged.keys[i])
-        previous = None if candidate.explicit else _outdated(found, text, candidate.provenance)
         if memory is not None:
             judged.refuse(i, "duplicate", "a memory says the same already", memory.key)
-        elif previous is not None:
-            day = previous.until.date().isoformat()
-            reason = f"it was {previous.change} on {day}, and said before"
-            judged.refuse(i, "duplicate", reason)
+        elif not candidate.explicit and (why := _outdated(found, text, candidate.provenance)):
+            judged.refuse(i, "duplicate", why)
 
 
 def _stating(facts: Sequence[Memory], text: str, key: str | None) -> Memory | None:
@@ -227,13 +214,13 @@ def _stating(facts: Sequence[Memory], text: str, key: str | None) -> Memory | No
     return next((memory for memory in others if equivalent(memory.text, text)), None)
 
 
-def _outdated(facts: Sequence[Memory], text: str, source: Provenance | None) -> Previous | None:
-    """The previous text of a memory that says the same, and held when this was said."""
+def _outdated(facts: Sequence[Memory], text: str, source: Provenance | None) -> str:
+    """Why a text is past, if a previous one said the same and held when this was said."""
     at = source.at if source else None
     for previous in (previous for memory in facts for previous in memory.previous):
         if (at is None or at < previous.until) and equivalent(previous.text, text):
-            return previous
-    return None
+            return f"it was {previous.change} on {previous.until.date()}, and said before"
+    return ""
 
 
 def _near(
@@ -256,8 +243,8 @@ def _refuse_repeated(judgement: _Judgement) -> None:
         if first is None:
             kept.append(i)
         else:
-            reason = "another candidate says the same"
-            judgement.refuse(i, "duplicate", reason, judgement.keys[first])
+            key = judgement.keys[first]
+            judgement.refuse(i, "duplicate", "another candidate says the same", key)
 
 
 def _unfit(candidate: Candidate) -> tuple[str, str] | None:
@@ -318,20 +305,17 @@ def _combined(before: Verdict, answer: Verdict, name: str) -> Verdict:
 
 
 def _answers(check: Check, shown: Sequence[Candidate]) -> Effect:
+    """The check's verdicts; a text says why there is none."""
 
-    def answer(candidate: Candidate) -> Any:
+    def answer(candidate: Candidate) -> Verdict | str | None:
         try:
-            return check(candidate)
+            given: Any = check(candidate)
         except Exception as exc:
-            return exc
+            return f"raised {type(exc).__name__}: {exc!s:.200}"
+        valid = given is None or isinstance(given, Verdict)
+        return given if valid else f"returned {given!r:.80}, which is no answer"
 
     return computed(lambda: [answer(each) for each in shown])
-
-
-def _failure(answer: Any) -> str:
-    if isinstance(answer, Exception):
-        return f"raised {type(answer).__name__}: {answer!s:.200}"
-    return f"returned {answer!r:.80}, which is no answer"
 
 
 def _functions(name: str, given: Any) -> tuple[Any, ...]:

@@ -67,10 +67,9 @@ class JobQueue:
         """Put a job on the queue, unless it is there."""
         options: Any = {"workflow_name": _EXTRACT, "queue_name": _QUEUE, "app_version": _VERSION}
         options |= {"deduplication_id": job.key, "duplication_policy": "return-existing"}
+        given = (job.thread_id, list(job.namespace), dict(job.configurable))
         with _mapped("written"):
-            self._client.enqueue(
-                options, job.thread_id, list(job.namespace), dict(job.configurable)
-            )
+            self._client.enqueue(options, *given)
 
     def live(self) -> dict[str, bool]:
         """The keys of the jobs on the queue, each with whether a worker has it."""

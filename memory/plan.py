@@ -200,6 +200,7 @@ def judged(
     outcomes: list[Outcome] = []
     for each, outcome in zip(changes, admitted.outcomes, strict=True):
         memory = present.get(each.key)
+        extracted = isinstance(each, Revision) and not each.candidate.explicit
         if outcome.change == "added" and memory is None:
             new = 0 if scope.adapter.versioned else None
             puts.append(replace(own[each.key], if_version=new))
@@ -217,7 +218,7 @@ def judged(
                 if source and memory.provenance and memory.provenance.thread_id == source.thread_id:
                     ended = left_behind(memory.provenance, source)  # their turns may be new too
                     ends |= dict.fromkeys(ended, until.isoformat())
-        elif outcome.change == "unchanged" and memory and _is_extra(each, outcome):
+        elif extracted and outcome.change == "unchanged" and memory and outcome.key != each.key:
             puts.append(store_adapter.removal_of(memory.namespace, memory.key, memory.version))
             outcome = Outcome("deleted", each.key, "another memory says the same")
         outcomes.append(outcome)
@@ -254,12 +255,6 @@ def _until(each: Change, memory: Memory) -> datetime:
     at = each.candidate.provenance.at if each.candidate.provenance else None
     since = memory.provenance.at if memory.provenance else None
     return at if at and (since is None or since < at) else datetime.now(UTC)
-
-
-def _is_extra(each: Change, outcome: Outcome) -> bool:
-    """Whether an extractor's change would make a memory say what another one says."""
-    extracted = isinstance(each, Revision) and not each.candidate.explicit
-    return extracted and outcome.key != each.key
 
 
 def own_fields(value: Mapping[str, Any]) -> dict[str, Any]:

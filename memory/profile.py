@@ -144,7 +144,6 @@ class Profile(Generic[M]):
                 items = yield from _items(place, head, None)
                 yield from adapter.written([removal_of(each.namespace, each.key) for each in items])
             return None
-
         split = [head for head in heads if _is_split(head)]
         # before the head, which names them
         sections = (yield adapter.call("forget", inner)) if split else None
@@ -171,8 +170,7 @@ class Profile(Generic[M]):
         try:
             profile = validated(self.schema, document) if items else self.schema()
         except (InvalidPatch, ValidationError) as exc:
-            lacking = f"{self.schema.__name__} has fields that must be given"
-            fault = str(exc) if items else lacking
+            fault = str(exc) if items else f"{self.schema.__name__} has fields that must be given"
             return ProfileState(self, place.key, items, document, None, fault)
         return ProfileState(self, place.key, items, dumped(profile), profile)
 

@@ -9,17 +9,10 @@ from datetime import datetime
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from langchain_core.messages import (
-    AIMessage,
-    BaseMessage,
-    ChatMessage,
-    RemoveMessage,
-    SystemMessage,
-    ToolMessage,
-)
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, RemoveMessage, ToolMessage
 from langgraph.store.base import Item
 
-from perdure.memory.conversation import CALL_BLOCKS, THOUGHT_BLOCKS
+from perdure.memory.conversation import CALL_BLOCKS, THOUGHT_BLOCKS, role
 
 if TYPE_CHECKING:
     from perdure.memory.records import Memory
@@ -166,7 +159,7 @@ _NAMES: Final = {"image_url": "image", "input_image": "image", "input_audio": "a
 
 def rendered(message: BaseMessage) -> str:
     """A message as `role (name): text`, further lines indented; "" if it has no text or calls."""
-    if isinstance(message, RemoveMessage | SystemMessage):
+    if isinstance(message, RemoveMessage) or role(message) == "system":
         return ""
     content = message.content
     blocks = [content] if isinstance(content, str) else content
@@ -206,14 +199,14 @@ def newest(units: Sequence[str], room: int) -> str:
 
 def _role(message: BaseMessage) -> str:
     if isinstance(message, ToolMessage):
-        role = f"tool {message.name}" if message.name else "tool"
-        role += " (error)" if message.status == "error" else ""
+        shown = f"tool {message.name}" if message.name else "tool"
+        shown += " (error)" if message.status == "error" else ""
     elif isinstance(message, ChatMessage):
-        role = message.role
+        shown = message.role
     else:
-        role = _ROLES.get(message.type, message.type)
-        role += f" ({message.name})" if message.name else ""
-    return undelimited(" ".join(role.split()))
+        shown = _ROLES.get(message.type, message.type)
+        shown += f" ({message.name})" if message.name else ""
+    return undelimited(" ".join(shown.split()))
 
 
 def _block(block: Any) -> str:

@@ -50,7 +50,6 @@ _WRITTEN: Final = "what summarize() writes, or text"
 _SUMMARIZED: Final = "summarized"
 _LOG = logging.getLogger("perdure")
 
-
 PROMPT: Final = """\
 You keep the memory of a conversation. Between <conversation> and </conversation> is a transcript \
 of messages; if there is a <summary>, it is the summary of the messages before them. Write one \
@@ -162,7 +161,7 @@ class Summarize(MessagesNode):
 
     def through(self, shown: Shown, state: Any, config: RunnableConfig | None) -> Shown:
         """The same, with the state's summary."""
-        return with_summary(shown, _summary_in(state))
+        return with_summary(shown, summary_of(channel(state, _SUMMARY)))
 
     def is_due(self, state: Any) -> bool:
         """Whether the node would summarise something of a state now."""
@@ -172,12 +171,12 @@ class Summarize(MessagesNode):
         if "langgraph_node" in ((config or {}).get("metadata") or {}):
             # a graph without the channel would drop the summary and remove the messages
             expected = "a list: derive the state from SummaryState"
-            instance(
-                "the state's channel 'summarized'", channel(state, _SUMMARIZED), list, expected
-            )
+            there = channel(state, _SUMMARIZED)
+            instance("the state's channel 'summarized'", there, list, expected)
         old = self._old(messages_in(state, self.messages_key))
         ids = ids_of(old, self.messages_key)
-        extended = yield from self._extended(_summary_in(state), old, config)
+        previous = summary_of(channel(state, _SUMMARY))
+        extended = yield from self._extended(previous, old, config)
         if extended is None:
             return {}
         removals = [RemoveMessage(id=uid) for uid in ids]
@@ -275,10 +274,6 @@ def summary_of(value: Any) -> Summary | None:
     stored = instance("the channel of the summary", value, Mapping, _WRITTEN)
     instance("the channel of the summary", stored.get("text"), str, _WRITTEN)
     return Summary(text=stored["text"], last=stored.get("last"), count=stored.get("count", 0))
-
-
-def _summary_in(state: Any) -> Summary | None:
-    return summary_of(channel(state, _SUMMARY))
 
 
 _LEAST_ROOM: Final = 100  # tokens that the prompt has to leave for the conversation

@@ -24,6 +24,7 @@ from perdure.memory.collection import Collection
 from perdure.memory.conversation import role
 from perdure.memory.effects import Effects, arun, run
 from perdure.memory.gate import Gate, parts_of
+from perdure.memory.nodes import channel, is_messages
 from perdure.memory.options import text, whole
 from perdure.memory.plan import own_fields
 from perdure.memory.quotation import memory_line, quoted, section
@@ -139,9 +140,11 @@ def _tool(
     expected = "text that tells the model when to use the tool"
 
     def attribution(runtime: Any, config: RunnableConfig) -> Attribution:
-        if not isinstance(runtime, ToolRuntime):  # none, or one that a model made up
-            return Attribution(config)
-        return Attribution(config, _messages(runtime.state, messages_key))
+        # there may be no runtime, or one that a model made up
+        state = runtime.state if isinstance(runtime, ToolRuntime) else ()
+        found = state if is_messages(state) else channel(state, messages_key)
+        given = found if is_messages(found) else ()
+        return Attribution(config, [each for each in given if isinstance(each, BaseMessage)])
 
     # langgraph fills in `runtime`; models do not see it
     def act(config: RunnableConfig, runtime: ToolRuntime = _OUTSIDE, **given: Any) -> str:
@@ -163,12 +166,6 @@ def _tool(
         handle_tool_error=True,
         handle_validation_error=wrong,
     )
-
-
-def _messages(state: Any, key: str) -> Sequence[BaseMessage]:
-    found = state.get(key) if isinstance(state, Mapping) else getattr(state, key, state)
-    given = found if isinstance(found, list | tuple) else ()
-    return [message for message in given if isinstance(message, BaseMessage)]
 
 
 def _arguments(schema: type[BaseModel] | None) -> type[BaseModel]:

@@ -73,10 +73,8 @@ class UpdateInstructions(Learner):
         messages_key: str = "messages",
     ) -> None:
         super().__init__(messages_key)
-        expected = "Instructions(store)"
-        self._instructions: Instructions = instance(
-            "instructions", instructions, Instructions, expected
-        )
+        given = instance("instructions", instructions, Instructions, "Instructions(store)")
+        self._instructions: Instructions = given
         self._model, self._prompt = model_call(model), text("prompt", prompt)
         self._keeps = choice("on_failure", on_failure, ON_FAILURE) == "keep"
         self._feedback_key = text("feedback_key", feedback_key, "a channel's name")
@@ -115,16 +113,17 @@ class UpdateInstructions(Learner):
     def _rewritten(
         self, config: RunnableConfig | None, previous: str, units: list[str], feedback: Any
     ) -> Effects[str]:
+        told = feedback.text if isinstance(feedback, BaseMessage) else feedback or ""
+        told = told if isinstance(told, str) else json.dumps(told, default=str)
+        system = SystemMessage(f"{self._prompt}\n\n{_FORM}")
+
         def request(room: int, refused: Refused | None) -> list[BaseMessage]:
             parts = [
                 fenced("current_instructions", previous),
                 fenced("conversation", newest(units, room)),
-                fenced("feedback", _feedback_text(feedback)),
+                fenced("feedback", told),
             ]
-            return [
-                SystemMessage(f"{self._prompt}\n\n{_FORM}"),
-                HumanMessage("\n\n".join(filter(None, parts))),
-            ]
+            return [system, HumanMessage("\n\n".join(filter(None, parts)))]
 
         room = min(_TRANSCRIPT, sum(len(unit) + 1 for unit in units))
         call = replace(self._model, config=config)
@@ -147,9 +146,8 @@ def _taken(previous: str, answer: Any) -> str:
     if not fault and rewritten == previous.strip():
         return previous
     if fault := fault or _fault(previous, rewritten):
-        raise InstructionsRefused(
-            f"the model's new instructions are not usable: {fault}; nothing was written"
-        )
+        what = "the model's new instructions are not usable"
+        raise InstructionsRefused(f"{what}: {fault}; nothing was written")
     return rewritten
 
 
@@ -162,11 +160,3 @@ def _fault(previous: str, rewritten: str) -> str | None:
     if length > most:
         return f"they have {length} characters instead of {len(previous)}: {most} are allowed"
     return None
-
-
-def _feedback_text(feedback: Any) -> str:
-    if not feedback:
-        return ""
-    if isinstance(feedback, BaseMessage):
-        return str(feedback.text)
-    return feedback if isinstance(feedback, str) else json.dumps(feedback, default=str)

@@ -158,9 +158,8 @@ def settled(note: Item) -> PutItem:
 
     The messages that were not read are read then.
     """
-    value = {
-        name: part for name, part in note.value.items() if name not in (*_FAILURE, "failed_at")
-    }
+    failure = (*_FAILURE, "failed_at")
+    value = {name: part for name, part in note.value.items() if name not in failure}
     value["checkpoint_id"] = note.value.get("failed_head")
     namespace, version = tuple(note.namespace), getattr(note, "version", None)
     return note_of(namespace, note.key, value, if_version=version)

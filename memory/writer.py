@@ -35,13 +35,10 @@ _KEY: Final = 9  # characters of a key, which a model has to copy
 _LETTERS: Final = "23456789abcdefghjkmnpqrstuvwxyz"  # none looks like another
 _FAULTS: Final = 5
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-
-
 P = ParamSpec("P")
 
 
 def _alone(method: Callable[P, Effects[Outcome]]) -> Callable[P, Effects[Outcome]]:
-
     @wraps(method)
     def attempted(*args: P.args, **options: P.kwargs) -> Effects[Outcome]:
         writer: Any = args[0]
@@ -178,9 +175,8 @@ def faults_of(exc: ValidationError) -> str:
     """What is wrong, by field, without the values: one may be a megabyte, or a secret."""
     found = exc.errors(include_url=False, include_context=False, include_input=False)[:_FAULTS]
     places = (".".join(str(part)[:60] for part in each["loc"]) for each in found)
-    return "; ".join(
-        f"{place}: {each['msg'][:200]}" for place, each in zip(places, found, strict=True)
-    )
+    faults = (each["msg"][:200] for each in found)
+    return "; ".join(f"{place}: {fault}" for place, fault in zip(places, faults, strict=True))
 
 
 def _fields(given: Given) -> dict[str, Any]:

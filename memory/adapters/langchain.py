@@ -8,13 +8,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from langchain_core.chat_history import BaseChatMessageHistory
-from langchain_core.messages import (
-    AIMessage,
-    BaseMessage,
-    HumanMessage,
-    RemoveMessage,
-    SystemMessage,
-)
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     BaseCheckpointSaver,
@@ -26,7 +20,7 @@ from langgraph.checkpoint.base import (
 
 from perdure.checkpointers.address import check_thread_id
 from perdure.errors import AlreadyLocked, InvalidMessages
-from perdure.memory.conversation import Messages, backwards, call_ids, says_something
+from perdure.memory.conversation import Messages, backwards, call_ids, role, says_something
 from perdure.memory.nodes import checked
 from perdure.memory.options import instance
 
@@ -54,9 +48,8 @@ class ThreadMessageHistory(BaseChatMessageHistory):
         self.checkpointer = instance("checkpointer", checkpointer, BaseCheckpointSaver, expected)
         self.thread_id = check_thread_id(uuid4() if thread_id is None else thread_id)
         self.keep_history = keep_history
-        self._config: RunnableConfig = {
-            "configurable": {"thread_id": self.thread_id, "checkpoint_ns": ""}
-        }
+        address = {"thread_id": self.thread_id, "checkpoint_ns": ""}
+        self._config: RunnableConfig = {"configurable": address}
 
     @property
     def messages(self) -> list[BaseMessage]:
@@ -156,5 +149,5 @@ def _systems_before(end: BaseMessage | None, left: Iterator[BaseMessage]) -> Ite
     for message in left:
         if message is end:
             return
-        if isinstance(message, SystemMessage) and says_something(message):
+        if role(message) == "system" and says_something(message):
             yield message
