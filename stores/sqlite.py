@@ -168,11 +168,11 @@ class SQLiteStore(WholeStore):
         )
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str] | None = None, **options: Any) -> Self:
+    def open(cls, path: str | os.PathLike[str] = settings.CHOSEN, **options: Any) -> Self:
         """Open a database now, creating it if need be; in a running event loop, at the first use.
 
         Args:
-            path: See the class; None: the database of the settings, with their key: of
+            path: See the class; without one, the database of the settings, with their key: of
                 `PERDURE_DB`, else `perdure.toml`, else the user's data folder.
             **options: See the class.
 
@@ -183,7 +183,7 @@ class SQLiteStore(WholeStore):
             WrongKey: The key does not open it, or it needs one.
             StorageError: The file cannot be opened.
         """
-        if path is None:
+        if path is settings.CHOSEN:
             chosen = settings.load()
             path, options = chosen.db, {"key": chosen.key, **options}
         store = cls(path, **options)

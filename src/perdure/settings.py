@@ -16,6 +16,14 @@ import platformdirs
 
 from perdure.errors import ConfigurationError
 
+
+class _Chosen:
+    def __repr__(self) -> str:
+        return "CHOSEN"
+
+
+CHOSEN: Final[Any] = _Chosen()
+"""In place of a path: the database of the settings. None is refused: a path may be missing."""
 SECRETS: Final = ("key", "api_key")
 Given = tuple[Any, str]
 """A value, and where it comes from."""

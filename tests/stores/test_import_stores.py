@@ -197,6 +197,6 @@ def test_what_is_no_source(tmp_path: Path, plain: SQLiteStore) -> None:
     assert TransferReport(1, 0, 1, 1) == plain.import_from(
         tmp_path / "bad.db", on_unsuitable="skip"
     )
-    with pytest.raises(NotADatabase, match=r"perdure's own.* export\(\) and import_lines\(\)"):
+    with pytest.raises(NotADatabase, match="perdure's own: export its items to JSON Lines"):
         plain.import_from(plain.database.path)
     assert not (tmp_path / "none.db").exists()
