@@ -76,6 +76,6 @@ def _words(text: str) -> set[str]:
     return {word for word in _WORD.findall(text.casefold()) if word not in STOP_WORDS}
 
 
-def _short(text: str, limit: int = 200) -> str:
+def _short(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    return line if len(line) <= 200 else line[:199] + "…"

@@ -261,7 +261,7 @@ class Background:
             logger.exception("on_job=%r failed with %s", self._on_job, job)
 
 
-def run_worker(background: Background, *, timeout_s: float = 30.0) -> None:
+def run_worker(background: Background) -> None:
     """Work until SIGINT or SIGTERM, in the main thread; then wait for running extractions."""
     instance("background", background.work and background, Background, "one that works")
     ended, signals = threading.Event(), (signal.SIGINT, signal.SIGTERM)
@@ -273,7 +273,7 @@ def run_worker(background: Background, *, timeout_s: float = 30.0) -> None:
             while not ended.wait(1.0):  # a wait without an end cannot be interrupted everywhere
                 pass
             stack.close()  # a second signal ends the process at once
-            background.stop(timeout_s)
+            background.stop()
 
 
 def _is_final(exc: BaseException) -> bool:

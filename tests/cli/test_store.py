@@ -388,7 +388,7 @@ BAD = {
     "array": 'put ["a", k {}|is no JSON list',
     "number": 'put ["a",1] k {}|has the label 1',
     "ttl": "put a k {} --ttl 0|--ttl is 0.0 minutes; expected more than zero",
-    "as-of": "get a k --as-of noon|--as-of is 'noon'; expected a moment",
+    "as-of": "get a k --as-of noon|Invalid value for '--as-of': 'noon' is no moment",
     "mode": "search a x --mode fuzzy|Invalid value for '--mode'",
     "limit": "search a --limit -1|Invalid value for '--limit'",
     "depth": "namespaces --max-depth 0|Invalid value for '--max-depth'",

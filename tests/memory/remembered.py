@@ -8,7 +8,6 @@ from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.memory.effects import Effect, Effects
 from perdure.memory.records import FACT, TURN, Memory
 from perdure.memory.store_adapter import put_of
 from perdure.stores import Provenance, PutItem, SQLiteStore
@@ -40,25 +39,3 @@ def filled(*puts: PutItem, **options: Any) -> SQLiteStore:
 
 def keys(memories: Sequence[Memory]) -> list[str]:
     return [memory.key for memory in memories]
-
-
-class Ends:
-    """The ends of threads that are not yet formed, as a test gives them."""
-
-    def __init__(self, *puts: PutItem) -> None:
-        self.asked: list[Any] = []
-        self._memories = [
-            Memory(put.namespace, put.key, put.value["text"], put.value["kind"], put.value,
-                   put.provenance)
-            for put in puts
-            if put.value is not None
-        ]  # fmt: skip
-
-    def waiting(self, namespaces: Any, config: Any) -> Effects[list[Memory]]:
-        self.asked.append((list(namespaces), config))
-
-        async def awaited() -> list[Memory]:
-            return self._memories
-
-        found: list[Memory] = yield Effect(lambda: self._memories, awaited)
-        return found

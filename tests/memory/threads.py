@@ -9,7 +9,6 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from perdure.memory.records import Memory
 from perdure.memory.reducers import ChatState
 from perdure.stores import SQLiteStore
 
@@ -59,11 +58,6 @@ def kept(store: Any, namespace: tuple[str, ...] = ANN) -> Sequence[Any]:
     """The memories of a namespace, in the order of their keys."""
     items = store.search(namespace, limit=10_000)
     return sorted((item for item in items if "text" in item.value), key=lambda item: item.key)
-
-
-def said_by(memories: Sequence[Memory]) -> list[str]:
-    """What memories say."""
-    return [memory.text for memory in memories]
 
 
 class FailingStore(SQLiteStore):

@@ -15,7 +15,7 @@ from perdure.cli.app import DB, AsJson, Database, User, Yes, confirm, opened, th
 from perdure.cli.memories import memories
 from perdure.cli.output import ago, as_json, counted, day, note, say, table
 from perdure.cli.progress import at_work
-from perdure.cli.worker import extractor
+from perdure.cli.worker import Jobs, extractor
 from perdure.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -104,10 +104,7 @@ def jobs(
     facts: Annotated[
         bool, typer.Option("--facts", help="The jobs of 'perdure worker --facts'.")
     ] = False,
-    database: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Where jobs are kept: a file, or a Postgres URL."),
-    ] = None,
+    database: Jobs = None,
     db: DB = None,
     json: AsJson = False,
 ) -> None:

@@ -6,12 +6,11 @@ import json as jsonlib
 import re
 import sys
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from typer import Argument, Option
 
-from perdure.cli.app import DB, AsJson, Yes, confirm, group, opened, the_one
+from perdure.cli.app import DB, AsJson, AsOf, Yes, confirm, group, opened, the_one
 from perdure.cli.output import ago, as_json, counted, moment, note, say, say_clean, table
 from perdure.cli.progress import at_work, steady
 from perdure.errors import ConfigurationError, InvalidNamespace
@@ -33,9 +32,6 @@ Prefix = Annotated[
 Filter = Annotated[str | None, Option("--filter", metavar="JSON", help="What values must match.")]
 FromWhere = Annotated[
     str | None, Option("--provenance", metavar="JSON", help="What their provenance must match.")
-]
-AsOf = Annotated[
-    str | None, Option("--as-of", metavar="MOMENT", help="As it was then, like 2026-01-31T09:30.")
 ]
 IfVersion = Annotated[
     int | None, Option("--if-version", metavar="N", help="Only if it is at version N; 0 is absent.")
@@ -97,17 +93,6 @@ def _object(text: str | None, what: str) -> dict[str, Any] | None:
             f'{what} is {cut}{why}; expected a JSON object, like \'{{"kind": "note"}}\''
         )
     return found
-
-
-def _moment(text: str | None, option: str) -> datetime | None:
-    """A moment that was typed; without a time zone it is one of this machine's."""
-    try:
-        return None if text is None else datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError) as exc:
-        raise ConfigurationError(
-            f"{option} is {text!r}; expected a moment in ISO 8601, like 2026-01-31T09:30 or "
-            "2026-01-31T08:30:00Z"
-        ) from exc
 
 
 def _value(value: str | None, text: str | None) -> dict[str, Any]:
@@ -189,14 +174,14 @@ def put(
 @store.command()
 def get(ns: NS, key: Key, as_of: AsOf = None, db: DB = None, json: AsJson = False) -> None:
     """Show the value of an item."""
-    when, where = _moment(as_of, "--as-of"), namespace(ns)
+    where = namespace(ns)
     with opened(db, reads=True) as file:
-        item = file.store.get(where, key, refresh_ttl=False, as_of=when)
+        item = file.store.get(where, key, refresh_ttl=False, as_of=as_of)
         if item is None:
             key = _item(file.store, where, key)[1]
-            item = file.store.get(where, key, refresh_ttl=False, as_of=when)
+            item = file.store.get(where, key, refresh_ttl=False, as_of=as_of)
     if item is None:
-        raise ConfigurationError(f"there was no {key!r} in {shown(where)} at {as_of}")
+        raise ConfigurationError(f"there was no {key!r} in {shown(where)} at {moment(as_of)}")
     if json:
         as_json(_whole(item))
         return
@@ -252,7 +237,7 @@ def search(
         "filter": wanted,
         "mode": mode,
         "provenance": _object(provenance, "--provenance"),
-        "as_of": _moment(as_of, "--as-of"),
+        "as_of": as_of,
     }
     if why_not is not None and not query:
         raise ConfigurationError("--why-not needs the query that the item should answer")
@@ -306,10 +291,10 @@ def namespaces(
     json: AsJson = False,
 ) -> None:
     """List the namespaces that hold items."""
-    when, where = _moment(as_of, "--as-of"), namespace(prefix)
+    where = namespace(prefix)
     with opened(db, reads=True) as file:
         found = file.store.list_namespaces(
-            prefix=where, max_depth=max_depth, limit=limit, as_of=when
+            prefix=where, max_depth=max_depth, limit=limit, as_of=as_of
         )
     if json:
         as_json([list(labels) for labels in found])
