@@ -614,7 +614,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             UnknownCheckpoint: The thread has no such checkpoint.
         """
         at = named(thread_id, checkpoint_ns, checkpoint_id)
-        if not self.database.write(lambda: self._writer.rewind(at)):
+        if not self.database.write(lambda: self._writer.rewind(at), exclusive=(thread_id,)):
             raise UnknownCheckpoint(
                 f"thread {thread_id!r} has no checkpoint {checkpoint_id!r} in namespace "
                 f"{checkpoint_ns!r}; checkpoints() lists them"
@@ -682,6 +682,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             self._writer.job(planned),
             lambda written: written.take_over(self._cache),
             lambda: self._cache.forget(planned.thread_id),
+            (planned.thread_id,),
         )
 
     def _write(self, plan: Plan, thread_id: str) -> None:

@@ -30,7 +30,7 @@ from perdure.checkpointers.thread_copy import copied
 from perdure.checkpointers.threads import Threads
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.database import Database
-from perdure.storage.flow import Flow, Statement, rows_of
+from perdure.storage.flow import ALL, Flow, rows_of, Statement
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class Maintenance:
                 yield from self.sweep(target, new)
                 yield self.sql("removed", new)
 
-        self.database.write(flow)
+        self.database.write(flow, exclusive=(source, target))
 
     def delete_checkpoints(self, doomed: Mapping[str, set[int]]) -> None:
         """Remove checkpoints by their keys, by thread."""
@@ -167,7 +167,8 @@ class Maintenance:
 
     def write(self, thread_id: str, make: Callable[[], Flow[T]]) -> T:
         """Write what makes the cache of a thread stale."""
-        return self.database.write(make, lambda _: self.reader.cache.forget(thread_id))
+        forget = self.reader.cache.forget
+        return self.database.write(make, lambda _: forget(thread_id), exclusive=(thread_id,))
 
     def delete_thread(self, thread_id: str) -> Flow[PruneReport]:
         """Remove a thread and all that belongs to it. An unknown one is no error."""
@@ -177,7 +178,7 @@ class Maintenance:
         thread = rows[0][0]
         ((checkpoints, items, size),) = yield self.sql("sizes", thread)
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):
-            for row in (yield self.sql("checkpoints_page", *span(namespace), -1)):
+            for row in (yield self.sql("checkpoints_page", *span(namespace), ALL)):
                 try:
                     metadata = self.reader.metadata(self.reader.open_row(thread_id, ns, row))
                 except CorruptRecord:  # it goes all the same

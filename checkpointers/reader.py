@@ -47,7 +47,7 @@ from perdure.checkpointers.records import (
 )
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Seal
-from perdure.storage.flow import Flow, NamedSQL, Row
+from perdure.storage.flow import ALL, Flow, NamedSQL, Row
 
 PAGE: Final = 1024  # items read at once
 
@@ -151,7 +151,7 @@ class Reader:
 
     def rows(self, thread_id: str, ns: str, namespace: int) -> Flow[Iterator[tuple[Row, Snapshot]]]:
         """All checkpoints of a namespace, newest first, their ranges as written."""
-        rows = yield self.sql("checkpoints_page", *span(namespace), -1)
+        rows = yield self.sql("checkpoints_page", *span(namespace), ALL)
         yield from self.check_complete(len(rows), *span(namespace))
         return ((row, self.open_row(thread_id, ns, row)) for row in rows)
 

@@ -14,7 +14,7 @@ from perdure.checkpointers.manifest import ALIASES, flat
 from perdure.checkpointers.packing import pack, unpack
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Place, Seal
-from perdure.storage.flow import Row
+from perdure.storage.flow import AnyText, Row, stored_text
 
 _TAG_LIMIT: Final = 256  # characters; a longer metadata value is found by reading, not by index
 # not worth an index: different at every checkpoint, or one of three values
@@ -29,17 +29,18 @@ def pack_id(text: str | None) -> bytes | str | None:
     ('t-1', 16)
     """
     if text is None or len(text) != 36 or text[8:24:5] != "----" or text != text.lower():
-        return text
+        return None if text is None else AnyText(text)
     try:
         packed = bytes.fromhex(text.replace("-", ""))
     except ValueError:
-        return text
-    return packed if len(packed) == 16 else text
+        return AnyText(text)
+    return packed if len(packed) == 16 else AnyText(text)
 
 
 @lru_cache(maxsize=1024)
 def unpack_id(stored: bytes | str | None) -> str | None:
     """The id that `pack_id` was given."""
+    stored = stored_text(stored)
     return _hyphened(stored) if isinstance(stored, bytes) else stored
 
 

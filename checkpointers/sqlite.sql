@@ -26,7 +26,7 @@ UPDATE namespaces SET pinned = ? WHERE namespace = ?;
 
 -- thread_namespaces: all namespaces of a thread, each with its head's place
 SELECT n.namespace, n.ns, coalesce(CASE n.pinned WHEN 0 THEN (SELECT max(id) FROM checkpoints WHERE id >= n.namespace << 32 AND id < (n.namespace + 1) << 32)
-ELSE (n.namespace << 32) + n.pinned END, 0) & 0xFFFFFFFF
+ELSE (n.namespace << 32) + n.pinned END, 0) & 4294967295
 FROM namespaces n WHERE n.thread = ? ORDER BY n.namespace;
 
 -- log_of: the log of a channel, for a namespace of its thread
@@ -113,7 +113,7 @@ INSERT INTO checkpoints (id, namespace, uid, parent, began, put_at, body) VALUES
 -- replace_checkpoint: the same checkpoint, put once more
 UPDATE checkpoints SET parent = ?, put_at = ?, body = ? WHERE id = ?;
 
--- checkpoints_page: a page of a namespace, newest first; -1: all of it
+-- checkpoints_page: a page of a namespace, newest first
 SELECT id, uid, parent, began, put_at, body FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id DESC LIMIT ?;
 
 -- rewrite_checkpoint: a checkpoint whose references changed
@@ -159,7 +159,7 @@ SELECT coalesce(sum(length(body)), 0) FROM writes WHERE namespace = ? AND uid = 
 DELETE FROM writes WHERE namespace = ? AND uid = ?;
 
 -- add_tag: make a checkpoint findable by one of its metadata values
-INSERT OR IGNORE INTO tags (tag, checkpoint) VALUES (?, ?);
+INSERT INTO tags (tag, checkpoint) VALUES (?, ?) ON CONFLICT DO NOTHING;
 
 -- drop_tag: its opposite
 DELETE FROM tags WHERE tag = ? AND checkpoint = ?;
@@ -213,7 +213,7 @@ SELECT c.many, i.many, c.bytes + i.bytes + w.bytes FROM (
     SELECT count(*) AS many, coalesce(sum(length(c.body)), 0) AS bytes FROM namespaces n
     JOIN checkpoints c ON c.id >= n.namespace << 32 AND c.id < (n.namespace + 1) << 32 WHERE n.thread = ?1
 ) c, (
-    SELECT coalesce(sum(i.id & 2147483648 = 0), 0) AS many, coalesce(sum(length(i.body)), 0) AS bytes FROM logs l
+    SELECT count(i.id) FILTER (WHERE i.id & 2147483648 = 0) AS many, coalesce(sum(length(i.body)), 0) AS bytes FROM logs l
     JOIN items i ON i.id >= l.log << 32 AND i.id < (l.log + 1) << 32 WHERE l.thread = ?1
 ) i, (
     SELECT coalesce(sum(length(w.body)), 0) AS bytes FROM namespaces n

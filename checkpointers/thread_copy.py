@@ -22,7 +22,7 @@ from perdure.checkpointers.records import (
     tags_of,
 )
 from perdure.errors import InvalidConfig, UnknownCheckpoint, UnknownThread
-from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.flow import ALL, Flow, Row, Statement
 
 _LOW = 0xFFFFFFFF
 
@@ -90,7 +90,7 @@ class _Copier:
     def copy_namespace(self, ns: str, source: int, head: int, last: int) -> Flow[None]:
         """Copy what was put in a namespace up to a place; of the root, what leads there."""
         sql = self.reader.sql
-        rows = yield sql("checkpoints_page", *span(source), -1)
+        rows = yield sql("checkpoints_page", *span(source), ALL)
         yield from self.reader.check_complete(len(rows), *span(source))
         if last != _LOW:
             rows = [row for row in rows if row[0] & _LOW <= last]

@@ -33,7 +33,7 @@ from perdure.checkpointers.records import (
     unpack_id,
     written_said,
 )
-from perdure.storage.flow import Flow, Row, Statement
+from perdure.storage.flow import Flow, Last, Row, Statement
 
 ACTIVITY_S: Final = 0.1  # how exactly a thread's last activity is known
 _LOW: Final = 0xFFFFFFFF
@@ -159,7 +159,7 @@ class Writer:
             statements.append(Statement(self.sql["add_tag"], tags, many=True))
         if out.known is not None and plan.parent is not None:
             statements += self._refer_writes(out, plan.parent, snapshot)
-        yield statements
+        yield Last(statements)
         out.snapshot = snapshot
         return out
 

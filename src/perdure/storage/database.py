@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
@@ -90,6 +90,7 @@ class Database(Protocol):
         make: Callable[[], Flow[T]],
         committed: Callable[[T], None] | None = None,
         undone: Callable[[], None] | None = None,
+        exclusive: Sequence[str] | None = None,
     ) -> T:
         """Run a flow in a transaction, and wait until it is committed.
 
@@ -97,6 +98,8 @@ class Database(Protocol):
             make: Makes the flow; may be called twice.
             committed: Called in the writing thread with the result, after the commit.
             undone: Called there instead, once, when the flow or the commit failed.
+            exclusive: Names of what is written, such as a thread: a flow that is about one of
+                them waits until this one is committed. None: all writers of the component wait.
 
         Raises:
             StorageError: The database was opened read-only, or refuses. Nothing was written.
@@ -107,6 +110,7 @@ class Database(Protocol):
         make: Callable[[], Flow[T]],
         committed: Callable[[T], None] | None = None,
         undone: Callable[[], None] | None = None,
+        exclusive: Sequence[str] | None = None,
     ) -> Awaitable[T]:
         """See `write`. The work is handed over by the call, not by the first `await`."""
 

@@ -13,8 +13,28 @@ from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+ALL = 1 << 62  # a limit of rows that limits nothing
+_UUID = 16  # bytes
 F = TypeVar("F", bound=Callable[..., Any])
 Row = tuple[Any, ...]
+
+
+class AnyText(str):
+    """Text for a column that holds bytes too, which Postgres has as bytes: see `stored_text`."""
+
+    __slots__ = ()
+
+    def as_bytes(self) -> bytes:
+        """NUL, the text in UTF-8, and 0xFF if it would be as long as a UUID otherwise."""
+        data = b"\0" + self.encode()
+        return data + b"\xff" if len(data) == _UUID else data
+
+
+def stored_text(stored: Any) -> Any:
+    """What a column of text or bytes holds, whichever database it comes from."""
+    if type(stored) is bytes and stored[:1] == b"\0" and len(stored) != _UUID:
+        return AnyText(stored[1:].removesuffix(b"\xff").decode())
+    return stored
 
 
 class Statement(NamedTuple):
@@ -23,6 +43,10 @@ class Statement(NamedTuple):
     sql: str
     params: Sequence[Any] = ()
     many: bool = False
+
+
+class Last(list[Statement]):
+    """The last request of a flow that writes: nothing is done with its rows, and none are sent."""
 
 
 Request = Statement | list[Statement]

@@ -11,7 +11,7 @@ import atexit
 import os
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, get_args
@@ -254,8 +254,9 @@ class SQLiteDatabase:
         make: Callable[[], Flow[T]],
         committed: Callable[[T], None] | None = None,
         undone: Callable[[], None] | None = None,
+        exclusive: Sequence[str] | None = None,
     ) -> T:
-        """See `Database.write`."""
+        """See `Database.write`. SQLite has one writer at a time."""
         job = Job(make, committed, undone, awaited=False)
         return self._connected().submit(job).result()  # type: ignore[no-any-return]
 
@@ -264,6 +265,7 @@ class SQLiteDatabase:
         make: Callable[[], Flow[T]],
         committed: Callable[[T], None] | None = None,
         undone: Callable[[], None] | None = None,
+        exclusive: Sequence[str] | None = None,
     ) -> Awaitable[T]:
         """See `Database.awrite`."""
         job = Job(make, committed, undone, awaited=True)
