@@ -17,4 +17,4 @@ SELECT count(*) FROM checkpoints WHERE namespace = ? AND id >= ? AND id < ?;
 SELECT thread, thread_id, created_at, updated_at, thread FROM threads
 WHERE (updated_at, thread) < (?1, ?2) AND updated_at >= ?5
 AND substr(convert_to(thread_id, 'UTF8'), 1, length(?3::bytea)) = ?3
-ORDER BY updated_at DESC, thread DESC LIMIT ?4;
+ORDER BY threads.updated_at DESC, threads.thread DESC LIMIT ?4;

@@ -221,7 +221,7 @@ SELECT c.many, i.many, c.bytes + i.bytes + w.bytes FROM (
 ) w;
 
 -- thread_ids: every thread, in the order they came
-SELECT thread, thread_id, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t WHERE thread > ? ORDER BY thread LIMIT ?;
+SELECT thread, thread_id, (SELECT i.thread FROM threads i WHERE i.thread_id = t.thread_id) FROM threads t WHERE t.thread > ? ORDER BY t.thread LIMIT ?;
 
 -- totals: over the whole database, and the bytes of checkpoints, items and writes
 SELECT (SELECT count(*) FROM threads), (SELECT count(*) FROM checkpoints), (SELECT count(*) FROM items WHERE h <> 0),

@@ -24,7 +24,7 @@ from perdure.checkpointers.reader import Found, Reader, damaged_index
 from perdure.checkpointers.records import leading_to, place, span
 from perdure.checkpointers.reports import CheckpointInfo, HistoryItem, ThreadHead, ThreadInfo
 from perdure.errors import ConfigurationError, CorruptRecord, UnknownCheckpoint, UnknownThread
-from perdure.storage.flow import Flow, Row, rows_of
+from perdure.storage.flow import ALL, Flow, Row, rows_of
 
 _SOON: Final = float("inf")
 _PAGE: Final = 512  # items
@@ -220,7 +220,7 @@ class Threads:
             keys = yield self.sql("checkpoint_keys", *span(namespace))
             yield from self.reader.check_complete(len(keys), *span(namespace))
             trunk = {key for key, *_ in leading_to(keys, place(namespace, head))}
-            most = -1 if limit is None else limit
+            most = ALL if limit is None else limit
             for row in (yield self.sql("checkpoints_page", *span(namespace), most)):
                 out.append((yield from self._checkpoint(thread_id, ns, row, trunk, head)))
         return sorted(out, key=lambda info: -info.order)

@@ -11,6 +11,8 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers import SQLiteCheckpointer
+from perdure.checkpointers.postgres import PostgresCheckpointer
+from tests import postgres_server
 
 KEY = b"0123456789abcdef0123456789abcdef"
 
@@ -22,13 +24,20 @@ def _langgraph_encrypted(folder: Path, **options: Any) -> SQLiteCheckpointer:
     return SQLiteCheckpointer.open(folder / "lg.db", serde=serde, **options)
 
 
-BACKENDS: dict[str, Callable[..., SQLiteCheckpointer]] = {
+def _postgres(folder: Path, **options: Any) -> Any:
+    schema = postgres_server.schema(folder)
+    return PostgresCheckpointer.open(postgres_server.dsn(), schema=schema, pool_size=4, **options)
+
+
+BACKENDS: dict[str, Callable[..., Any]] = {
     "memory": lambda folder, **options: SQLiteCheckpointer.open(":memory:", **options),
     "file": lambda folder, **options: SQLiteCheckpointer.open(folder / "plain.db", **options),
     "sealed": lambda folder, **options: SQLiteCheckpointer.open(
         folder / "sealed.db", key=KEY, **options
     ),
     "langgraph-encrypted": _langgraph_encrypted,
+    "postgres": _postgres,
+    "postgres-sealed": lambda folder, **options: _postgres(folder, key=KEY, **options),
 }
 
 

@@ -26,6 +26,7 @@ from weakref import WeakSet
 import psycopg
 from psycopg import RawCursor, errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.types.string import BytesBinaryDumper
 from psycopg.types.numeric import Int8BinaryDumper, NumericBinaryLoader
 from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
@@ -37,7 +38,7 @@ from perdure.errors import (
     StorageUnavailable,
 )
 from perdure.storage.database import SCRUB
-from perdure.storage.flow import Flow, Last, Request, Row, Statement, rows_of, run
+from perdure.storage.flow import AnyText, Flow, Last, Request, Row, Statement, rows_of, run
 from perdure.storage.migrations import Migration
 from perdure.storage.threads import Threads
 
@@ -99,6 +100,13 @@ class _Whole(NumericBinaryLoader):
 
     def load(self, data: Any) -> Any:
         return int(super().load(data))
+
+
+class _AnyText(BytesBinaryDumper):
+    """Text in a column of text or bytes."""
+
+    def dump(self, obj: AnyText) -> Any:
+        return super().dump(obj.as_bytes())
 
 
 def _lock_key(*of: str) -> int:
@@ -166,6 +174,7 @@ class Server:
 def _configured(conn: psycopg.Connection[Any]) -> None:
     # one type for all whole numbers: a statement is prepared once, not for each width
     conn.adapters.register_dumper(int, Int8BinaryDumper)
+    conn.adapters.register_dumper(AnyText, _AnyText)
     conn.adapters.register_loader("numeric", _Whole)
 
 
