@@ -41,7 +41,7 @@ def pack_id(text: str | None) -> bytes | str | None:
 def unpack_id(stored: bytes | str | None) -> str | None:
     """The id that `pack_id` was given."""
     stored = stored_text(stored)
-    return _hyphened(stored) if isinstance(stored, bytes) else stored
+    return _hyphened(stored) if isinstance(stored, bytes) else stored and str(stored)
 
 
 def _hyphened(packed: bytes) -> str:

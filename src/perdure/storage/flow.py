@@ -33,7 +33,7 @@ class AnyText(str):
 def stored_text(stored: Any) -> Any:
     """What a column of text or bytes holds, whichever database it comes from."""
     if type(stored) is bytes and stored[:1] == b"\0" and len(stored) != _UUID:
-        return AnyText(stored[1:].removesuffix(b"\xff").decode())
+        return stored[1:].removesuffix(b"\xff").decode()
     return stored
 
 
