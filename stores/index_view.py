@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perdure.stores.context import Arrangement, arrange
-from perdure.stores.models import Model
-from perdure.stores.spelling import Trigrams
+from perdure.stores.ranking import Arrangement, arrange
 from perdure.stores.vectors import Floats, Matrix, second_look
 
 Ints = NDArray[np.int64]
 Rows = NDArray[np.integer[Any]]
 Found = tuple[Ints, Floats]  # rows that have a word, each once, and how often
 
-_PER_WORD, _PER_SPELLING = 120, 250  # bytes of a word in a dict, and of its trigrams, about
 NOWHERE: Final[Found] = np.empty(0, np.int64), np.empty(0, np.float32)
+ROW: Final = np.dtype(
+    [
+        ("id", "<i8"),
+        ("expires", "<i8"),  # microseconds since 1970
+        ("position", "<f8"),
+        ("at", "<f8"),  # seconds since 1970; NaN: unknown
+        ("thread", "<i4"),  # -1: none; so for `actor`
+        ("actor", "<i4"),
+        ("length", "<i4"),  # words
+        ("asks", "?"),
+        ("alive", "?"),
+    ],
+    align=True,
+)
 
 
 class Postings(NamedTuple):
@@ -32,52 +40,6 @@ class Postings(NamedTuple):
     starts: Ints  # where each word's entries begin, and where the last one's end
     rows: Rows  # in order
     counts: NDArray[np.uint8]  # how often each has the word
-
-
-@dataclass
-class Columns:
-    """The columns of each row; rows of a thread are adjacent, in its order."""
-
-    ids: Ints
-    thread: Ints  # its number; negative: none; so for `actor`
-    actor: Ints
-    at: NDArray[np.float64]  # seconds since 1970; NaN: unknown
-    lengths: Floats  # in words
-    asks: NDArray[np.bool_]  # whether it is a question
-
-    @cached_property
-    def arrangement(self) -> Arrangement | None:
-        """The neighbours of rows; None if no row belongs to a thread."""
-        if not (self.thread >= 0).any():
-            return None
-        return arrange(self.thread, self.lengths, self.asks, self.at)
-
-
-class Vocabulary:
-    """Words with their numbers, and the nearest to one that is not among them."""
-
-    def __init__(self, words: Iterable[str] = ()) -> None:
-        self.numbers: dict[str, int] = defaultdict(lambda: len(self.numbers))
-        self.numbers.update(zip(words, count(), strict=False))
-        self._spelling: Trigrams | None = None
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    @property
-    def nbytes(self) -> int:
-        """Its size in memory, about."""
-        return len(self) * (_PER_WORD if self._spelling is None else _PER_WORD + _PER_SPELLING)
-
-    def similar(self, word: str, among: Callable[[str], bool]) -> list[tuple[str, float]]:
-        """See `Trigrams.similar`; one word at most."""
-        with self._lock:
-            if self._spelling is None:
-                self._spelling = Trigrams()
-            if len(self._spelling) < len(self):
-                self._spelling.extend(list(self.numbers)[len(self._spelling) :])
-            return self._spelling.similar(word, limit=1, among=among)
 
 
 @dataclass(frozen=True)
@@ -105,19 +67,49 @@ class Vectors:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """The columns of each row; rows of a thread are adjacent, in its order."""
+
+    ids: Ints
+    thread: Ints  # its number; negative: none; so for `actor`
+    actor: Ints
+    at: NDArray[np.float64]  # seconds since 1970; NaN: unknown
+    lengths: Floats  # in words
+    asks: NDArray[np.bool_]  # whether it is a question
+
+    @classmethod
+    def of(cls, rows: NDArray[Any]) -> Self:
+        """The columns of rows of `ROW`."""
+        return cls(
+            ids=np.ascontiguousarray(rows["id"]),
+            thread=rows["thread"].astype(np.int64),
+            actor=rows["actor"].astype(np.int64),
+            at=np.ascontiguousarray(rows["at"]),
+            lengths=rows["length"].astype(np.float32),
+            asks=np.ascontiguousarray(rows["asks"]),
+        )
+
+    @cached_property
+    def arrangement(self) -> Arrangement | None:
+        """The neighbours of rows; None if no row belongs to a thread."""
+        if not (self.thread >= 0).any():
+            return None
+        return arrange(self.thread, self.lengths, self.asks, self.at)
+
+
+@dataclass(frozen=True)
 class View:
     """An index as it was at a moment, or some of its rows."""
 
     order: Ints  # the rows that are in, those of a thread side by side, in its order
     place: NDArray[np.int32]  # of each row in `order`, or -1
-    vocabulary: Vocabulary
+    vocabulary: Mapping[str, int]  # numbers of words; may have got more
     actors: Sequence[str]  # by number
     threads: int  # how many have a number
-    model: Model | None
     nbytes: int  # what the index takes, about
     rows: NDArray[Any]
     postings: Postings
-    recent: tuple[Rows, Rows, NDArray[np.uint8]]
+    recent: tuple[Rows, Rows, NDArray[np.uint8]]  # words, rows and counts, not sorted in yet
     vectors: tuple[Vectors, ...]
 
     @cached_property
@@ -128,19 +120,11 @@ class View:
     @cached_property
     def columns(self) -> Columns:
         """The columns of each row."""
-        rows = self.rows if self._is_whole else self.rows[self.order]
-        return Columns(
-            ids=np.ascontiguousarray(rows["id"]),
-            thread=rows["thread"].astype(np.int64),
-            actor=rows["actor"].astype(np.int64),
-            at=np.ascontiguousarray(rows["at"]),
-            lengths=rows["length"].astype(np.float32),
-            asks=np.ascontiguousarray(rows["asks"]),
-        )
+        return Columns.of(self.rows if self._is_whole else self.rows[self.order])
 
     def term(self, word: str) -> Found:
         """The rows that have a word, each once, and how often."""
-        number = self.vocabulary.numbers.get(word)
+        number = self.vocabulary.get(word)
         if number is None:
             return NOWHERE
         rows: Rows = np.empty(0, np.int32)
@@ -159,6 +143,11 @@ class View:
         inside = places >= 0
         return places[inside].astype(np.int64), counts[inside].astype(np.float32)
 
+    def terms(self, words: Iterable[str]) -> dict[str, Found]:
+        """The rows of each word that some rows have."""
+        found = ((word, self.term(word)) for word in words)
+        return {word: term for word, term in found if len(term[0])}
+
     def cosines(self, query: Floats, approximate_above: int) -> Floats:
         """Similarity of each row's best vector to the query's; NaN for a row without one."""
         out = np.full(len(self.rows), np.nan, np.float32)
@@ -170,16 +159,6 @@ class View:
         """The same with only the rows that have one of some ids."""
         order = self.order[np.isin(self.columns.ids, ids)]
         return replace(self, order=order, place=places(order, len(self.rows)))
-
-    def words(self) -> set[str]:
-        """The words that its rows have."""
-        starts, rows, _ = self.postings
-        words, of, _ = self.recent
-        used = np.zeros(len(self.vocabulary), bool)
-        used[np.repeat(np.arange(len(starts) - 1), np.diff(starts))[self.place[rows] >= 0]] = True
-        used[words[self.place[of] >= 0]] = True
-        every = list(self.vocabulary.numbers)
-        return {every[number] for number in np.flatnonzero(used)}
 
 
 def places(order: Ints, count: int) -> NDArray[np.int32]:

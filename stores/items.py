@@ -34,11 +34,11 @@ from perdure.stores.namespaces import check_condition, check_key
 from perdure.stores.options import check_number
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Index, Put
+from perdure.stores.ranking import Weights
 from perdure.stores.reading import Wanted
 from perdure.stores.records import micros
 from perdure.stores.runner import Effects, Read, Write, WritePuts
 from perdure.stores.searching import MODES, Query
-from perdure.stores.weighting import Weights
 
 _MOST: Final = 1 << 60  # rows: SQLite counts in 64 bits
 _HUGE: Final = sys.float_info.max

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,18 +14,15 @@ import numpy as np
 from perdure.errors import ConfigurationError, EmbeddingFailed
 from perdure.storage.flow import Flow, NamedSQL, Row
 from perdure.stores.base import FoundItem, Mode, StoredItem, WhyNot
-from perdure.stores.bm25 import Term
-from perdure.stores.cues import named_actors, names_of, said_when
+from perdure.stores.expansion import synonyms
 from perdure.stores.index_cache import Indexes, Overtaken
-from perdure.stores.kinship import kin_of
 from perdure.stores.models import Embeddings, Model
-from perdure.stores.ranking import Cues, Ranked, rank
+from perdure.stores.ranking import Ranked, Term, Weights, rank
 from perdure.stores.reading import Reader, Wanted
 from perdure.stores.runner import Effects, Embed, Read
-from perdure.stores.scopes import Scope, Sought
-from perdure.stores.text import is_misspellable, query_tokens, without
+from perdure.stores.scope import Scope, Sought
+from perdure.stores.text import STOP_WORDS, query_tokens, tokens
 from perdure.stores.vectors import Floats
-from perdure.stores.weighting import Weights
 
 _LOG = logging.getLogger("perdure")
 MODES: Final = ("hybrid", "text", "semantic")
@@ -33,9 +30,12 @@ _Past = dict[int, StoredItem]  # the items of a scope of the past, by id
 _NO_VECTOR: Final = -1.0  # a row without a vector comes after all that have one
 _LONGEST: Final = 20_000  # characters of a query that are looked for
 _MOST_WORDS: Final = 512  # of them, each counted once
-_MOST_GUESSED: Final = 16  # words of a query that may be misspelt: 1 ms each
 _TOGETHER: Final = 256  # rows read by one statement
 _MANY_ACTORS: Final = 1_000  # a scope with more is no conversation: nobody is named in it
+# actors that are parts in a conversation: a query with such a word seldom means the speaker
+_ROLES: Final = frozenset(
+    {"user", "assistant", "human", "ai", "bot", "agent", "system", "tool", "model", "function"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Searcher:
         if self.reader.checked(row, wanted) is None:
             return WhyNot("the filter leaves it out")
         scope, _, ranked = yield from self._ranked(query, wanted)
-        place = np.flatnonzero(scope.ids == row[0])
+        place = np.flatnonzero(scope.columns.ids == row[0])
         if not len(place):
             return WhyNot("it was put with index=False, or has no text to search")
         if ranked is None:
@@ -96,7 +96,7 @@ class Searcher:
         parts = {name: float(part[place[0]]) for name, part in ranked.parts.items()}
         return WhyNot(f"{better} of {len(scope)} items score higher", better + 1, parts)
 
-    # -- the rows in question
+    # -- the rows and their scores
 
     def _scoped(self, wanted: Wanted, sought: Sought) -> Effects[tuple[Scope, _Past]]:
         while True:
@@ -109,59 +109,68 @@ class Searcher:
     def _scope(self, wanted: Wanted, sought: Sought) -> Flow[tuple[Scope, _Past]]:
         if wanted.as_of is not None:
             found = yield from self.reader.rows(wanted)
-            scope = yield from self.indexes.past([row for row, _ in found])
+            scope = yield from self.indexes.past([row for row, _ in found], sought)
             return scope, {row[0]: item for row, item in found}
         ids = None
         if wanted.filter is not None or wanted.provenance is not None:
             ids = yield from self.reader.ids(wanted)
         return (yield from self.indexes.scope(wanted.prefix, wanted.now, sought, ids)), {}
 
-    # -- their scores
-
     def _ranked(self, query: Query, wanted: Wanted) -> Effects[tuple[Scope, _Past, Ranked | None]]:
         said = query_tokens(query.text[:_LONGEST])[:_MOST_WORDS]
-        words = [] if query.mode == "semantic" else said
-        needed = [self._kept(other) for word in words for other in self._meant(word)]
-        # names that the query's vector leaves out are looked for in all of the scope
-        scope, past = yield from self._scoped(wanted, Sought(needed, some=query.context))
+        vector = yield from self._vector(query)
+        words: dict[str, list[tuple[str, float]]] = {}
+        if query.mode != "semantic":
+            by_meaning = vector is not None and self.masked is None  # of hashes nothing is known
+            words = {word: synonyms(word) if by_meaning else [] for word in said}
+        sought = Sought(
+            {self._kept(word): [other for other, _ in some] for word, some in words.items()},
+            vector,
+            None if vector is None or self.model is None else self.model.of(len(vector)),
+            corrected=self.masked is None,
+        )
+        scope, past = yield from self._scoped(wanted, sought)
         if not len(scope):
             return scope, past, None
-        named = self._named(scope, said)
-        vector = yield from self._vector(scope, query, named)
-        sought = Sought(needed, vector=vector, model=None if vector is None else scope.model)
-        if not scope.held:
-            scope, past = yield from self._scoped(wanted, sought)
-            named = self._named(scope, said)
-        guesses = yield from self._guesses(scope, words, named, vector is not None, wanted)
-        if guesses and not scope.held:
-            sought = sought._replace(words=[*needed, *guesses.values()])
-            scope, past = yield from self._scoped(wanted, sought)
-            named = self._named(scope, said)
-        cosines = None if vector is None else scope.cosines(vector)
+        cosines = scope.cosines
         if cosines is not None and wanted.as_of is None:
             self._tell_lacking(cosines)
-        terms = self._terms(scope, words, named, guesses, cosines is not None)
+        actors, names = _named(scope, said)
+        terms = []
+        for word, near in words.items():
+            kin = [] if word in names else [(scope.term(other)[0], n) for other, n in near]
+            found = [pair for pair in kin if len(pair[0])]
+            terms.append(Term(*scope.term(self._kept(word)), found))
         known = any(len(term.rows) or term.kin for term in terms)
-        if not len(scope) or (cosines is None and not known):
+        if cosines is None and not known:
             return scope, past, None
-        arrangement = scope.arrangement() if query.context else None
-        cues = self._cues(scope, query, named)
-        bare = not terms or (not known and len(scope) == 1)
-        if cosines is not None and bare and arrangement is None and cues.silent:
+        columns = scope.columns
+        arrangement, date = None, None
+        if query.context:
+            arrangement = columns.arrangement
+            if query.during is not None:
+                date = (columns.at >= query.during[0]) & (columns.at < query.during[1])
+        actor = np.isin(columns.actor, actors) if actors else None
+        lone = not terms or (not known and len(scope) == 1)
+        if cosines is not None and lone and arrangement is None and actor is None and date is None:
             scores = np.nan_to_num(cosines, nan=_NO_VECTOR)  # nothing to weigh it with
             return scope, past, Ranked(scores, {"vector": scores})
         ranked = rank(
-            len(scope),
+            columns.lengths,
             terms=terms,
-            lengths=scope.lengths,
             cosines=cosines,
             arrangement=arrangement,
-            cues=cues,
+            actor=actor,
+            date=date,
             weights=query.weights,
         ).comparable()
         if cosines is not None and not terms:
             ranked = _with_vectors_first(ranked, cosines)
         return scope, past, ranked
+
+    def _kept(self, word: str) -> str:
+        """A word as the index has it."""
+        return word if self.masked is None else str(self.masked(word))
 
     def _tell_lacking(self, cosines: Floats) -> None:
         """Say once that a search by vectors cannot see all: nothing else would show it."""
@@ -176,10 +185,8 @@ class Searcher:
                 len(cosines),
             )
 
-    def _vector(
-        self, scope: Scope, query: Query, named: dict[int, frozenset[str]]
-    ) -> Effects[Floats | None]:
-        """The vector of a query; None if there is none, or nothing to compare it with."""
+    def _vector(self, query: Query) -> Effects[Floats | None]:
+        """The vector of a query; None if it is searched by words alone."""
         if query.mode == "text":
             return None
         if self.model is None:
@@ -188,97 +195,14 @@ class Searcher:
                     "mode='semantic' needs an embedder; open the store with index=, or use 'text'"
                 )
             return None
-        # with context, the speaker's own rows are lifted anyway, and the name costs nothing
-        names = frozenset() if query.context else _all(named)
         try:
-            vector = yield Embed(without(query.text[:_LONGEST], names))
+            vector: Floats = yield Embed(query.text[:_LONGEST])
         except EmbeddingFailed as exc:
             if query.mode == "semantic":
                 raise
             _LOG.warning("the query is answered by words alone: %s", exc)
             return None
-        if scope.model is None:
-            return None
-        if scope.model != self.model.of(len(vector)):
-            raise scope.model.mismatch(self.model.of(len(vector)))
-        found: Floats = vector
-        return found
-
-    def _named(self, scope: Scope, words: Sequence[str]) -> dict[int, frozenset[str]]:
-        """The actors of the scope that a query names, with the tokens of their names."""
-        codes = np.flatnonzero(np.bincount(scope.actor[scope.actor >= 0])).tolist()
-        if not codes or len(codes) > _MANY_ACTORS:
-            return {}
-        names = [scope.actors[code] for code in codes]
-        said = named_actors(words, names)
-        return {
-            code: names_of(name)
-            for code, name, is_named in zip(codes, names, said, strict=True)
-            if is_named
-        }
-
-    def _terms(
-        self,
-        scope: Scope,
-        words: Sequence[str],
-        named: dict[int, frozenset[str]],
-        guesses: dict[str, str],
-        by_meaning: bool,
-    ) -> list[Term]:
-        """The query's words in the scope; by meaning, also with words that say nearly the same."""
-        names = _all(named)
-        out = []
-        for word in words:
-            rows, counts = scope.term(self._kept(guesses.get(word, word)))
-            kin = self._kin(scope, word) if by_meaning and word not in names else ()
-            out.append(Term(rows, counts, kin))
-        return out
-
-    def _kin(self, scope: Scope, word: str) -> tuple[tuple[Any, float], ...]:
-        """Rows that have words near in meaning; those of keyed hashes cannot be told."""
-        if self.masked is not None:
-            return ()
-        found = ((scope.term(other)[0], near) for other, near in kin_of(word))
-        return tuple((rows, near) for rows, near in found if len(rows))
-
-    def _meant(self, word: str) -> Iterator[str]:
-        """A word, and those near in meaning."""
-        yield word
-        yield from (other for other, _ in kin_of(word))
-
-    def _kept(self, word: str) -> str:
-        """A word as the index has it."""
-        return word if self.masked is None else str(self.masked(word))
-
-    def _guesses(
-        self,
-        scope: Scope,
-        words: Sequence[str],
-        named: dict[int, frozenset[str]],
-        by_meaning: bool,
-        wanted: Wanted,
-    ) -> Effects[dict[str, str]]:
-        """The nearest known words of unknown words."""
-        if self.masked is not None:
-            return {}
-        names = _all(named)
-        unknown = [
-            word
-            for word in words
-            if is_misspellable(word)
-            and not len(scope.term(word)[0])
-            and not (by_meaning and word not in names and self._kin(scope, word))
-        ][:_MOST_GUESSED]
-        if unknown and not scope.held:
-            scope, _ = yield from self._scoped(wanted, Sought(vocabulary=True))
-        found = ((word, scope.similar(word)) for word in unknown)
-        return {word: other for word, other in found if other is not None}
-
-    def _cues(self, scope: Scope, query: Query, named: dict[int, frozenset[str]]) -> Cues:
-        return Cues(
-            actor=np.isin(scope.actor, list(named)) if named else None,
-            date=said_when(query.text, query.during, scope.at) if query.context else None,
-        )
+        return vector
 
     # -- the items
 
@@ -310,10 +234,10 @@ class Searcher:
             score = float(ranked.scores[place])
             if score < least or (score <= 0 and "vector" not in ranked.parts):
                 break
-            number = int(scope.ids[place])
+            number = int(scope.columns.ids[place])
             if number not in rows:
                 some = order[taken - 1 : taken - 1 + min(reach - len(out), _TOGETHER)]
-                rows.update((yield from self._rows(scope.ids[some].tolist(), wanted)))
+                rows.update((yield from self._rows(scope.columns.ids[some].tolist(), wanted)))
             if wanted.as_of is None:
                 item = yield from self._present(number, rows[number], wanted)
             else:
@@ -347,8 +271,21 @@ class Searcher:
         return None
 
 
-def _all(named: dict[int, frozenset[str]]) -> frozenset[str]:
-    return frozenset(name for names in named.values() for name in names)
+def _named(scope: Scope, words: Sequence[str]) -> tuple[list[int], set[str]]:
+    """The actors of the scope whom a query's words name, and the words of their names.
+
+    A mere role such as "user" names nobody.
+    """
+    actor = scope.columns.actor
+    codes = np.flatnonzero(np.bincount(actor[actor >= 0])).tolist()
+    said, actors, names = set(words), list[int](), set[str]()
+    for code in codes if len(codes) <= _MANY_ACTORS else ():
+        name = scope.actors[code]
+        of = () if name.casefold() in _ROLES else set(tokens(name)) - STOP_WORDS
+        if not said.isdisjoint(of):
+            actors.append(code)
+            names.update(of)
+    return actors, names
 
 
 def _with_vectors_first(ranked: Ranked, cosines: Floats) -> Ranked:
@@ -365,8 +302,8 @@ def _best(scores: Floats, scope: Scope, count: int) -> Any:
         edge = np.partition(scores, len(scores) - count)[len(scores) - count]
         above = np.flatnonzero(scores > edge)
         level = np.flatnonzero(scores == edge)
-        level = level[np.argsort(-scope.ids[level], kind="stable")][: count - len(above)]
+        level = level[np.argsort(-scope.columns.ids[level], kind="stable")][: count - len(above)]
         rows = np.concatenate([above, level])
     else:
         rows = np.arange(len(scores))
-    return rows[np.lexsort((-scope.ids[rows], -scores[rows]))]
+    return rows[np.lexsort((-scope.columns.ids[rows], -scores[rows]))]

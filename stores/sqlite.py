@@ -143,11 +143,9 @@ class SQLiteStore(WholeStore):
         indexes = Indexes(
             _SQL,
             records,
-            budget=index_bytes,
-            approximate_above=approximate_above,
-            analyse=preparer.analysed,
-            derive=preparer.derived,
-            made=preparer.made,
+            preparer,
+            index_bytes,
+            approximate_above,
             post=None if read_only else database.post,
             erased=lambda: _clear_caches(preparer),
         )

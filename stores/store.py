@@ -39,8 +39,8 @@ from perdure.stores.items import Items, query_of
 from perdure.stores.missing import MissingEmbeddings
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Index, is_brief, limits_of
+from perdure.stores.ranking import Weights
 from perdure.stores.runner import Effects, awaiting, blocking
-from perdure.stores.weighting import Weights
 
 _FEW = 16  # operations that are checked in the event loop
 
