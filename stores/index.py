@@ -218,16 +218,18 @@ class Index:
 
     # -- time
 
-    def is_settled(self, now: int) -> bool:
-        """Whether nothing seems to have expired since the last view."""
-        return self._view is not None and self._valid[0] <= now < self._valid[1]
-
     def due(self, since: int, now: int) -> list[int]:
         """The items that expire within a span, as far as is known here."""
+        if self._holds(now):
+            return []
         rows = self.rows
         hit = rows["alive"] & (rows["expires"] > since) & (rows["expires"] <= now)
         found: list[int] = rows["id"][hit].tolist()
         return found
+
+    def _holds(self, now: int) -> bool:
+        """Whether nothing seems to have expired since the last view."""
+        return self._view is not None and self._valid[0] <= now < self._valid[1]
 
     def prolong(self, expiries: Mapping[int, int]) -> None:
         """Note when items expire, by id, that were read meanwhile."""
@@ -249,7 +251,7 @@ class Index:
 
     def view(self, now: int) -> View:
         """The items that are alive at a moment, in microseconds."""
-        if self._view is None or not self.is_settled(now):
+        if self._view is None or not self._holds(now):
             self._view = self._made(now)
         return self._view
 

@@ -141,18 +141,13 @@ class Indexes:
         rows = [
             (*row[:7], None, *row[8:10], *searched[row[0]]) for row in rows if row[0] in searched
         ]
-        entries: dict[bytes, list[Entry]] = {}
-        for row, entry in zip(rows, self._entries(rows, state.model), strict=True):
-            entries.setdefault(row[1], []).append(entry)
-        views = []
-        for of in entries.values():
-            index = Index(state.model, self.approximate_above)
-            index.add(sorted(of))
-            views.append(index.view(0))
+        index = Index(state.model, self.approximate_above)
+        index.add(sorted(self._entries(rows, state.model, apart=True)))
+        view = index.view(0)
 
         def each(take: Callable[[View], Any]) -> Flow[list[Any]]:
             yield from ()
-            return [take(view) for view in views if len(view.order)]
+            return [take(view)] if len(view.order) else []
 
         return (yield from scope_of(each, sought, state.model, self.approximate_above))
 
@@ -325,15 +320,18 @@ class Indexes:
 
     def _expire(self, held: _Held, index: Index, now: int) -> Flow[None]:
         """Ask when items expire whose time seems to be over: reading them may have prolonged it."""
-        if now < held.expired_to:  # the clock was put back
-            held.expired_to = now
-        elif not index.is_settled(now) and (due := index.due(held.expired_to, now)):
-            rows = yield self.sql("expiries", json.dumps(due))
-            index.prolong(dict(rows))
+        since = min(held.expired_to, now)  # the clock may have been put back
+        if due := index.due(since, now):
+            index.prolong(dict((yield self.sql("expiries", json.dumps(due)))))
         held.expired_to = now
 
-    def _entries(self, rows: Sequence[Row], model: Model | None) -> list[Entry]:
-        """The search data of some versions; vectors that are not stored are made now."""
+    def _entries(
+        self, rows: Sequence[Row], model: Model | None, *, apart: bool = False
+    ) -> list[Entry]:
+        """The search data of some versions; vectors that are not stored are made now.
+
+        `apart`: they are of several namespaces, whose threads are not the same.
+        """
         values = [self.records.value(row) for row in rows]
         bare = [
             (value, row[11]) for row, value in zip(rows, values, strict=True) if row[10] is None
@@ -344,14 +342,14 @@ class Indexes:
             number, path, key, version, _, _, _, expires, _, stored, vectors, fields = row
             words, asks = self.preparer.analysed(value, fields)
             said = self.records.provenance(stored, path, key, version)
-            position, at = said.get("position"), said.get("at")
+            position, at, thread = said.get("position"), said.get("at"), said.get("thread_id")
             entry = Entry(
                 number,
                 words,
                 asks,
                 (next(derived) if vectors is None else self.records.vectors(vectors, number))
                 or b"",
-                said.get("thread_id"),
+                f"{path.decode()}{thread}" if apart and thread is not None else thread,
                 float(number if position is None else position),
                 said.get("actor"),
                 math.nan if at is None else datetime.fromisoformat(at).timestamp(),

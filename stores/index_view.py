@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Self
@@ -142,11 +142,6 @@ class View:
         places = self.place[rows]
         inside = places >= 0
         return places[inside].astype(np.int64), counts[inside].astype(np.float32)
-
-    def terms(self, words: Iterable[str]) -> dict[str, Found]:
-        """The rows of each word that some rows have."""
-        found = ((word, self.term(word)) for word in words)
-        return {word: term for word, term in found if len(term[0])}
 
     def cosines(self, query: Floats, approximate_above: int) -> Floats:
         """Similarity of each row's best vector to the query's; NaN for a row without one."""

@@ -91,6 +91,10 @@ class Ranked:
     # have in the worth of all of the query's, or how near its vector comes
     answered: float = 1.0
 
+    def parts_of(self, row: int) -> dict[str, float]:
+        """The parts of one row's score."""
+        return {name: float(part[row]) for name, part in self.parts.items()}
+
     def comparable(self) -> Ranked:
         """The same scaled so that the best score is `answered`, which means the same everywhere."""
         best = float(self.scores.max(initial=0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -54,6 +54,7 @@ def scope_of(
     each: Each, sought: Sought, model: Model | None, approximate_above: int
 ) -> Flow[Scope]:
     """The rows of some views; all are looked at again if words of the query may be misspelt."""
+    words = {other for word, some in sought.words.items() for other in (word, *some)}
 
     def part(view: View) -> Scope:
         cosines = None
@@ -61,31 +62,31 @@ def scope_of(
             if sought.model != model:
                 raise model.mismatch(sought.model)
             cosines = view.cosines(sought.vector, approximate_above)
-        words = {other for word, some in sought.words.items() for other in (word, *some)}
-        return Scope(view.columns, view.actors, view.threads, view.terms(words), cosines)
+        found = ((word, view.term(word)) for word in words)
+        terms = {word: term for word, term in found if len(term[0])}
+        return Scope(view.columns, view.actors, view.threads, terms, cosines)
 
     scope = _joined((yield from each(part)))
-    unknown = _unknown(scope, sought)
+    unknown = _unknown(scope, sought) if len(scope) else []
     if unknown:
-        known = {word for words in (yield from each(_vocabulary)) for word in words}
+        known = {word for some in (yield from each(_vocabulary)) for word in some}
         nearby = {word: nearest(word, known, _CANDIDATES) for word in unknown}
-        others = {other for some in nearby.values() for other in some}
-        terms = _joined_terms((yield from each(lambda view: (len(view.order), view.terms(others)))))
+        words.update(other for some in nearby.values() for other in some)
+        if any(nearby.values()):
+            scope = _joined((yield from each(part)))
         for word, some in nearby.items():
-            scope.terms[word] = next((terms[other] for other in some if other in terms), NOWHERE)
+            scope.terms[word] = next((scope.terms[w] for w in some if w in scope.terms), NOWHERE)
     return scope
 
 
 def _unknown(scope: Scope, sought: Sought) -> list[str]:
     """The words of a query that may be misspelt: no row has them or a synonym."""
-    if not sought.corrected:
-        return []
     unknown = [
         word
         for word, others in sought.words.items()
         if is_misspellable(word) and not any(other in scope.terms for other in (word, *others))
     ]
-    return unknown[:_MOST_MISSPELT]
+    return unknown[:_MOST_MISSPELT] if sought.corrected else []
 
 
 def _vocabulary(view: View) -> list[str]:
@@ -98,39 +99,30 @@ def _joined(parts: Sequence[Scope]) -> Scope:
         return parts[0]
     every = [Columns.of(np.empty(0, ROW)), *(part.columns for part in parts)]
     threads, actors = [every[0].thread], [every[0].actor]
-    base, numbers = 0, dict[str, int]()
+    numbers = dict[str, int]()
+    found = defaultdict[str, list[Found]](list)
+    first_row = first_thread = 0
     for part in parts:
         thread = part.columns.thread
-        threads.append(np.where(thread >= 0, thread + base, -1))
-        base += part.threads
+        threads.append(np.where(thread >= 0, thread + first_thread, -1))
         codes = [numbers.setdefault(name, len(numbers)) for name in part.actors]
         actors.append(np.array([*codes, -1], np.int64)[part.columns.actor])
+        for word, (rows, counts) in part.terms.items():
+            found[word].append((rows + first_row, counts))
+        first_row += len(part)
+        first_thread += part.threads
     cosines = [part.cosines for part in parts if part.cosines is not None]
-    return Scope(
-        Columns(
-            ids=np.concatenate([columns.ids for columns in every]),
-            thread=np.concatenate(threads),
-            actor=np.concatenate(actors),
-            at=np.concatenate([columns.at for columns in every]),
-            lengths=np.concatenate([columns.lengths for columns in every]),
-            asks=np.concatenate([columns.asks for columns in every]),
-        ),
-        list(numbers),
-        base,
-        _joined_terms((len(part), part.terms) for part in parts),
-        np.concatenate(cosines) if cosines else None,
+    columns = Columns(
+        ids=np.concatenate([columns.ids for columns in every]),
+        thread=np.concatenate(threads),
+        actor=np.concatenate(actors),
+        at=np.concatenate([columns.at for columns in every]),
+        lengths=np.concatenate([columns.lengths for columns in every]),
+        asks=np.concatenate([columns.asks for columns in every]),
     )
-
-
-def _joined_terms(parts: Iterable[tuple[int, Mapping[str, Found]]]) -> dict[str, Found]:
-    """The rows of words in several namespaces, given how many rows each has, and its own."""
-    found = defaultdict[str, list[Found]](list)
-    base = 0
-    for count, terms in parts:
-        for word, (rows, counts) in terms.items():
-            found[word].append((rows + base, counts))
-        base += count
-    return {
+    terms = {
         word: (np.concatenate([rows for rows, _ in some]), np.concatenate([c for _, c in some]))
         for word, some in found.items()
     }
+    together = np.concatenate(cosines) if cosines else None
+    return Scope(columns, list(numbers), first_thread, terms, together)

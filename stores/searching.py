@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +17,7 @@ from perdure.storage.flow import Flow, NamedSQL, Row
 from perdure.stores.base import FoundItem, Mode, StoredItem, WhyNot
 from perdure.stores.expansion import synonyms
 from perdure.stores.index_cache import Indexes, Overtaken
+from perdure.stores.index_view import Ints
 from perdure.stores.models import Embeddings, Model
 from perdure.stores.ranking import Ranked, Term, Weights, rank
 from perdure.stores.reading import Reader, Wanted
@@ -93,8 +95,8 @@ class Searcher:
             return WhyNot("the query has no words and there is no embedder")
         score = ranked.scores[place[0]]
         better = int((ranked.scores > score).sum())
-        parts = {name: float(part[place[0]]) for name, part in ranked.parts.items()}
-        return WhyNot(f"{better} of {len(scope)} items score higher", better + 1, parts)
+        reason = f"{better} of {len(scope)} items score higher"
+        return WhyNot(reason, better + 1, ranked.parts_of(place[0]))
 
     # -- the rows and their scores
 
@@ -219,37 +221,27 @@ class Searcher:
         """The best rows' items; what was deleted or expired meanwhile is passed over."""
         out: list[FoundItem] = []
         reach = offset + limit
-        taken = 0
         least = -math.inf if query.min_score is None else query.min_score
         seen: set[tuple[tuple[str, ...], str]] = set()
-        rows: dict[int, Row | None] = {}  # read some at a time
-        order = _best(ranked.scores, scope, reach)
-        while len(out) < reach:
-            if taken == len(order):
-                if len(order) == len(scope):
-                    break
-                order = _best(ranked.scores, scope, 4 * len(order))
-            place = order[taken]
-            taken += 1
-            score = float(ranked.scores[place])
-            if score < least or (score <= 0 and "vector" not in ranked.parts):
-                break
-            number = int(scope.columns.ids[place])
-            if number not in rows:
-                some = order[taken - 1 : taken - 1 + min(reach - len(out), _TOGETHER)]
-                rows.update((yield from self._rows(scope.columns.ids[some].tolist(), wanted)))
-            if wanted.as_of is None:
-                item = yield from self._present(number, rows[number], wanted)
-            else:
-                item = None if rows[number] is None else past[number]
-            if item is not None and (item.namespace, item.key) not in seen:
+
+        def counts(place: int) -> bool:
+            score = ranked.scores[place]
+            return bool(score >= least and (score > 0 or "vector" in ranked.parts))
+
+        places = takewhile(counts, _best_first(ranked.scores, scope.columns.ids, reach))
+        while some := list(islice(places, min(reach - len(out), _TOGETHER))):
+            ids = scope.columns.ids[some].tolist()
+            rows = yield from self._rows(ids, wanted)
+            for place, number in zip(some, ids, strict=True):
+                if wanted.as_of is None:
+                    item = yield from self._present(number, rows[number], wanted)
+                else:
+                    item = None if rows[number] is None else past[number]
+                if item is None or (item.namespace, item.key) in seen:
+                    continue
                 seen.add((item.namespace, item.key))
-                parts = (
-                    {name: float(part[place]) for name, part in ranked.parts.items()}
-                    if query.explain
-                    else None
-                )
-                out.append(FoundItem(item, score, parts))
+                parts = ranked.parts_of(place) if query.explain else None
+                out.append(FoundItem(item, float(ranked.scores[place]), parts))
         return out[offset:]
 
     def _rows(self, numbers: list[int], wanted: Wanted) -> Flow[dict[int, Row | None]]:
@@ -295,15 +287,11 @@ def _with_vectors_first(ranked: Ranked, cosines: Floats) -> Ranked:
     return Ranked(ranked.scores + lowered, parts)
 
 
-def _best(scores: Floats, scope: Scope, count: int) -> Any:
-    """The rows with the highest scores, highest first."""
-    count = min(max(count, 1), len(scores))
-    if count < len(scores):
-        edge = np.partition(scores, len(scores) - count)[len(scores) - count]
-        above = np.flatnonzero(scores > edge)
-        level = np.flatnonzero(scores == edge)
-        level = level[np.argsort(-scope.columns.ids[level], kind="stable")][: count - len(above)]
-        rows = np.concatenate([above, level])
-    else:
-        rows = np.arange(len(scores))
-    return rows[np.lexsort((-scope.columns.ids[rows], -scores[rows]))]
+def _best_first(scores: Floats, ids: Ints, first: int) -> Iterator[int]:
+    """All rows by score, highest first; so many, and those that score alike, are sorted at once."""
+    groups = [np.arange(len(scores))]
+    if 0 < first < len(scores):
+        edge = np.partition(scores, len(scores) - first)[len(scores) - first]
+        groups = [np.flatnonzero(scores >= edge), np.flatnonzero(scores < edge)]
+    for rows in groups:
+        yield from rows[np.lexsort((-ids[rows], -scores[rows]))].tolist()
