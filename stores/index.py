@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -111,10 +112,8 @@ class Index:
         numbers = self.vocabulary
         words = np.array([numbers[word] for entry in entries for word in entry.words], np.int64)
         of = np.repeat(np.arange(first, len(self.rows)), [len(e.words) for e in entries])
-        pairs = np.sort((words << _ROW_BITS) | of)
-        firsts = np.flatnonzero(np.diff(pairs, prepend=-1))
-        counts = np.minimum(np.diff(firsts, append=len(pairs)), _MOST_COUNTED)
-        pairs = pairs[firsts]
+        pairs, counts = np.unique((words << _ROW_BITS) | of, return_counts=True)
+        counts = np.minimum(counts, _MOST_COUNTED)
         recent = self._recent
         self._recent = (
             np.concatenate([recent[0], (pairs >> _ROW_BITS).astype(np.int32)]),
@@ -127,10 +126,14 @@ class Index:
 
     def fill(self, vectors: Mapping[int, bytes]) -> None:
         """Take in the vectors of items, by id, that had none."""
-        rows = self.rows
-        for row in np.flatnonzero(np.isin(rows["id"], list(vectors))).tolist():
-            self._give(row, vectors[int(rows["id"][row])])
+        for row, number in self._rows_of(vectors):
+            self._give(row, vectors[number])
         self._changed()
+
+    def _rows_of(self, ids: Mapping[int, Any]) -> list[tuple[int, int]]:
+        """The rows of some ids that are here, with the id."""
+        rows = np.flatnonzero(np.isin(self.rows["id"], list(ids)))
+        return list(zip(rows.tolist(), self.rows["id"][rows].tolist(), strict=True))
 
     def _give(self, row: int, vectors: bytes) -> None:
         if self.model is not None and vectors:
@@ -139,8 +142,7 @@ class Index:
 
     def keep(self, present: Ints) -> None:
         """Let go of the items that are not among some."""
-        rows = self.rows
-        rows["alive"] &= np.isin(rows["id"], present)
+        self.rows["alive"] &= np.isin(self.rows["id"], present)
         self._changed()
 
     def _changed(self) -> None:
@@ -201,13 +203,11 @@ class Index:
         owner = place[np.concatenate([part.owner for part in parts])]
         order = np.argsort(owner, kind="stable")
         order = order[np.count_nonzero(owner < 0) :]
-        return self.sketched(Vectors(matrix.taken(order), owner[order])) if len(order) else None
+        return self.sketched(matrix.taken(order), owner[order]) if len(order) else None
 
-    def sketched(self, vectors: Vectors) -> Vectors:
-        """The same, ready for approximate scores if there are many."""
-        if len(vectors.matrix) <= self._approximate_above:
-            return vectors
-        return Vectors(vectors.matrix.sketched(), vectors.owner)
+    def sketched(self, matrix: Matrix, owner: NDArray[np.int32]) -> Vectors:
+        """Vectors, ready for approximate scores if there are many."""
+        return Vectors(matrix.sketched() if len(owner) > self._approximate_above else matrix, owner)
 
     def _parts(self) -> tuple[Vectors, ...]:
         parts = [] if self.vectors is None else [self.vectors]
@@ -224,8 +224,7 @@ class Index:
             return []
         rows = self.rows
         hit = rows["alive"] & (rows["expires"] > since) & (rows["expires"] <= now)
-        found: list[int] = rows["id"][hit].tolist()
-        return found
+        return list(rows["id"][hit].tolist())
 
     def _holds(self, now: int) -> bool:
         """Whether nothing seems to have expired since the last view."""
@@ -233,29 +232,23 @@ class Index:
 
     def prolong(self, expiries: Mapping[int, int]) -> None:
         """Note when items expire, by id, that were read meanwhile."""
-        rows = self.rows
-        for row in np.flatnonzero(np.isin(rows["id"], list(expiries))):
-            rows["expires"][row] = expiries[int(rows["id"][row])]
+        for row, number in self._rows_of(expiries):
+            self.rows["expires"][row] = expiries[number]
         self._view = None
 
     # -- looking
 
     def bare(self) -> list[int]:
         """The items without vectors."""
-        rows = self.rows
-        bare = rows["alive"].copy()
-        for part in self._parts():
-            bare[part.owner] = False
-        found: list[int] = rows["id"][bare].tolist()
-        return found
+        bare = self.rows["alive"].copy()
+        for _, owner in self._parts():
+            bare[owner] = False
+        return list(self.rows["id"][bare].tolist())
 
     def view(self, now: int) -> View:
         """The items that are alive at a moment, in microseconds."""
-        if self._view is None or not self._holds(now):
-            self._view = self._made(now)
-        return self._view
-
-    def _made(self, now: int) -> View:
+        if self._view is not None and self._holds(now):
+            return self._view
         rows, parts = self.rows, self._parts()
         inside = rows["length"] > 0
         if not inside.all():  # what has neither words nor vectors is never found
@@ -268,7 +261,7 @@ class Index:
             ends.min(where=ends > now, initial=FOREVER),
         )
         order = _ordered(rows, np.flatnonzero(inside & (ends > now)))
-        return View(
+        self._view = View(
             order,
             places(order, len(rows)),
             self.vocabulary,
@@ -280,6 +273,7 @@ class Index:
             self._recent,
             parts,
         )
+        return self._view
 
 
 def _ordered(rows: NDArray[Any], some: Ints) -> Ints:
@@ -293,8 +287,7 @@ def _ordered(rows: NDArray[Any], some: Ints) -> Ints:
 def _numbers(names: Iterable[str] = ()) -> dict[str, int]:
     """A dict that gives each new key the next number."""
     out: dict[str, int] = defaultdict(lambda: len(out))
-    for number, name in enumerate(names):
-        out[name] = number
+    out.update(zip(names, count()))
     return out
 
 
@@ -366,5 +359,5 @@ def unpacked(
     index.threads, index.actors = _numbers(head["threads"]), _numbers(head["actors"])
     if rest and model is not None and head["model"] == model.number:
         owner, numbers, *scale = rest
-        index.vectors = index.sketched(Vectors(Matrix(numbers, *scale), owner))
+        index.vectors = index.sketched(Matrix(numbers, *scale), owner)
     return index, Covered(*head["covered"])

@@ -42,28 +42,11 @@ class Postings(NamedTuple):
     counts: NDArray[np.uint8]  # how often each has the word
 
 
-@dataclass(frozen=True)
-class Vectors:
+class Vectors(NamedTuple):
     """Vectors and the row of each; the vectors of a row stand side by side."""
 
     matrix: Matrix
     owner: NDArray[np.int32]
-
-    def into(self, out: Floats, query: Floats, approximate_above: int) -> None:
-        """Write the best cosine of each row that has a vector."""
-        count = len(self.matrix)
-        if count > approximate_above and self.matrix.sketch is not None:
-            scores = self.matrix.estimates(query, 0, count, second_look(count))
-        else:
-            scores = self.matrix.scores(query, 0, count)
-        firsts, owners = self._firsts
-        out[owners] = scores if len(firsts) == count else np.maximum.reduceat(scores, firsts)
-
-    @cached_property
-    def _firsts(self) -> tuple[Ints, NDArray[np.int32]]:
-        """The first vector of each row that has one, and the row."""
-        firsts = np.flatnonzero(np.diff(self.owner, prepend=-1))
-        return firsts, self.owner[firsts]
 
 
 @dataclass(frozen=True)
@@ -146,8 +129,16 @@ class View:
     def cosines(self, query: Floats, approximate_above: int) -> Floats:
         """Similarity of each row's best vector to the query's; NaN for a row without one."""
         out = np.full(len(self.rows), np.nan, np.float32)
-        for vectors in self.vectors:
-            vectors.into(out, query, approximate_above)
+        for matrix, owner in self.vectors:
+            count = len(owner)
+            if count > approximate_above and matrix.sketch is not None:
+                scores = matrix.estimates(query, 0, count, second_look(count))
+            else:
+                scores = matrix.scores(query, 0, count)
+            firsts = np.flatnonzero(np.diff(owner, prepend=-1))  # of each row
+            if len(firsts) < count:
+                scores = np.maximum.reduceat(scores, firsts)
+            out[owner[firsts]] = scores
         return out if self._is_whole else out[self.order]
 
     def narrowed(self, ids: Ints) -> View:

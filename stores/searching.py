@@ -6,6 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import Any, Final
@@ -18,7 +19,7 @@ from perdure.stores.base import FoundItem, Mode, StoredItem, WhyNot
 from perdure.stores.expansion import synonyms
 from perdure.stores.index_cache import Indexes, Overtaken
 from perdure.stores.index_view import Ints
-from perdure.stores.models import Embeddings, Model
+from perdure.stores.models import Embeddings
 from perdure.stores.ranking import Ranked, Term, Weights, rank
 from perdure.stores.reading import Reader, Wanted
 from perdure.stores.runner import Effects, Embed, Read
@@ -64,11 +65,6 @@ class Searcher:
     masked: Any  # turns tokens into keyed hashes, if the index holds those
     now: Callable[[], int]  # in microseconds
 
-    @property
-    def model(self) -> Model | None:
-        """The model that embeds the query; None: there is no embedder."""
-        return self.embeddings.model
-
     def search(
         self, wanted: Wanted, query: Query, limit: int, offset: int
     ) -> Effects[list[FoundItem]]:
@@ -102,11 +98,9 @@ class Searcher:
 
     def _scoped(self, wanted: Wanted, sought: Sought) -> Effects[tuple[Scope, _Past]]:
         while True:
-            try:
+            with suppress(Overtaken):
                 found: tuple[Scope, _Past] = yield Read(self._scope(wanted, sought))
-            except Overtaken:
-                continue
-            return found
+                return found
 
     def _scope(self, wanted: Wanted, sought: Sought) -> Flow[tuple[Scope, _Past]]:
         if wanted.as_of is not None:
@@ -120,6 +114,7 @@ class Searcher:
 
     def _ranked(self, query: Query, wanted: Wanted) -> Effects[tuple[Scope, _Past, Ranked | None]]:
         said = query_tokens(query.text[:_LONGEST])[:_MOST_WORDS]
+        model = self.embeddings.model
         vector = yield from self._vector(query)
         words: dict[str, list[tuple[str, float]]] = {}
         if query.mode != "semantic":
@@ -128,7 +123,7 @@ class Searcher:
         sought = Sought(
             {self._kept(word): [other for other, _ in some] for word, some in words.items()},
             vector,
-            None if vector is None or self.model is None else self.model.of(len(vector)),
+            None if vector is None or model is None else model.of(len(vector)),
             corrected=self.masked is None,
         )
         scope, past = yield from self._scoped(wanted, sought)
@@ -191,7 +186,7 @@ class Searcher:
         """The vector of a query; None if it is searched by words alone."""
         if query.mode == "text":
             return None
-        if self.model is None:
+        if self.embeddings.model is None:
             if query.mode == "semantic":
                 raise ConfigurationError(
                     "mode='semantic' needs an embedder; open the store with index=, or use 'text'"
@@ -199,12 +194,12 @@ class Searcher:
             return None
         try:
             vector: Floats = yield Embed(query.text[:_LONGEST])
+            return vector
         except EmbeddingFailed as exc:
             if query.mode == "semantic":
                 raise
             _LOG.warning("the query is answered by words alone: %s", exc)
             return None
-        return vector
 
     # -- the items
 
