@@ -254,7 +254,16 @@ class Indexes:
         self, held: _Held, index: Index, namespace: _Namespace, state: _State
     ) -> Flow[None]:
         newest, items, embedded = held.covered
-        newest, added = yield from self._read(held, index, namespace, newest, state)
+        added, complete = 0, False
+        while not complete:
+            rows = yield self.sql("index_since", state.number, namespace.ns, newest, _READ)
+            # of an item that is not searched only the id is there
+            entries = self._entries([row for row in rows if row[8] is not None], state.model)
+            index.add(entries)
+            held.fresh += len(entries)
+            added += len(rows)
+            newest = rows[-1][0] if rows else newest
+            complete = len(rows) < _READ
         if items + added != namespace.items:  # some are gone
             rows = yield self.sql("present_ids", namespace.ns)
             index.keep(np.array([number for (number,) in rows], np.int64))
@@ -284,23 +293,6 @@ class Indexes:
                 return index
         return Index(state.model, self.approximate_above)
 
-    def _read(
-        self, held: _Held, index: Index, namespace: _Namespace, newest: int, state: _State
-    ) -> Flow[tuple[int, int]]:
-        """Take in the items that are newer than one. Returns the newest, and their count."""
-        total = 0
-        while True:
-            bound = (state.number, namespace.ns, newest, _READ)
-            rows = yield self.sql("index_since", *bound)
-            # of an item that is not searched only the id is there
-            entries = self._entries([row for row in rows if row[8] is not None], state.model)
-            index.add(entries)
-            held.fresh += len(entries)
-            total += len(rows)
-            newest = rows[-1][0] if rows else newest
-            if len(rows) < _READ:
-                return newest, total
-
     def _fill(self, index: Index, number: int) -> Flow[int]:
         """Take in the vectors of items that had none. Returns how many there are."""
         bare = index.bare()
@@ -313,9 +305,8 @@ class Indexes:
                 for row, vectors, _ in rows
                 if vectors is not None
             }
-            if found:
-                index.fill(found)
-                total += len(found)
+            index.fill(found)
+            total += len(found)
         return total
 
     def _expire(self, held: _Held, index: Index, now: int) -> Flow[None]:

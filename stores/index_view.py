@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,34 +50,23 @@ class Vectors(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Columns:
-    """The columns of each row; rows of a thread are adjacent, in its order."""
+class Candidates:
+    """The rows of a search; those of a thread are adjacent, in its order."""
 
-    ids: Ints
-    thread: Ints  # its number; negative: none; so for `actor`
-    actor: Ints
-    at: NDArray[np.float64]  # seconds since 1970; NaN: unknown
-    lengths: Floats  # in words
-    asks: NDArray[np.bool_]  # whether it is a question
+    rows: NDArray[Any]  # of `ROW`
 
-    @classmethod
-    def of(cls, rows: NDArray[Any]) -> Self:
-        """The columns of rows of `ROW`."""
-        return cls(
-            ids=np.ascontiguousarray(rows["id"]),
-            thread=rows["thread"].astype(np.int64),
-            actor=rows["actor"].astype(np.int64),
-            at=np.ascontiguousarray(rows["at"]),
-            lengths=rows["length"].astype(np.float32),
-            asks=np.ascontiguousarray(rows["asks"]),
-        )
+    @cached_property
+    def lengths(self) -> Floats:
+        """Words in each row."""
+        return np.asarray(self.rows["length"], np.float32)
 
     @cached_property
     def arrangement(self) -> Arrangement | None:
         """The neighbours of rows; None if no row belongs to a thread."""
-        if not (self.thread >= 0).any():
+        thread = np.asarray(self.rows["thread"], np.int64)
+        if not (thread >= 0).any():
             return None
-        return arrange(self.thread, self.lengths, self.asks, self.at)
+        return arrange(thread, self.lengths, self.rows["asks"], self.rows["at"])
 
 
 @dataclass(frozen=True)
@@ -101,9 +90,9 @@ class View:
         return len(self.order) == len(self.rows) and bool((self.order[1:] > self.order[:-1]).all())
 
     @cached_property
-    def columns(self) -> Columns:
-        """The columns of each row."""
-        return Columns.of(self.rows if self._is_whole else self.rows[self.order])
+    def candidates(self) -> Candidates:
+        """The rows that are in."""
+        return Candidates(self.rows if self._is_whole else self.rows[self.order])
 
     def term(self, word: str) -> Found:
         """The rows that have a word, each once, and how often."""
@@ -143,7 +132,7 @@ class View:
 
     def narrowed(self, ids: Ints) -> View:
         """The same with only the rows that have one of some ids."""
-        order = self.order[np.isin(self.columns.ids, ids)]
+        order = self.order[np.isin(self.rows["id"][self.order], ids)]
         return replace(self, order=order, place=places(order, len(self.rows)))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from perdure.storage.flow import Flow
 from perdure.stores.expansion import nearest
-from perdure.stores.index_view import NOWHERE, ROW, Columns, Found, View
+from perdure.stores.index_view import NOWHERE, ROW, Candidates, Found, Ints, View
 from perdure.stores.models import Model
 from perdure.stores.text import is_misspellable
 from perdure.stores.vectors import Floats
@@ -36,14 +36,19 @@ class Sought(NamedTuple):
 class Scope:
     """The rows that a search ranks, with what its query needs of them."""
 
-    columns: Columns
+    candidates: Candidates
     actors: Sequence[str]  # by number
     threads: int  # how many have a number
     terms: dict[str, Found]  # of the words that some rows have
     cosines: Floats | None  # NaN for a row without a vector; None: nothing to compare
 
     def __len__(self) -> int:
-        return len(self.columns.ids)
+        return len(self.candidates.rows)
+
+    @property
+    def ids(self) -> Ints:
+        """The id of each row."""
+        return np.asarray(self.candidates.rows["id"])
 
     def term(self, word: str) -> Found:
         """The rows that have a word, each once, and how often."""
@@ -64,7 +69,7 @@ def scope_of(
             cosines = view.cosines(sought.vector, approximate_above)
         found = ((word, view.term(word)) for word in words)
         terms = {word: term for word, term in found if len(term[0])}
-        return Scope(view.columns, view.actors, view.threads, terms, cosines)
+        return Scope(view.candidates, view.actors, view.threads, terms, cosines)
 
     scope = _joined((yield from each(part)))
     unknown = _unknown(scope, sought) if len(scope) else []
@@ -97,32 +102,24 @@ def _joined(parts: Sequence[Scope]) -> Scope:
     """The rows of several namespaces, one after another."""
     if len(parts) == 1:
         return parts[0]
-    every = [Columns.of(np.empty(0, ROW)), *(part.columns for part in parts)]
-    threads, actors = [every[0].thread], [every[0].actor]
+    every, cosines = [np.empty(0, ROW)], [np.empty(0, np.float32)]
     numbers = dict[str, int]()
     found = defaultdict[str, list[Found]](list)
     first_row = first_thread = 0
     for part in parts:
-        thread = part.columns.thread
-        threads.append(np.where(thread >= 0, thread + first_thread, -1))
+        own = part.candidates.rows.copy()
+        own["thread"][own["thread"] >= 0] += first_thread
         codes = [numbers.setdefault(name, len(numbers)) for name in part.actors]
-        actors.append(np.array([*codes, -1], np.int64)[part.columns.actor])
+        own["actor"] = np.array([*codes, -1])[own["actor"]]
+        every.append(own)
+        cosines += [] if part.cosines is None else [part.cosines]
         for word, (rows, counts) in part.terms.items():
             found[word].append((rows + first_row, counts))
         first_row += len(part)
         first_thread += part.threads
-    cosines = [part.cosines for part in parts if part.cosines is not None]
-    columns = Columns(
-        ids=np.concatenate([columns.ids for columns in every]),
-        thread=np.concatenate(threads),
-        actor=np.concatenate(actors),
-        at=np.concatenate([columns.at for columns in every]),
-        lengths=np.concatenate([columns.lengths for columns in every]),
-        asks=np.concatenate([columns.asks for columns in every]),
-    )
     terms = {
         word: (np.concatenate([rows for rows, _ in some]), np.concatenate([c for _, c in some]))
         for word, some in found.items()
     }
-    together = np.concatenate(cosines) if cosines else None
-    return Scope(columns, list(numbers), first_thread, terms, together)
+    together = np.concatenate(cosines) if len(cosines) > 1 else None
+    return Scope(Candidates(np.concatenate(every)), list(numbers), first_thread, terms, together)

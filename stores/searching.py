@@ -84,7 +84,7 @@ class Searcher:
         if self.reader.checked(row, wanted) is None:
             return WhyNot("the filter leaves it out")
         scope, _, ranked = yield from self._ranked(query, wanted)
-        place = np.flatnonzero(scope.columns.ids == row[0])
+        place = np.flatnonzero(scope.ids == row[0])
         if not len(place):
             return WhyNot("it was put with index=False, or has no text to search")
         if ranked is None:
@@ -141,19 +141,20 @@ class Searcher:
         known = any(len(term.rows) or term.kin for term in terms)
         if cosines is None and not known:
             return scope, past, None
-        columns = scope.columns
+        candidates = scope.candidates
         arrangement, date = None, None
         if query.context:
-            arrangement = columns.arrangement
+            arrangement = candidates.arrangement
             if query.during is not None:
-                date = (columns.at >= query.during[0]) & (columns.at < query.during[1])
-        actor = np.isin(columns.actor, actors) if actors else None
+                at = candidates.rows["at"]
+                date = (at >= query.during[0]) & (at < query.during[1])
+        actor = np.isin(candidates.rows["actor"], actors) if actors else None
         lone = not terms or (not known and len(scope) == 1)
         if cosines is not None and lone and arrangement is None and actor is None and date is None:
             scores = np.nan_to_num(cosines, nan=_NO_VECTOR)  # nothing to weigh it with
             return scope, past, Ranked(scores, {"vector": scores})
         ranked = rank(
-            columns.lengths,
+            candidates.lengths,
             terms=terms,
             cosines=cosines,
             arrangement=arrangement,
@@ -223,9 +224,9 @@ class Searcher:
             score = ranked.scores[place]
             return bool(score >= least and (score > 0 or "vector" in ranked.parts))
 
-        places = takewhile(counts, _best_first(ranked.scores, scope.columns.ids, reach))
+        places = takewhile(counts, _best_first(ranked.scores, scope.ids, reach))
         while some := list(islice(places, min(reach - len(out), _TOGETHER))):
-            ids = scope.columns.ids[some].tolist()
+            ids = scope.ids[some].tolist()
             rows = yield from self._rows(ids, wanted)
             for place, number in zip(some, ids, strict=True):
                 if wanted.as_of is None:
@@ -263,7 +264,7 @@ def _named(scope: Scope, words: Sequence[str]) -> tuple[list[int], set[str]]:
 
     A mere role such as "user" names nobody.
     """
-    actor = scope.columns.actor
+    actor = scope.candidates.rows["actor"]
     codes = np.flatnonzero(np.bincount(actor[actor >= 0])).tolist()
     said, actors, names = set(words), list[int](), set[str]()
     for code in codes if len(codes) <= _MANY_ACTORS else ():

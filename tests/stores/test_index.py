@@ -98,17 +98,17 @@ steps = st.lists(
 def seen(found: Index, now: int) -> list[Any]:
     """All that a view tells, by item."""
     view = found.view(now)
-    columns = view.columns
+    rows = view.candidates.rows
     cosines = np.nan_to_num(view.cosines(np.ones(8, np.float32), 1 << 30), nan=-9)
-    words: list[dict[str, float]] = [{} for _ in range(len(columns.ids))]
+    words: list[dict[str, float]] = [{} for _ in range(len(rows))]
     for word in "abcdefghx":
         for row, count in zip(*view.term(word), strict=True):
             assert word not in words[row]
             words[row][word] = float(count)
-    threads = [list(found.threads)[code] if code >= 0 else None for code in columns.thread]
-    actors = [view.actors[code] if code >= 0 else None for code in columns.actor]
+    threads = [list(found.threads)[code] if code >= 0 else None for code in rows["thread"]]
+    actors = [view.actors[code] if code >= 0 else None for code in rows["actor"]]
     told = zip(
-        columns.ids, threads, actors, words, columns.lengths, columns.asks, cosines, strict=True
+        rows["id"], threads, actors, words, rows["length"], rows["asks"], cosines, strict=True
     )
     return sorted(told, key=lambda row: int(row[0]))
 
@@ -135,7 +135,7 @@ def test_an_index_is_what_was_put(course: list[Any], now: int) -> None:
     fresh = Index(MODEL, 1 << 30)
     fresh.add(list(left.values()))
     alive = [e for e in left.values() if e.expires > now and (e.words or e.vectors)]
-    codes = found.view(now).columns.thread
+    codes = found.view(now).candidates.rows["thread"]
 
     assert seen(fresh, now) == seen(found, now)
     assert sorted(entry.id for entry in alive) == [row[0] for row in seen(found, now)]
@@ -147,15 +147,15 @@ def test_a_view_stays_as_it_is() -> None:
     found = Index(MODEL, 1 << 30)
     found.add([Entry(n, ["a"], False, b"", None, n, None, 0.0, FOREVER) for n in range(1, 90)])
     view = found.view(0)
-    before = view.term("a"), view.columns.ids.copy()
+    before = view.term("a"), view.candidates.rows["id"].copy()
     found.add([Entry(90, ["a", "b"], False, b"", None, 90, None, 0.0, FOREVER)])
     found.keep(np.array([5, 90]))
     found.compact()
 
     assert np.array_equal(before[0], view.term("a"))
-    assert np.array_equal(before[1], view.columns.ids)
+    assert np.array_equal(before[1], view.candidates.rows["id"])
     assert len(view.term("b")[0]) == 0
-    assert found.view(0).columns.ids.tolist() == [5, 90]
+    assert found.view(0).candidates.rows["id"].tolist() == [5, 90]
 
 
 # -- kept in step
