@@ -263,7 +263,6 @@ class Index:
         order = _ordered(rows, np.flatnonzero(inside & (ends > now)))
         self._view = View(
             order,
-            places(order, len(rows)),
             self.vocabulary,
             list(self.actors),
             len(self.threads),

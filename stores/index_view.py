@@ -74,7 +74,6 @@ class View:
     """An index as it was at a moment, or some of its rows."""
 
     order: Ints  # the rows that are in, those of a thread side by side, in its order
-    place: NDArray[np.int32]  # of each row in `order`, or -1
     vocabulary: Mapping[str, int]  # numbers of words; may have got more
     actors: Sequence[str]  # by number
     threads: int  # how many have a number
@@ -88,6 +87,10 @@ class View:
     def _is_whole(self) -> bool:
         """Whether all rows are in, in their own order."""
         return len(self.order) == len(self.rows) and bool((self.order[1:] > self.order[:-1]).all())
+
+    @cached_property
+    def _places(self) -> NDArray[np.int32]:
+        return places(self.order, len(self.rows))
 
     @cached_property
     def candidates(self) -> Candidates:
@@ -111,9 +114,9 @@ class View:
             counts = np.concatenate([counts, often[hits]])
         if self._is_whole:
             return rows.astype(np.int64), counts.astype(np.float32)
-        places = self.place[rows]
-        inside = places >= 0
-        return places[inside].astype(np.int64), counts[inside].astype(np.float32)
+        at = self._places[rows]
+        inside = at >= 0
+        return at[inside].astype(np.int64), counts[inside].astype(np.float32)
 
     def cosines(self, query: Floats, approximate_above: int) -> Floats:
         """Similarity of each row's best vector to the query's; NaN for a row without one."""
@@ -132,8 +135,7 @@ class View:
 
     def narrowed(self, ids: Ints) -> View:
         """The same with only the rows that have one of some ids."""
-        order = self.order[np.isin(self.rows["id"][self.order], ids)]
-        return replace(self, order=order, place=places(order, len(self.rows)))
+        return replace(self, order=self.order[np.isin(self.rows["id"][self.order], ids)])
 
 
 def places(order: Ints, count: int) -> NDArray[np.int32]:

@@ -226,13 +226,8 @@ class Searcher:
 
         places = takewhile(counts, _best_first(ranked.scores, scope.ids, reach))
         while some := list(islice(places, min(reach - len(out), _TOGETHER))):
-            ids = scope.ids[some].tolist()
-            rows = yield from self._rows(ids, wanted)
-            for place, number in zip(some, ids, strict=True):
-                if wanted.as_of is None:
-                    item = yield from self._present(number, rows[number], wanted)
-                else:
-                    item = None if rows[number] is None else past[number]
+            items = yield from self._items(scope.ids[some].tolist(), wanted, past)
+            for place, item in zip(some, items, strict=True):
                 if item is None or (item.namespace, item.key) in seen:
                     continue
                 seen.add((item.namespace, item.key))
@@ -240,23 +235,20 @@ class Searcher:
                 out.append(FoundItem(item, float(ranked.scores[place]), parts))
         return out[offset:]
 
-    def _rows(self, numbers: list[int], wanted: Wanted) -> Flow[dict[int, Row | None]]:
-        """The rows of versions that are present; of the past, of those that were not erased."""
-        asked = json.dumps(numbers)
-        if wanted.as_of is None:
-            found = yield self.sql("by_ids", asked, self.now())
-        else:
-            found = yield self.sql("ids_left", asked)
-        return {**dict.fromkeys(numbers), **{row[0]: row for row in found}}
-
-    def _present(self, number: int, row: Row | None, wanted: Wanted) -> Flow[StoredItem | None]:
-        """The item of a version, or of the one that replaced it while the query was thought of."""
-        if row is not None:
-            return self.reader.records.item(row)
-        for row in (yield self.sql("successor", number, self.now())):
-            found = self.reader.checked(row, wanted)
-            return None if found is None else found[1]
-        return None
+    def _items(self, ids: list[int], wanted: Wanted, past: _Past) -> Flow[list[StoredItem | None]]:
+        """The items of versions, None for one that was deleted, or erased, meanwhile."""
+        asked = json.dumps(ids)
+        if wanted.as_of is not None:
+            left = {row[0] for row in (yield self.sql("ids_left", asked))}
+            return [past[number] if number in left else None for number in ids]
+        found = {row[0]: row for row in (yield self.sql("by_ids", asked, self.now()))}
+        items = {number: self.reader.records.item(row) for number, row in found.items()}
+        for number in ids:
+            if number not in items:  # replaced while the query was thought of
+                for row in (yield self.sql("successor", number, self.now())):
+                    if checked := self.reader.checked(row, wanted):
+                        items[number] = checked[1]
+        return [items.get(number) for number in ids]
 
 
 def _named(scope: Scope, words: Sequence[str]) -> tuple[list[int], set[str]]:

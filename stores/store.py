@@ -199,12 +199,12 @@ class Store(BaseStore):
             mode: By words and vectors, or by one of them.
             provenance: A filter on the provenance.
             as_of: Look at that moment instead, as it was then.
-            context: Whether neighbours in the thread, speakers and dates count; they need
+            context: Whether neighbours in the thread, speakers and `during` count; they need
                 provenance.
             explain: Whether each result has the parts of its score.
             weights: How much each part counts, such as `Weights(recency=0.2)`; None: the defaults.
             during: The period, start and end, that the query is about, such as last week. Items
-                from it score like items of a date that the query names.
+                from it score higher (`Weights.date`); others are still found.
             min_score: The lowest score to return, the same in every search: 1 for an item with all
                 words of the query or its very vector; 0.3 leaves out most unrelated items.
 
