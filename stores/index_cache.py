@@ -26,12 +26,11 @@ from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Place
 from perdure.storage.flow import Flow, NamedSQL, Row
 from perdure.stores.index import FOREVER, Covered, Entry, Index, packed, unpacked
-from perdure.stores.index_view import View
+from perdure.stores.index_view import Scope, Sought, View, scope_of
 from perdure.stores.models import Model
 from perdure.stores.namespaces import labels, span
 from perdure.stores.puts import Preparer
 from perdure.stores.records import Records
-from perdure.stores.scope import Scope, Sought, scope_of
 
 _LOG = logging.getLogger("perdure")
 

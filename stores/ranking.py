@@ -146,14 +146,10 @@ def rank(
             parts[name] = said * np.float32(weight)
     if arrangement is not None:
         parts["neighbours"] = around
-        scores = _sum(n, parts)
+        scores = sum(parts.values(), np.zeros(n, np.float32))
         gain = parts["recency"] = scores * arrangement.recent * np.float32(weights.recency)
         parts["question"] = (scores + gain) * arrangement.asks * np.float32(-weights.question)
-    return Ranked(_sum(n, parts), parts, answered)
-
-
-def _sum(n: int, parts: Mapping[str, Scores]) -> Scores:
-    return np.sum(list(parts.values()), axis=0, dtype=np.float32) + np.zeros(n, np.float32)
+    return Ranked(sum(parts.values(), np.zeros(n, np.float32)), parts, answered)
 
 
 # -- vectors

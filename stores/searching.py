@@ -18,12 +18,11 @@ from perdure.storage.flow import Flow, NamedSQL, Row
 from perdure.stores.base import FoundItem, Mode, StoredItem, WhyNot
 from perdure.stores.expansion import synonyms
 from perdure.stores.index_cache import Indexes, Overtaken
-from perdure.stores.index_view import Ints
+from perdure.stores.index_view import Ints, Scope, Sought
 from perdure.stores.models import Embeddings
 from perdure.stores.ranking import Ranked, Term, Weights, rank
 from perdure.stores.reading import Reader, Wanted
 from perdure.stores.runner import Effects, Embed, Read
-from perdure.stores.scope import Scope, Sought
 from perdure.stores.text import STOP_WORDS, query_tokens, tokens
 from perdure.stores.vectors import Floats
 
