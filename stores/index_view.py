@@ -213,7 +213,7 @@ def scope_of(
     scope = _joined((yield from each(part)))
     unknown = _unknown(scope, sought) if len(scope) else []
     if unknown:
-        known = {word for some in (yield from each(_vocabulary)) for word in some}
+        known = set[str]().union(*(yield from each(_vocabulary)))
         nearby = {word: nearest(word, known, _CANDIDATES) for word in unknown}
         words.update(other for some in nearby.values() for other in some)
         if any(nearby.values()):
