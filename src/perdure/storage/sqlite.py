@@ -18,10 +18,11 @@ from typing import Any, get_args
 from weakref import WeakSet
 
 from perdure.errors import ConfigurationError, StorageError, StorageUnavailable
-from perdure.storage.flow import Flow, T, rows_of
+from perdure.storage.database import Migration
+from perdure.storage.flow import Flow, Statement, T, rows_of
 from perdure.storage.locks import Locks, NamedLock
-from perdure.storage.migrations import Migration
 from perdure.storage.sqlite_connection import (
+    DURABLE,
     Connector,
     Synchronous,
     check_name,
@@ -29,7 +30,7 @@ from perdure.storage.sqlite_connection import (
     mapped,
 )
 from perdure.storage.sqlite_readers import AsyncReaders, Readers
-from perdure.storage.sqlite_writer import Job, Writer
+from perdure.storage.sqlite_writer import SCRUB_WANTED, Job, Writer
 from perdure.storage.threads import Threads
 
 _READING_THREADS = 4
@@ -49,7 +50,7 @@ class SQLiteFile:
         self.refused = ""  # why there is no more to do, if so
         self.readers = Readers(connector)
         self.locks = Locks(path + ".locks" if connector.on_disk else None)
-        self.threads = Threads(_READING_THREADS, "perdure-read")
+        self.threads = Threads(_READING_THREADS, "perdure-read", lasting=True)
         self.async_readers = AsyncReaders(connector, self.in_thread)
         self._gate = threading.Lock()  # between handing work in and closing
         self._writer: Writer | None = None
@@ -93,7 +94,7 @@ class SQLiteFile:
         self.check()
         with self._gate:
             self.check()
-            return self.threads.submit(work)
+            return self.threads.submit(work, awaited=True)  # type: ignore[no-any-return]
 
     def read(self, flow: Flow[T], *, snapshot: bool) -> T:
         """See `Database.read`."""
@@ -133,7 +134,7 @@ class SQLiteDatabase:
         path: A file, or `":memory:"` (never shared, gone when closed).
         migration: The component's schema; None: the file is another application's, only read.
         begin: Makes the flow that the component runs whenever it opens the file.
-        synchronous: `"full"` waits for the disk at each commit, so that a power cut loses nothing
+        synchronous: `"full"`, the default, waits for the disk at each commit, so that a power cut loses nothing
             that was acknowledged; `"normal"` may lose the newest commits to a power cut, never to a
             crash of the process, and never corrupts (https://sqlite.org/pragma.html#pragma_synchronous).
         read_only: Open for reading; nothing is migrated or written (SQLite itself keeps a `-shm`
@@ -151,7 +152,7 @@ class SQLiteDatabase:
         migration: Migration | None,
         *,
         begin: Callable[[], Flow[object]] | None = None,
-        synchronous: Synchronous = "full",
+        synchronous: Synchronous = DURABLE,
         read_only: bool = False,
         timeout_s: float = 30.0,
         factory: type[sqlite3.Connection] = sqlite3.Connection,
@@ -283,6 +284,10 @@ class SQLiteDatabase:
         """See `Database.post`."""
         with suppress(StorageUnavailable):
             self._connected().submit(Job(make, awaited=False))
+
+    def scrub_wanted(self) -> Flow[None]:
+        """See `Database.scrub_wanted`."""
+        yield Statement(SCRUB_WANTED)
 
     def scrub(self) -> bool:
         """See `Database.scrub`. Takes the time, and for a moment the space, of writing the file."""

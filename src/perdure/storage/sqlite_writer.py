@@ -18,14 +18,17 @@ from typing import Any, Final
 
 from filelock import Timeout
 
-from perdure.storage.database import SCRUB
+from perdure.storage.database import Migration
 from perdure.storage.flow import Flow, T, run
-from perdure.storage.migrations import Migration
 from perdure.storage.sqlite_connection import Connector, execute, mapped, perform, translated
 from perdure.storage.threads import Promise, settle
 
 _log = logging.getLogger("perdure")
 
+SCRUB_WANTED: Final = """
+INSERT INTO settings (name, value) VALUES ('scrub', randomblob(8))
+ON CONFLICT (name) DO UPDATE SET value = excluded.value
+"""  # the value tells whether another asked since
 WAL_LIMIT_BYTES: Final = 1 << 20  # checkpoint when the WAL has grown by this much
 _WAL_LOOK_EVERY: Final = 8  # commits between two looks at its size
 _SCRUB_WAIT_S: Final = 5.0  # how long to wait for readers of the state before an erasure
@@ -220,13 +223,12 @@ class Writer:
             Whether it is done. It is not while another process reads the earlier state.
         """
         with self._between_commits() as conn:
-            rows = conn.execute("SELECT value FROM settings WHERE name = ?", (SCRUB,)).fetchall()
-            if not rows:
+            asked = conn.execute("SELECT name, value FROM settings WHERE name = 'scrub'").fetchone()
+            if asked is None:
                 return True
             conn.execute("VACUUM")
             emptied = self._checkpoint(conn, min(_SCRUB_WAIT_S, self._connector.timeout_s))
             if emptied:  # unless another asked meanwhile
-                asked = (SCRUB, *rows[0])
                 conn.execute("DELETE FROM settings WHERE name = ? AND value = ?", asked)
             return emptied
 
