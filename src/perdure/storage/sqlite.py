@@ -104,6 +104,23 @@ class SQLiteFile:
         with mapped(self.path):
             return self.readers.read(flow, snapshot=snapshot)
 
+    async def aread(self, flow: Flow[T], *, snapshot: bool) -> T:
+        """See `Database.aread`. A database in memory is read in a thread."""
+        self.check()
+        if not self.connector.on_disk:
+            return await self.in_thread(lambda: self.read(flow, snapshot=snapshot))
+        return await self.async_readers.read(flow, snapshot=snapshot)
+
+    def leave(self) -> bool:
+        """Count one user less. Returns whether it was the last, and the file is to be closed."""
+        self.users -= 1
+        if self.users or self.refused:
+            return False
+        for path, shared in list(_registry.items()):
+            if shared is self:
+                del _registry[path]
+        return True
+
     def end(self) -> None:
         """Finish what was handed in, and close all connections."""
         with self._gate:
@@ -128,13 +145,13 @@ _registry_lock = threading.Lock()  # of both; held while a file is opened
 
 
 class SQLiteDatabase:
-    """One component's `Database` in an SQLite file.
+    """One component's `Database` in an SQLite file; its methods are those of `Database`.
 
     Args:
         path: A file, or `":memory:"` (never shared, gone when closed).
         migration: The component's schema; None: the file is another application's, only read.
         begin: Makes the flow that the component runs whenever it opens the file.
-        synchronous: `"full"`, the default, waits for the disk at each commit, so that a power cut loses nothing
+        synchronous: `"full"` waits for the disk at each commit, so that a power cut loses nothing
             that was acknowledged; `"normal"` may lose the newest commits to a power cut, never to a
             crash of the process, and never corrupts (https://sqlite.org/pragma.html#pragma_synchronous).
         read_only: Open for reading; nothing is migrated or written (SQLite itself keeps a `-shm`
@@ -168,12 +185,12 @@ class SQLiteDatabase:
 
     @property
     def path(self) -> str:
-        """See `Database.path`; absolute once it is connected."""
+        """The file, absolute once it is connected, or `":memory:"`."""
         return self._connector.path
 
     @property
     def read_only(self) -> bool:
-        """See `Database.read_only`."""
+        """Whether writes are refused."""
         return self._connector.read_only
 
     # -- connecting and closing
@@ -183,7 +200,7 @@ class SQLiteDatabase:
         self._connected()
 
     async def aconnect(self) -> None:
-        """See `Database.aconnect`."""
+        """See `Database.connect`."""
         if self._file is None:
             await asyncio.to_thread(self.connect)
 
@@ -200,17 +217,20 @@ class SQLiteDatabase:
         self._check()
         if self._connector.on_disk:  # the working directory may change
             self._connector = replace(self._connector, path=os.path.abspath(self.path))
-        file = self._shared() or self._new()
-        if self._begin is not None:
-            try:
-                if self.read_only:
-                    file.read(self._begin(), snapshot=True)
-                else:
-                    file.submit(Job(self._begin, awaited=False)).result()
-            except BaseException:
-                if _left(file):
-                    file.end()
-                raise
+        file = self._shared()
+        if file is None:
+            file = SQLiteFile(self._connector, self._migration)
+            if self._connector.on_disk and not self.read_only:
+                _registry[os.path.realpath(self.path)] = file
+        try:
+            if self._begin is not None and self.read_only:
+                file.read(self._begin(), snapshot=True)
+            elif self._begin is not None:
+                file.submit(Job(self._begin, awaited=False)).result()
+        except BaseException:
+            if file.leave():
+                file.end()
+            raise
         return file
 
     def _shared(self) -> SQLiteFile | None:
@@ -229,12 +249,6 @@ class SQLiteDatabase:
         file.users += 1
         return file
 
-    def _new(self) -> SQLiteFile:
-        file = SQLiteFile(self._connector, self._migration)
-        if self._connector.on_disk and not self.read_only:
-            _registry[os.path.realpath(self.path)] = file
-        return file
-
     def _check(self) -> None:
         if self._closed:
             raise StorageUnavailable(f"the database {self.path!r} is closed")
@@ -244,11 +258,11 @@ class SQLiteDatabase:
         with _registry_lock:
             self._closed = True
             file, self._file = self._file, None
-            last = file is not None and _left(file)
+            last = file is not None and file.leave()
         if file is not None and last:
             file.end()
 
-    # -- writing
+    # -- writing and reading
 
     def write(
         self,
@@ -266,7 +280,7 @@ class SQLiteDatabase:
         committed: Callable[[T], None] | None = None,
         undone: Callable[[], None] | None = None,
     ) -> Awaitable[T]:
-        """See `Database.awrite`."""
+        """See `Database.write`."""
         job = Job(make, committed, undone, awaited=True)
         if self._file is None:
             return self._later(lambda file: file.submit(job))
@@ -285,6 +299,23 @@ class SQLiteDatabase:
         with suppress(StorageUnavailable):
             self._connected().submit(Job(make, awaited=False))
 
+    def read(self, flow: Flow[T], *, snapshot: bool = True) -> T:
+        """See `Database.read`."""
+        return self._connected().read(flow, snapshot=snapshot)
+
+    async def aread(self, flow: Flow[T], *, snapshot: bool = True) -> T:
+        """See `Database.aread`."""
+        await self.aconnect()
+        return await self._connected().aread(flow, snapshot=snapshot)
+
+    def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
+        """See `Database.in_thread`."""
+        if self._file is None:
+            return self._later(lambda file: file.in_thread(work))
+        return self._file.in_thread(work)
+
+    # -- maintenance
+
     def scrub_wanted(self) -> Flow[None]:
         """See `Database.scrub_wanted`."""
         yield Statement(SCRUB_WANTED)
@@ -296,27 +327,6 @@ class SQLiteDatabase:
     def shrink(self) -> None:
         """See `Database.shrink`."""
         self._connected().writer.shrink(lambda: self.write(lambda: rows_of("SELECT 1")))
-
-    # -- reading
-
-    def read(self, flow: Flow[T], *, snapshot: bool = True) -> T:
-        """See `Database.read`."""
-        return self._connected().read(flow, snapshot=snapshot)
-
-    async def aread(self, flow: Flow[T], *, snapshot: bool = True) -> T:
-        """See `Database.aread`. A database in memory is read in a thread."""
-        await self.aconnect()
-        file = self._connected()
-        file.check()
-        if not self._connector.on_disk:
-            return await file.in_thread(lambda: file.read(flow, snapshot=snapshot))
-        return await file.async_readers.read(flow, snapshot=snapshot)
-
-    def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
-        """See `Database.in_thread`."""
-        if self._file is None:
-            return self._later(lambda file: file.in_thread(work))
-        return self._file.in_thread(work)
 
     def stats(self) -> dict[str, Any]:
         """See `Database.stats`; also free space, and whether SQLite has the WAL-reset bug."""
@@ -331,8 +341,6 @@ class SQLiteDatabase:
             "wal_bytes": self._connector.wal_bytes(),
         }
 
-    # -- locking
-
     def lock(self, name: str, *, timeout_s: float | None = None) -> NamedLock:
         """See `Database.lock`."""
         return NamedLock(self._locks, self.aconnect, name, timeout_s)
@@ -341,17 +349,6 @@ class SQLiteDatabase:
         file = self._connected()
         _ = file.writer  # one that only reads could not make the file of locks
         return file.locks
-
-
-def _left(file: SQLiteFile) -> bool:
-    """Count one user less. Returns whether it was the last, and the file is to be closed."""
-    file.users -= 1
-    if file.users or file.refused:
-        return False
-    for path, shared in list(_registry.items()):
-        if shared is file:
-            del _registry[path]
-    return True
 
 
 @atexit.register
