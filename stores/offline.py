@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perdure.errors import ConfigurationError
-from perdure.stores.model_calls import Vectors, unit
+from perdure.stores.vectors import Floats, unit
 
 NAME = "perdure/static-en-256@d1a242f8a524"
 DIMS = 256
@@ -143,7 +143,7 @@ class StaticEmbedder:
     quick = True  # a store has its vectors made by the search, and stores none
     in_process = True  # it computes here: nothing to wait for, so no watch is kept over it
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
+    def embed(self, texts: Sequence[str]) -> Floats:
         """The vectors of texts, each of length 1, or zero."""
         table, pieces = _weights()
         sums = np.zeros((len(texts), DIMS), np.float64)
@@ -154,7 +154,7 @@ class StaticEmbedder:
                 sums[row] += tokens.sum(axis=0, dtype=np.int32)
         return unit(sums)
 
-    async def aembed(self, texts: Sequence[str]) -> Vectors:
+    async def aembed(self, texts: Sequence[str]) -> Floats:
         """The same; what takes longer than a hop to a thread and back is done in a thread."""
         if _loaded is not None and sum(map(len, texts)) <= _IN_THE_LOOP:
             return self.embed(texts)

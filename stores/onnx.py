@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perdure.errors import ConfigurationError, MissingDependency
-from perdure.stores.model_calls import Vectors, unit
+from perdure.stores.vectors import Floats, unit
 
 Pooling = Literal["mean", "cls"]
 
@@ -85,7 +85,7 @@ class OnnxEmbedder:
         dims = self._session.get_outputs()[0].shape[-1]
         self.dims = dims if isinstance(dims, int) else None
 
-    def embed(self, texts: Sequence[str]) -> Vectors:
+    def embed(self, texts: Sequence[str]) -> Floats:
         """The texts' vectors, float32[len(texts), dims], each row of length 1."""
         encodings = self._tokenizer.encode_batch(list(texts))
         windows = [
@@ -101,7 +101,7 @@ class OnnxEmbedder:
             return np.empty((0, self.dims or 0), np.float32)
         return unit(np.stack([sums[row] for row in range(len(texts))]))
 
-    async def aembed(self, texts: Sequence[str]) -> Vectors:
+    async def aembed(self, texts: Sequence[str]) -> Floats:
         """The same, in a thread."""
         return await asyncio.to_thread(self.embed, texts)
 
