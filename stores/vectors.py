@@ -84,11 +84,6 @@ def stored(vectors: Floats, kind: Kind) -> bytes:
     return vectors.astype(kind).tobytes()
 
 
-def width(dims: int, kind: Kind) -> int:
-    """The size of a vector in bytes."""
-    return dims * np.dtype(kind).itemsize + (4 if kind == "int8" else 0)
-
-
 def second_look(rows: int) -> float:
     """The share of many rows that is scored exactly after the sketches."""
     return max(_SECOND_LOOK, min(1.0, _AT_LEAST / max(rows, 1)))
