@@ -8,11 +8,11 @@ import logging
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from langgraph.store.base import BaseStore, SearchItem, SearchOp
 
@@ -116,19 +116,17 @@ class Transfer:
         with closing(found):
             while failed is None:
                 batch, unsuitable, failed = self._batch_of(found, skips)
+                if not batch and not unsuitable and failed is None:
+                    return report
                 try:
-                    if batch:
-                        report += self._parts.runner.run(self._restore(batch))
+                    report += self._parts.runner.run(self._restore(batch))
                 except ImportFailed as exc:  # it contradicts what is here
                     failed = exc
                     break
                 report += TransferReport(unsuitable=unsuitable)
                 done += len(batch) + unsuitable
-                if batch or unsuitable:
-                    if progress is not None:
-                        progress(done, None)
-                elif failed is None:
-                    return report
+                if progress is not None and (batch or unsuitable):
+                    progress(done, None)
         if not done:
             raise failed
         are = f"{noun} before that is" if done == 1 else f"{noun}s before that are"
@@ -154,11 +152,11 @@ class Transfer:
         return batch, unsuitable, None
 
     def _restore(self, given: list[Restored]) -> Effects[TransferReport]:
+        if not given:
+            return TransferReport()
         model = yield from self._missing.make([one.put for one in given])
-        report: TransferReport = yield Write(
-            partial(restore, self._parts.writer, given, self._parts.now(), model)
-        )
-        return report
+        make = partial(_restore, self._parts.writer, given, self._parts.now(), model)
+        return (yield Write(make))  # type: ignore[no-any-return]
 
     def _restored(self, where: str, line: Mapping[str, Any] | ImportFailed) -> Restored:
         if isinstance(line, ImportFailed):  # its source could not read it
@@ -175,8 +173,7 @@ class Transfer:
                 line.get("ttl"),
                 provenance=provenance_of(said) if said else None,
             )
-            times = {name: _time(line, name) for name in _TIMES}
-            return Restored(put, _version(line), *times.values())
+            return Restored(put, _version(line), *(_time(line, name) for name in _TIMES))
         except PerdureError as exc:
             raise ImportFailed(f"{where}: {exc}") from exc
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as exc:
@@ -197,8 +194,7 @@ def _version(line: Mapping[str, Any]) -> int | None:
     return version
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(NamedTuple):
     """A version to put back; times in microseconds."""
 
     put: Put
@@ -209,7 +205,7 @@ class Restored:
     expires: int | None = None
 
 
-def restore(
+def _restore(
     writer: Writer, given: Sequence[Restored], now: int, model: Model | None
 ) -> Flow[TransferReport]:
     """Put versions back, all or none."""
@@ -324,7 +320,7 @@ def _check_fields(where: str, line: dict[str, Any]) -> None:
 
 
 def of_store(store: BaseStore) -> Lines:
-    """The present items of a store, namespace by namespace."""
+    """The present items of a store, namespace by namespace; its pages may be shorter than asked."""
     offset = 0
     while page := store.list_namespaces(limit=PAGE, offset=offset):
         for namespace in page:
@@ -333,21 +329,17 @@ def of_store(store: BaseStore) -> Lines:
 
 
 def _of_namespace(store: BaseStore, namespace: tuple[str, ...]) -> Lines:
-    offset = 0
-    while found := _searched(store, namespace, offset):
+    # as an operation, for the method refuses labels that the store may well hold
+    op = SearchOp(namespace, limit=PAGE, refresh_ttl=False)
+    while found := cast(list[SearchItem], store.batch([op])[0]):
         for item in found:
             if tuple(item.namespace) == namespace:  # the others come with their own
+                times = item.created_at, item.updated_at
                 yield (
                     f"{item.key!r} in {namespace!r}",
-                    _line(namespace, item.key, item.value, item.created_at, item.updated_at),
+                    _line(namespace, item.key, item.value, *times),
                 )
-        offset += len(found)
-
-
-def _searched(store: BaseStore, namespace: tuple[str, ...], offset: int) -> list[SearchItem]:
-    # as an operation, for the method refuses labels that the store may well hold
-    op = SearchOp(namespace, limit=PAGE, offset=offset, refresh_ttl=False)
-    return cast(list[SearchItem], store.batch([op])[0])
+        op = op._replace(offset=op.offset + len(found))
 
 
 def of_langgraph_file(path: str | os.PathLike[str]) -> Lines:
