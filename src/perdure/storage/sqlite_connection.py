@@ -76,14 +76,11 @@ class Connector:
         """Whether other processes can open it."""
         return self.path != MEMORY
 
-    @property
-    def wal(self) -> str:
-        """The file of its write-ahead log."""
-        return self.path + "-wal"
-
     def wal_bytes(self) -> int:
         """The size of its write-ahead log, if there is one."""
-        return os.path.getsize(self.wal) if self.on_disk and os.path.exists(self.wal) else 0
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.getsize(self.path + "-wal") if self.on_disk else 0
+        return 0
 
     @cached_property
     def file_lock(self) -> FileLock:
@@ -220,7 +217,7 @@ class Connector:
             conn = self._connect("mode=ro")
             conn.execute("SELECT 1 FROM sqlite_master").fetchone()
         except sqlite3.OperationalError:
-            if not self.read_only or os.path.exists(self.wal):
+            if not self.read_only or os.path.exists(self.path + "-wal"):
                 raise
             conn = self._connect("immutable=1")  # a folder without write permission and no WAL
         return conn

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,6 +19,7 @@ from typing import Any, Final
 
 from filelock import Timeout
 
+from perdure.errors import StorageError
 from perdure.storage.database import Migration
 from perdure.storage.flow import Flow, T, run
 from perdure.storage.sqlite_connection import Connector, execute, mapped, perform, translated
@@ -30,9 +32,9 @@ INSERT INTO settings (name, value) VALUES ('scrub', randomblob(8))
 ON CONFLICT (name) DO UPDATE SET value = excluded.value
 """  # the value tells whether another asked since
 WAL_LIMIT_BYTES: Final = 1 << 20  # checkpoint when the WAL has grown by this much
-_WAL_LOOK_EVERY: Final = 8  # commits between two looks at its size
 _SCRUB_WAIT_S: Final = 5.0  # how long to wait for readers of the state before an erasure
 _VACUUM_PAGES: Final = 512  # given back per step, so that writers are never held up for long
+_PAUSE_S: Final = 0.001  # between two steps, for those who wait to write
 
 
 class Job(Promise[T]):
@@ -49,30 +51,28 @@ class Job(Promise[T]):
         awaited: bool,
     ) -> None:
         super().__init__(awaited=awaited)
-        self.make = make
-        self.committed = committed
-        self.undone = undone
+        self.make, self.committed, self.undone = make, committed, undone
 
     def succeed(self) -> None:
         """Its transaction is committed."""
-        if self.committed is not None:
-            try:
+        try:
+            if self.committed is not None:
                 self.committed(self._result)
-            except Exception:
-                _log.exception("committed() failed; the write is stored, undone() is called")
-                self._undo()
+        except Exception:
+            _log.exception("committed() failed; the write is stored, undone() is called")
+            self._undo()
 
     def fail(self, error: BaseException) -> None:
         """Its flow, or the commit, failed."""
-        self._error = error
+        super().fail(error)
         self._undo()
 
     def _undo(self) -> None:
-        if self.undone is not None:
-            try:
+        try:
+            if self.undone is not None:
                 self.undone()
-            except Exception:
-                _log.exception("undone() failed")
+        except Exception:
+            _log.exception("undone() failed")
 
 
 class Writer:
@@ -88,8 +88,7 @@ class Writer:
         self._connector = connector
         self._conn = connector.first_writer(migration)
         self._broken = False  # the connection had to be given up
-        self._vacuuming = False
-        self._commits = self._wal_mark = 0
+        self._wal_mark = 0  # bytes that the WAL had when it was last looked after
         self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()  # None: no more will come
         self.put = self._queue.put
         self._thread = threading.Thread(target=self._run, name="perdure-write", daemon=True)
@@ -106,7 +105,7 @@ class Writer:
             if jobs:
                 with self.lock:
                     self._commit(jobs)
-                    self._after_commit()
+                    self._limit_wal()
             del jobs  # else the last results live until the next job
             if job is not None:
                 job = queue.get()
@@ -173,21 +172,9 @@ class Writer:
 
     # -- the WAL and the size of the file
 
-    def _after_commit(self) -> None:
-        """Give some free pages back, if that is wanted; look at the WAL now and then.
-
-        Never fails: what could not be done is tried again later.
-        """
-        self._commits += 1
-        if not self._vacuuming and self._commits % _WAL_LOOK_EVERY:
-            return
+    def _limit_wal(self) -> None:
+        """Empty the WAL when it has grown; what could not be done is tried again later."""
         with suppress(sqlite3.Error, OSError):
-            if self._vacuuming:
-                more = False  # a vacuum that fails is not tried for ever
-                try:
-                    more = _vacuum_step(self._conn)
-                finally:
-                    self._vacuuming = more
             if self._connector.wal_bytes() - self._wal_mark > WAL_LIMIT_BYTES:
                 self._checkpoint(self._conn, wait_s=0.05)
 
@@ -232,11 +219,15 @@ class Writer:
                 conn.execute("DELETE FROM settings WHERE name = ? AND value = ?", asked)
             return emptied
 
-    def shrink(self, commit: Callable[[], object]) -> None:
-        """See `Database.shrink`; `commit` has an empty job run, and after it a step is made."""
-        self._vacuuming = True
-        while self._vacuuming:
-            commit()
+    def shrink(self) -> None:
+        """See `Database.shrink`. A step that fails is the last; the next call goes on."""
+        more = True
+        while more:
+            more = False
+            with suppress(StorageError), self._between_commits() as conn:
+                more = _vacuum_step(conn)
+                self._limit_wal()
+            time.sleep(_PAUSE_S)
         with self._between_commits() as conn:
             self._checkpoint(conn, wait_s=1.0)
 
