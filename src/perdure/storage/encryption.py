@@ -155,10 +155,10 @@ def agree_on_key(seal: Seal, path: str, *, read_only: bool = False) -> Flow[None
     """
     rows = yield Statement("SELECT value FROM settings WHERE name = ?", (_CHECK,))
     sealed = isinstance(seal, AESGCM)
+    if not rows and not read_only:
+        proof = seal.seal(_PROOF, (_CHECK,)) if sealed else _NO_KEY
+        yield Statement("INSERT INTO settings (name, value) VALUES (?, ?)", (_CHECK, proof))
     if not rows:
-        if not read_only:
-            proof = seal.seal(_PROOF, (_CHECK,)) if sealed else _NO_KEY
-            yield Statement("INSERT INTO settings (name, value) VALUES (?, ?)", (_CHECK, proof))
         return
     proof = rows[0][0]
     if sealed and proof == _NO_KEY:
@@ -169,8 +169,7 @@ def agree_on_key(seal: Seal, path: str, *, read_only: bool = False) -> Flow[None
     if not sealed and proof != _NO_KEY:
         raise WrongKey(f"{path!r} is encrypted; set PERDURE_KEY, or pass key=")
     try:
-        opened = not sealed or seal.open(proof, (_CHECK,)) == _PROOF
+        if sealed:
+            seal.open(proof, (_CHECK,))
     except CorruptRecord:
-        opened = False
-    if not opened:
-        raise WrongKey(f"the key does not open {path!r}")
+        raise WrongKey(f"the key does not open {path!r}") from None

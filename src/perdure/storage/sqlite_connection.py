@@ -45,25 +45,14 @@ _KINDS: dict[str, tuple[type[StorageError], str]] = {
     "SQLITE_CORRUPT": (CorruptRecord, "the file is damaged; restore it from a backup"),
     "SQLITE_NOTADB": (NotADatabase, "the file is not an SQLite database, or it is truncated"),
     "SQLITE_READONLY": (StorageError, "file or folder cannot be written: check permissions"),
-    "SQLITE_CANTOPEN": (
-        StorageError,
-        "it cannot be opened: check that folder and file may be used",
-    ),
+    "SQLITE_CANTOPEN": (StorageError, "it cannot be opened: check folder and file"),
     "SQLITE_IOERR": (StorageError, "the disk failed or the file is truncated"),
 }
 
 
 @dataclass(frozen=True)
 class Connector:
-    """Opens connections.
-
-    Args:
-        path: A file, or `":memory:"`.
-        synchronous: How a commit waits for the disk.
-        read_only: Whether all connections only read.
-        timeout_s: How long to wait for another process.
-        factory: The connection class.
-    """
+    """Opens connections; see the arguments of `SQLiteDatabase`."""
 
     path: str
     synchronous: Synchronous
