@@ -194,7 +194,7 @@ class CheckedEmbedder:
     ) -> None:
         self.name = name
         self._dims = dims
-        self._functions = _functions(model)
+        self._documents, self._queries = _functions(model)
         self._batch_size = batch_size
         self._in_process = getattr(model, "in_process", False) is True
         self._timeout_s = None if self._in_process else timeout_s
@@ -216,20 +216,21 @@ class CheckedEmbedder:
                 answered for the batches before is kept, so that another try is cheaper.
             ConfigurationError: `texts` is not a list of strings.
         """
-        return run(self._flow(texts, query=False), partial(self._call, self._functions[0]))
+        return run(self._flow(texts, query=False), partial(self._call, self._documents))
 
     async def aembed(self, texts: Sequence[str]) -> Floats:
         """The same from a coroutine."""
-        return await arun(self._flow(texts, query=False), partial(self._acall, self._functions[0]))
+        return await arun(self._flow(texts, query=False), partial(self._acall, self._documents))
 
     def embed_query(self, text: str) -> Floats:
         """The vector of a query: float32[dims]; raises as `embed` does."""
-        return run(self._flow([text], query=True), partial(self._call, self._functions[1]))[0]  # type: ignore[no-any-return]
+        rows = run(self._flow([text], query=True), partial(self._call, self._queries))
+        return rows[0]  # type: ignore[no-any-return]
 
     async def aembed_query(self, text: str) -> Floats:
         """The same from a coroutine."""
-        flow = self._flow([text], query=True)
-        return (await arun(flow, partial(self._acall, self._functions[1])))[0]  # type: ignore[no-any-return]
+        rows = await arun(self._flow([text], query=True), partial(self._acall, self._queries))
+        return rows[0]  # type: ignore[no-any-return]
 
     def clear_cache(self) -> None:
         """Drop every vector that is kept, as an erasure must: a vector tells of its text."""

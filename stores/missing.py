@@ -35,10 +35,7 @@ class MissingEmbeddings:
     # -- of puts
 
     def make(self, puts: Sequence[Put]) -> Effects[Model | None]:
-        """Give puts their vectors. Returns the model of these.
-
-        If the embedder fails, the puts are marked as missing them.
-        """
+        """Give puts their vectors, or mark them as missing. Returns the vectors' model."""
         model = self._embeddings.model
         if model is not None and self._embeddings.quick is not None:
             return model if any(put.text is not None and put.searched for put in puts) else None

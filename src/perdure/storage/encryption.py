@@ -39,11 +39,7 @@ class Seal(Protocol):
         """
 
     def open_run(self, bodies: Sequence[bytes], of: Place, start: int) -> list[bytes]:
-        """Decrypt rows whose places are `(*of, start)`, `(*of, start + 1)` and so on.
-
-        Raises:
-            CorruptRecord: One is damaged, or was moved from another place.
-        """
+        """Decrypt rows whose places are `(*of, start)`, `(*of, start + 1)` and so on."""
         return [self.open(body, (*of, position)) for position, body in enumerate(bodies, start)]
 
 
@@ -143,12 +139,9 @@ def seal_for(key: bytes | str | None) -> Seal:
 
 
 def agree_on_key(seal: Seal, path: str, *, read_only: bool = False) -> Flow[None]:
-    """Check the key against the file. Encryption is fixed when the file is created.
+    """Check the key against the file at `path`. Encryption is fixed when the file is created.
 
-    Args:
-        seal: What its rows are sealed with. A seal that is not perdure's own counts as no key.
-        path: The file, for messages.
-        read_only: Whether a file of which nothing is recorded is left as it is.
+    A seal that is not perdure's own counts as no key. With `read_only` nothing is recorded.
 
     Raises:
         WrongKey: The file was made with another key, or without one, or with one.

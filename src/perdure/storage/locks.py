@@ -65,10 +65,7 @@ def offset_of(name: str) -> int:
 class Turn:
     """A place in the queue for a name; the first in the queue may take the byte.
 
-    Args:
-        name: What is to be locked.
-        timeout_s: How long to wait; None: as long as it takes.
-        loop: The event loop that waits; None: a thread does.
+    An event loop waits for it, or, with None, a thread.
     """
 
     def __init__(
@@ -248,7 +245,7 @@ class Locks:
 
 
 class NamedLock:
-    """A lock for `with` and for `async with`.
+    """A lock for `with` and for `async with`; see `Database.lock`.
 
     Args:
         locks: Opens the database if need be, and returns its locks.

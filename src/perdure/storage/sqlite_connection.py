@@ -142,11 +142,7 @@ class Connector:
                 raise
 
     def check_readable(self, migration: Migration) -> None:
-        """Make sure that there is something to read.
-
-        Raises:
-            StorageError: The database holds nothing of the component yet, or in an earlier form.
-        """
+        """Raise StorageError if there is nothing of the component yet, or in an earlier form."""
         with contextlib.closing(self.reader()) as conn:
             found = self._version(conn, migration)
         if found < len(migration.steps):
@@ -161,11 +157,7 @@ class Connector:
         return run(migration.version(self.path), partial(execute, conn))
 
     def _is_perdures(self, conn: sqlite3.Connection) -> bool:
-        """False when the database is empty and may become perdure's.
-
-        Raises:
-            NotADatabase: It belongs to another application.
-        """
+        """False when it is empty and may become perdure's; NotADatabase when it is another's."""
         (found,) = conn.execute("PRAGMA application_id").fetchone()
         if found == _APPLICATION_ID:
             return True
@@ -181,11 +173,7 @@ class Connector:
 
     @contextlib.contextmanager
     def between_processes(self) -> Iterator[None]:
-        """Alone among the processes that have the file open.
-
-        Raises:
-            StorageUnavailable: Another held the lock for too long.
-        """
+        """Alone among the processes that have the file open; see `file_lock`."""
         if not self.on_disk:
             yield
             return
@@ -234,12 +222,7 @@ def perform(conn: sqlite3.Connection, flow: Flow[T], *, snapshot: bool) -> T:
 
 
 def check_name(path: Any, read_only: bool) -> str:
-    """A path as text, unless no file can have it; the disk is not looked at.
-
-    Raises:
-        ConfigurationError: It is of another type, empty, has a NUL or a character that no file
-            name has.
-    """
+    """A path as text; ConfigurationError if no file can have it. The disk is not looked at."""
     try:
         text = os.fsdecode(path)
         usable = text and b"\0" not in os.fsencode(text)

@@ -78,9 +78,7 @@ class Job(Promise[T]):
 class Writer:
     """Commits jobs in the order in which they come; those that wait together share a transaction.
 
-    Args:
-        connector: Opens the connection.
-        migration: The schema to bring up to date first.
+    The schema is brought up to date first.
     """
 
     def __init__(self, connector: Connector, migration: Migration) -> None:
@@ -179,11 +177,7 @@ class Writer:
                 self._checkpoint(self._conn, wait_s=0.05)
 
     def _checkpoint(self, conn: sqlite3.Connection, wait_s: float) -> bool:
-        """Move the WAL into the database file, unless another process is doing so.
-
-        Returns:
-            Whether nothing is left in the WAL.
-        """
+        """Move the WAL into the file, unless another process does. Returns whether all is moved."""
         if not self._connector.on_disk:
             return True
         emptied = False

@@ -21,8 +21,7 @@ T = TypeVar("T")
 class Promise(Generic[T]):
     """The outcome of work that another thread does.
 
-    Made within a coroutine with `awaited=True`, its `future` is awaited there; else
-    `future.result()` blocks for it.
+    With `awaited` it is made within a coroutine, and its `future` is asyncio's.
     """
 
     __slots__ = ("_error", "_loop", "_result", "future")
