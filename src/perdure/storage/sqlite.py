@@ -326,7 +326,7 @@ class SQLiteDatabase:
 
     def shrink(self) -> None:
         """See `Database.shrink`."""
-        self._connected().writer.shrink()
+        self._connected().writer.shrink(lambda: self.write(lambda: rows_of("SELECT 1")))
 
     def stats(self) -> dict[str, Any]:
         """See `Database.stats`; also free space, and whether SQLite has the WAL-reset bug."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -19,7 +18,6 @@ from typing import Any, Final
 
 from filelock import Timeout
 
-from perdure.errors import StorageError
 from perdure.storage.database import Migration
 from perdure.storage.flow import Flow, T, run
 from perdure.storage.sqlite_connection import Connector, execute, mapped, perform, translated
@@ -34,7 +32,6 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value
 WAL_LIMIT_BYTES: Final = 1 << 20  # checkpoint when the WAL has grown by this much
 _SCRUB_WAIT_S: Final = 5.0  # how long to wait for readers of the state before an erasure
 _VACUUM_PAGES: Final = 512  # given back per step, so that writers are never held up for long
-_PAUSE_S: Final = 0.001  # between two steps, for those who wait to write
 
 
 class Job(Promise[T]):
@@ -86,6 +83,7 @@ class Writer:
         self._connector = connector
         self._conn = connector.first_writer(migration)
         self._broken = False  # the connection had to be given up
+        self._vacuuming = False
         self._wal_mark = 0  # bytes that the WAL had when it was last looked after
         self._queue: SimpleQueue[Job[Any] | None] = SimpleQueue()  # None: no more will come
         self.put = self._queue.put
@@ -103,7 +101,7 @@ class Writer:
             if jobs:
                 with self.lock:
                     self._commit(jobs)
-                    self._limit_wal()
+                    self._after_commit()
             del jobs  # else the last results live until the next job
             if job is not None:
                 job = queue.get()
@@ -170,9 +168,18 @@ class Writer:
 
     # -- the WAL and the size of the file
 
-    def _limit_wal(self) -> None:
-        """Empty the WAL when it has grown; what could not be done is tried again later."""
+    def _after_commit(self) -> None:
+        """Give some free pages back, if that is wanted, and empty the WAL when it has grown.
+
+        Never fails: what could not be done is tried again later.
+        """
         with suppress(sqlite3.Error, OSError):
+            if self._vacuuming:
+                more = False  # a vacuum that fails is not tried for ever
+                try:
+                    more = _vacuum_step(self._conn)
+                finally:
+                    self._vacuuming = more
             if self._connector.wal_bytes() - self._wal_mark > WAL_LIMIT_BYTES:
                 self._checkpoint(self._conn, wait_s=0.05)
 
@@ -213,15 +220,14 @@ class Writer:
                 conn.execute("DELETE FROM settings WHERE name = ? AND value = ?", asked)
             return emptied
 
-    def shrink(self) -> None:
-        """See `Database.shrink`. A step that fails is the last; the next call goes on."""
-        more = True
-        while more:
-            more = False
-            with suppress(StorageError), self._between_commits() as conn:
-                more = _vacuum_step(conn)
-                self._limit_wal()
-            time.sleep(_PAUSE_S)
+    def shrink(self, commit: Callable[[], object]) -> None:
+        """See `Database.shrink`; `commit` has an empty job run, and after it a step is made.
+
+        So it takes turns with those who write (a thread of its own waited six times as long).
+        """
+        self._vacuuming = True
+        while self._vacuuming:
+            commit()
         with self._between_commits() as conn:
             self._checkpoint(conn, wait_s=1.0)
 
