@@ -35,7 +35,6 @@ from perdure.checkpointers.removal import GONE, Remover, Where
 from perdure.checkpointers.reports import ErasureReport
 from perdure.checkpointers.rewriting import BLOCKS, Rewriter
 from perdure.errors import CorruptRecord, ForbiddenType
-from perdure.storage.database import scrub_wanted
 from perdure.storage.flow import Flow, Row
 
 _NO_WRITES: Final = "__no_writes__"  # what langgraph stores for a task that wrote nothing
@@ -65,7 +64,7 @@ def erased(
     yield appender.statements()
     yield from maintenance.sweep(thread_id, key)
     yield reader.sql("removed", key)
-    yield from scrub_wanted()
+    yield from maintenance.database.scrub_wanted()
     hashes = sorted({_hash(reader, message) for message in remover.removed.values()})
     cancelled = tuple(sorted(course.cancelled))
     return ErasureReport(course.checkpoints, len(to.touched), tuple(hashes), cancelled)
@@ -87,7 +86,7 @@ def erased_thread(reader: Reader, maintenance: Maintenance, thread_id: str) -> F
                     if isinstance(value, BaseMessage):
                         hashes.add(_hash(reader, value))
     report = yield from maintenance.delete_thread(thread_id)
-    yield from scrub_wanted()
+    yield from maintenance.database.scrub_wanted()
     return ErasureReport(report.checkpoints, report.items, tuple(sorted(hashes)))
 
 

@@ -6,7 +6,7 @@ So a thread's rows lie together, and a range of them is a range of keys.
 
 from __future__ import annotations
 
-from perdure.storage.migrations import Migration
+from perdure.storage.database import Migration
 
 SQLITE = Migration(
     "checkpointers",

@@ -20,7 +20,7 @@ from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.encryption import Clear, Place, Seal, agree_on_key, seal_for
 from perdure.storage.flow import load
 from perdure.storage.sqlite import SQLiteDatabase
-from perdure.storage.sqlite_connection import Synchronous
+from perdure.storage.sqlite_connection import DURABLE, Synchronous
 
 _SQL: Final = load("perdure.checkpointers", "sqlite.sql")
 
@@ -44,8 +44,8 @@ class SQLiteCheckpointer(Checkpointer):
             others raise `ForbiddenType` at put and at read. By default pydantic models,
             dataclasses, enums and named tuples are rebuilt if the process has imported their
             class, without running its code, and otherwise come back as a dict of their fields.
-        synchronous: `"full"`: an acknowledged write survives a power cut. `"normal"`: it
-            survives a crash of the process.
+        synchronous: `"full"`, the default: an acknowledged write survives a power cut.
+            `"normal"`: it survives a crash of the process.
         read_only: Open for reading; nothing is created.
         timeout_s: How long to wait for another process that is writing.
         cache_bytes: About how much memory decoded messages may take.
@@ -63,7 +63,7 @@ class SQLiteCheckpointer(Checkpointer):
         serde: SerializerProtocol | None = None,
         allow: Sequence[type | tuple[str, str]] = (),
         strict: bool = False,
-        synchronous: Synchronous = "full",
+        synchronous: Synchronous = DURABLE,
         read_only: bool = False,
         timeout_s: float = 30.0,
         cache_bytes: int = 128 << 20,

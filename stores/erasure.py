@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from perdure.errors import ConfigurationError
-from perdure.storage.database import scrub_wanted
 from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import PROVENANCE, Namespace, Receipt
 from perdure.stores.filters import Filter, parse
@@ -194,7 +193,7 @@ class Eraser:
         yield self._parts.sql("drop_index_left")
         yield from self._parts.writer.hush()
         yield self._parts.sql("bump_setting", "erasures")
-        yield from scrub_wanted()
+        yield from self._parts.database.scrub_wanted()
         return doomed
 
 

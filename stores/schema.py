@@ -14,7 +14,7 @@ these. Times are microseconds since 1970 (UTC).
 
 from __future__ import annotations
 
-from perdure.storage.migrations import Migration
+from perdure.storage.database import Migration
 
 SQLITE = Migration(
     "stores",

@@ -17,7 +17,7 @@ from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.encryption import Clear, agree_on_key, seal_for
 from perdure.storage.flow import Flow, load
 from perdure.storage.sqlite import SQLiteDatabase
-from perdure.storage.sqlite_connection import Synchronous
+from perdure.storage.sqlite_connection import DURABLE, Synchronous
 from perdure.stores.embedders import embedder_from
 from perdure.stores.index_cache import Indexes
 from perdure.stores.models import Embeddings, Model
@@ -68,8 +68,8 @@ class SQLiteStore(WholeStore):
         index_bytes: Memory for the search indexes of namespaces. The least recently searched are
             dropped, and loaded again when needed; the one searched last stays.
         max_value_bytes: The largest value, as JSON.
-        synchronous: `"full"`: an acknowledged write survives a power cut. `"normal"`: it
-            survives a crash of the process.
+        synchronous: `"full"`, the default: an acknowledged write survives a power cut.
+            `"normal"`: it survives a crash of the process.
         read_only: Open for reading; nothing is created, and reading refreshes no time to live.
         timeout_s: How long to wait for another process that is writing.
 
@@ -97,7 +97,7 @@ class SQLiteStore(WholeStore):
         approximate_above: int = _APPROXIMATE_ABOVE,
         index_bytes: int = _INDEX_BYTES,
         max_value_bytes: int = MAX_BYTES,
-        synchronous: Synchronous = "full",
+        synchronous: Synchronous = DURABLE,
         read_only: bool = False,
         timeout_s: float = 30.0,
     ) -> None:

@@ -32,9 +32,15 @@ from perdure.stores.options import check_number
 from perdure.stores.parts import Parts
 from perdure.stores.reading import index_name
 from perdure.stores.runner import Effects, awaiting, blocking
-from perdure.stores.sources import Lines, of_langgraph_file, of_store, of_text
 from perdure.stores.store import Store
-from perdure.stores.transfer import PAGE, Transfer
+from perdure.stores.transfer import (
+    PAGE,
+    Lines,
+    Transfer,
+    of_langgraph_file,
+    of_store,
+    of_text,
+)
 
 OnUnsuitable = Literal["error", "skip"]
 _LOG = logging.getLogger("perdure")

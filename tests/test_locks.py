@@ -403,7 +403,7 @@ def test_a_forked_child_does_not_hold_it(tmp_path: Path) -> None:
 _TRY = """
 import sys
 from perdure.errors import StorageUnavailable
-from perdure.storage.migrations import Migration
+from perdure.storage.database import Migration
 from perdure.storage.sqlite import SQLiteDatabase
 database = SQLiteDatabase({!r}, Migration("notes", ("",)))
 try:

@@ -192,7 +192,7 @@ class Database:
         self.settings = settings
         self._stack = stack
         self._reads = reads
-        self._synchronous = "normal" if hasty else "full"
+        self._options = {"synchronous": "normal"} if hasty else {}
 
     @cached_property
     def saver(self) -> SQLiteCheckpointer:
@@ -234,7 +234,7 @@ class Database:
 
         path, key = self.settings.db, self.settings.key
         try:
-            opened = part.open(path, key=key, synchronous=self._synchronous)
+            opened = part.open(path, key=key, **self._options)
             return self._stack.enter_context(opened)
         except StorageError as exc:
             # its kinds say that the file is locked, damaged or none: reading would say so again

@@ -39,11 +39,7 @@ class Seal(Protocol):
         """
 
     def open_run(self, bodies: Sequence[bytes], of: Place, start: int) -> list[bytes]:
-        """Decrypt rows whose places are `(*of, start)`, `(*of, start + 1)` and so on.
-
-        Raises:
-            CorruptRecord: One is damaged, or was moved from another place.
-        """
+        """Decrypt rows whose places are `(*of, start)`, `(*of, start + 1)` and so on."""
         return [self.open(body, (*of, position)) for position, body in enumerate(bodies, start)]
 
 
@@ -143,22 +139,19 @@ def seal_for(key: bytes | str | None) -> Seal:
 
 
 def agree_on_key(seal: Seal, path: str, *, read_only: bool = False) -> Flow[None]:
-    """Check the key against the file. Encryption is fixed when the file is created.
+    """Check the key against the file at `path`. Encryption is fixed when the file is created.
 
-    Args:
-        seal: What its rows are sealed with. A seal that is not perdure's own counts as no key.
-        path: The file, for messages.
-        read_only: Whether a file of which nothing is recorded is left as it is.
+    A seal that is not perdure's own counts as no key. With `read_only` nothing is recorded.
 
     Raises:
         WrongKey: The file was made with another key, or without one, or with one.
     """
     rows = yield Statement("SELECT value FROM settings WHERE name = ?", (_CHECK,))
     sealed = isinstance(seal, AESGCM)
+    if not rows and not read_only:
+        proof = seal.seal(_PROOF, (_CHECK,)) if sealed else _NO_KEY
+        yield Statement("INSERT INTO settings (name, value) VALUES (?, ?)", (_CHECK, proof))
     if not rows:
-        if not read_only:
-            proof = seal.seal(_PROOF, (_CHECK,)) if sealed else _NO_KEY
-            yield Statement("INSERT INTO settings (name, value) VALUES (?, ?)", (_CHECK, proof))
         return
     proof = rows[0][0]
     if sealed and proof == _NO_KEY:
@@ -169,8 +162,7 @@ def agree_on_key(seal: Seal, path: str, *, read_only: bool = False) -> Flow[None
     if not sealed and proof != _NO_KEY:
         raise WrongKey(f"{path!r} is encrypted; set PERDURE_KEY, or pass key=")
     try:
-        opened = not sealed or seal.open(proof, (_CHECK,)) == _PROOF
+        if sealed:
+            seal.open(proof, (_CHECK,))
     except CorruptRecord:
-        opened = False
-    if not opened:
-        raise WrongKey(f"the key does not open {path!r}")
+        raise WrongKey(f"the key does not open {path!r}") from None

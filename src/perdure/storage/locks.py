@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextvars import ContextVar
+from functools import partial
 from typing import Final
 
 from perdure.errors import AlreadyLocked, ConfigurationError, StorageError, StorageUnavailable
@@ -64,21 +65,16 @@ def offset_of(name: str) -> int:
 class Turn:
     """A place in the queue for a name; the first in the queue may take the byte.
 
-    Args:
-        name: What is to be locked.
-        timeout_s: How long to wait; None: as long as it takes.
-        loop: The event loop that waits; None: a thread does.
+    An event loop waits for it, or, with None, a thread.
     """
 
     def __init__(
         self, name: str, timeout_s: float | None, loop: asyncio.AbstractEventLoop | None
     ) -> None:
-        self.name = name
+        self.name, self.timeout_s, self._loop = name, timeout_s, loop
         self.has_byte = False
         self.reached: Future[None] = Future()
-        self._timeout_s = timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self._loop = loop
 
     def reach(self) -> bool:
         """Tell the one that waits that it is first. Returns False if its event loop is closed."""
@@ -93,22 +89,11 @@ class Turn:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def pause_s(self) -> float:
-        """The pause before the next try between processes.
-
-        Raises:
-            TimeoutError: The time is over.
-        """
+        """The pause before the next try between processes; TimeoutError if the time is over."""
         left = self.left_s()
         if left == 0:
             raise TimeoutError
         return _PAUSE_S if left is None else min(_PAUSE_S, left)
-
-    def late(self) -> StorageUnavailable:
-        """The error for one that waited too long."""
-        return StorageUnavailable(
-            f"{self.name!r} has been locked by another run for {self._timeout_s} s; try again, or "
-            "wait longer with timeout_s"
-        )
 
 
 _held: ContextVar[tuple[Turn, ...]] = ContextVar("perdure_locks", default=())
@@ -180,7 +165,10 @@ class Locks:
         except BaseException as exc:
             self.release(turn)
             if isinstance(exc, TimeoutError):
-                raise turn.late() from None
+                raise StorageUnavailable(
+                    f"{turn.name!r} has been locked by another run for {turn.timeout_s} s; try "
+                    "again, or wait longer with timeout_s"
+                ) from None
             raise
         _held.set((*_held.get(), turn))
 
@@ -257,7 +245,7 @@ class Locks:
 
 
 class NamedLock:
-    """A lock for `with` and for `async with`.
+    """A lock for `with` and for `async with`; see `Database.lock`.
 
     Args:
         locks: Opens the database if need be, and returns its locks.
@@ -285,21 +273,21 @@ class NamedLock:
             )
         self._locks, self._aconnect = locks, aconnect
         self._wanted = name, timeout_s
-        self._holder: tuple[Locks, Turn] | None = None
+        self._release: Callable[[], None] | None = None
 
     def __enter__(self) -> None:
         locks = self._locks()
-        self._holder = locks, locks.acquire(*self._wanted)
+        self._release = partial(locks.release, locks.acquire(*self._wanted))
 
     async def __aenter__(self) -> None:
         await self._aconnect()
         locks = self._locks()
-        self._holder = locks, await locks.aacquire(*self._wanted)
+        self._release = partial(locks.release, await locks.aacquire(*self._wanted))
 
     def __exit__(self, *exc: object) -> None:
-        if self._holder is not None:
-            (locks, turn), self._holder = self._holder, None
-            locks.release(turn)
+        if self._release is not None:
+            release, self._release = self._release, None
+            release()
 
     async def __aexit__(self, *exc: object) -> None:
         self.__exit__()
