@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -13,7 +13,7 @@ import typer
 from perdure.cli.app import DB, Database, User, app, completed_thread, opened
 from perdure.cli.history import COLORS
 from perdure.cli.memories import extract_due
-from perdure.cli.output import counted, line, note, room, speak
+from perdure.cli.output import counted, line, note, note_line, speak
 from perdure.cli.progress import at_work
 from perdure.errors import ConfigurationError, ModelFailed, PerdureError
 
@@ -33,11 +33,14 @@ def chat(
         ),
     ],
     message: Annotated[
-        str | None, typer.Option("--message", "-m", help="Send this, print the answer, and end.")
+        str | None,
+        typer.Option(
+            *("--message", "-m"), metavar="TEXT", help="Send this, print the answer, and end."
+        ),
     ] = None,
     keep_last: Annotated[
         int | None,
-        typer.Option(min=1, help="Show the model only the last N messages."),
+        typer.Option(min=1, metavar="N", help="Show the model only the last N messages."),
     ] = None,
     no_memory: Annotated[
         bool, typer.Option("--no-memory", help="Neither recall memories nor add any.")
@@ -52,10 +55,10 @@ def chat(
     """
     if message is not None and not message.strip():
         raise ConfigurationError("--message is empty; give it a text, or leave it out to type one")
-    with (
-        opened(db, user, create=True) as file,
-        nullcontext() if no_memory else _extracted(file),
-    ):
+    with opened(db, user, create=True) as file, ExitStack() as stack:
+        if not no_memory:
+            _extract(file)
+            stack.callback(_extract, file)
         # without a user the thread is nobody's, so that no worker extracts it either
         whose = "" if no_memory else file.user
         talk = _talk(file, {"thread_id": thread, "user_id": whose}, keep_last)
@@ -66,17 +69,8 @@ def chat(
             talk.turn(new, "What you said is stored; start the chat again for an answer")
 
 
-@contextmanager
-def _extracted(file: Database) -> Iterator[None]:
-    """Extract the turns of runs that were cut off, before the chat and after it."""
-    _extract(file)
-    try:
-        yield
-    finally:
-        _extract(file)
-
-
 def _extract(file: Database) -> None:
+    """Extract the turns of runs that were cut off."""
     try:
         with at_work("looking for messages of runs that were cut off …"):
             extract_due(file)
@@ -151,7 +145,7 @@ def _resume(talk: _Talk, file: Database, thread: str) -> None:
         text = item.value.text or ", ".join(
             call["name"] for call in getattr(item.value, "tool_calls", ())
         )
-        note(head + line(text, room(head)), COLORS.get(item.value.type))
+        note_line(head + text, COLORS.get(item.value.type))
     if state.tasks:  # also when the answer was stored and the turn not yet ended
         note("the last turn was cut off; finishing it", "dim")
         talk.turn(None, "That turn stays to be finished; nothing new was said")

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from perdure.memory.background import Background
     from perdure.memory.proposals import Extractor
 
-Jobs = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Where jobs are kept: a file, or a Postgres URL.")
-]
 _DELAY_S: Final = 30.0
 _LONGEST_S: Final = 1e9  # --once ends when all is extracted
 _OFF: Final = "off"
@@ -45,7 +42,10 @@ def worker(
     timezone: Annotated[
         str | None, typer.Option(metavar="ZONE", help="Of --cron, instead of UTC.")
     ] = None,
-    database: Jobs = None,
+    database: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Where jobs are kept: a file, or a Postgres URL."),
+    ] = None,
     db: DB = None,
     json: AsJson = False,
 ) -> None:
