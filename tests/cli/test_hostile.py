@@ -77,7 +77,7 @@ CASES: dict[str, list[list[str]]] = {
     "store reembed": [[]],
     "chat": [["-t", "t ", "-m", NAME], ["-t", "t ", "-m", "red"], ["-t", NAME, "-m", "hi"]],
     "import": [["chat.json"], ["bad.jsonl"], [f"no{NAME}.json"], [FILE]],
-    "export": [["--all"], ["t "], [NONE], ["t ", "-o", f"no/{NAME}"]],
+    "export": [["--all"], ["t "], [NONE]],
     "retain": [["--last", "1"], ["--idle-days", "0", "--dry-run"], [NONE, "--last", "1"]],
     "worker": [["--once"], ["--once", "--cron", NAME]],
     "config": [[]],

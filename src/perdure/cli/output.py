@@ -10,15 +10,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
-
-from perdure.errors import ConfigurationError
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,21 +59,9 @@ def _escaped(found: re.Match[str]) -> str:
 def as_json(value: Any, *, indent: int | None = 2) -> None:
     """Print a value as JSON: moments in ISO 8601, bytes in base64; with indent None on one line."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, default=_json)
-    sys.stdout.write(json_safe(text) + "\n")
+    # what `safe` would escape, as JSON escapes it
+    sys.stdout.write(_HIDDEN.sub(lambda found: json.dumps(found[0])[1:-1], text) + "\n")
     sys.stdout.flush()
-
-
-def json_safe(text: str) -> str:
-    r"""JSON with escapes for what `safe` would escape.
-
-    >>> json_safe('{"a": "\u202e"}')
-    '{"a": "\\u202e"}'
-    """
-    return _HIDDEN.sub(lambda found: found[0] if found[0] in "\r" else _in_json(found[0]), text)
-
-
-def _in_json(character: str) -> str:
-    return json.dumps(character)[1:-1]
 
 
 def _json(value: Any) -> Any:
@@ -213,20 +197,6 @@ def paged(lines: Iterable[Line], *, pager: bool = True) -> None:
     else:
         to.file.write(shown)
         to.file.flush()
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[TextIO]:
-    """A file that takes its place only when it is complete."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            yield file
-        partial.replace(path)
-    except OSError as exc:
-        raise ConfigurationError(f"{str(path)!r} cannot be written: {exc.strerror}") from exc
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def say_clean(clean: bool) -> None:
