@@ -128,6 +128,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Limit = Annotated[int, typer.Option(min=1, metavar="N", help="List at most N.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would go.")]
 NoPager = Annotated[bool, typer.Option("--no-pager", help="Do not use a pager.")]
+Words = Annotated[
+    str | None, typer.Option("--query", metavar="TEXT", help="All that contain these words.")
+]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The key, or the beginning of it.")]
 
 
@@ -342,6 +345,14 @@ Thread = Annotated[
     typer.Argument(
         metavar="ID",
         help="The thread, or the beginning of its id.",
+        autocompletion=completed_thread,
+    ),
+]
+Threads = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[ID]...",
+        help="Threads, or the beginnings of their ids.",
         autocompletion=completed_thread,
     ),
 ]

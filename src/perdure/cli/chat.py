@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 import typer
@@ -61,7 +60,7 @@ def chat(
             stack.callback(_extract, file)
         # without a user the thread is nobody's, so that no worker extracts it either
         whose = "" if no_memory else file.user
-        talk = _talk(file, {"thread_id": thread, "user_id": whose}, keep_last)
+        talk = _Talk(file, {"thread_id": thread, "user_id": whose}, keep_last)
         _resume(talk, file, thread)
         talk.config["metadata"] = _carried(file, thread)
         for said in [message] if message is not None else _typed():
@@ -78,53 +77,41 @@ def _extract(file: Database) -> None:
         note(f"memories could not be extracted yet: {exc}", "dim")
 
 
-@dataclass(frozen=True, slots=True)
 class _Talk:
-    """A conversation as it goes on.
+    """A conversation as it goes on; a user without a name has no memory."""
 
-    Attributes:
-        graph: Answers.
-        config: Of its runs.
-        window: What the thread keeps in its state after a turn; empty: everything.
-    """
+    def __init__(self, file: Database, configurable: dict[str, str], keep_last: int | None) -> None:
+        from perdure.graphs import chat_graph
+        from perdure.graphs.configured import configured_model
+        from perdure.memory import remember_turns, trim, use_memories
 
-    graph: Any
-    config: Any
-    window: list[Any]
+        self.window = trim(max_tokens=keep_last + 1, token_counter=len) if keep_last else None
+        # before what is recalled, which is no earlier message
+        memory: list[Any] = [self.window] if self.window else []
+        if configurable["user_id"]:
+            memory += [use_memories(file.store), remember_turns(file.store)]
+        model = configured_model(file.settings)
+        self.graph: Any = chat_graph(model, memory=memory, checkpointer=file.saver)
+        self.config: Any = {"configurable": configurable}
 
     def turn(self, given: Any, otherwise: str) -> None:
         """Run a turn and print the answer; `otherwise`: how things stand if none comes."""
         from openai import OpenAIError
 
+        options: Any = {"stream_mode": "messages", "durability": "sync"}
         try:
-            self._answer(given)
+            for chunk, meta in self.graph.stream(given, self.config, **options):
+                answers = chunk.type in ("AIMessageChunk", "ai")
+                if answers and meta.get("langgraph_node") == "respond":
+                    speak(chunk.text, COLORS["ai"])
         except OpenAIError as exc:
             why = line(str(exc), 300).rstrip(".")
             raise ModelFailed(f"the model did not answer: {why}. {otherwise}") from exc
-        speak("\n")
-
-    def _answer(self, given: Any) -> None:
-        stream = self.graph.stream(given, self.config, stream_mode="messages", durability="sync")
-        for chunk, meta in stream:
-            if meta.get("langgraph_node") == "respond" and chunk.type in ("AIMessageChunk", "ai"):
-                speak(chunk.text, COLORS["ai"])
-        for part in self.window:
-            if update := part.invoke(self.graph.get_state(self.config).values):
+        if self.window:  # the state keeps no more than the next answer is shown
+            update = self.window.invoke(self.graph.get_state(self.config).values)
+            if update:
                 self.graph.update_state(self.config, update, as_node="respond")
-
-
-def _talk(file: Database, configurable: dict[str, str], keep_last: int | None) -> _Talk:
-    """The graph that answers; a user without a name has no memory."""
-    from perdure.graphs import chat_graph
-    from perdure.graphs.configured import configured_model
-    from perdure.memory import remember_turns, trim, use_memories
-
-    window = [trim(max_tokens=keep_last + 1, token_counter=len)] if keep_last else []
-    memory: list[Any] = [*window]  # before what is recalled, which is no earlier message
-    if configurable["user_id"]:
-        memory += [use_memories(file.store), remember_turns(file.store)]
-    graph = chat_graph(configured_model(file.settings), memory=memory, checkpointer=file.saver)
-    return _Talk(graph, {"configurable": configurable}, window)
+        speak("\n")
 
 
 def _resume(talk: _Talk, file: Database, thread: str) -> None:

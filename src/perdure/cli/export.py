@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perdure.cli.app import DB, app, completed_thread, opened, thread_id
+from perdure.cli.app import DB, Threads, app, opened, thread_id
 from perdure.cli.output import as_json
 from perdure.cli.progress import progress_bar
 from perdure.cli.threads import about
@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def export(
-    thread: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[ID]...",
-            help="Threads, or the beginnings of their ids.",
-            autocompletion=completed_thread,
-        ),
-    ] = None,
+    thread: Threads = None,
     every: Annotated[bool, typer.Option("--all", help="Export all threads.")] = False,
     db: DB = None,
 ) -> None:

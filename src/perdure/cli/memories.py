@@ -21,6 +21,7 @@ from perdure.cli.app import (
     Key,
     Limit,
     User,
+    Words,
     Yes,
     confirm,
     erase,
@@ -163,9 +164,7 @@ def forget(
         list[str] | None,
         typer.Argument(metavar="[KEY]...", help="Keys, or the beginnings of them."),
     ] = None,
-    query: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="All that contain these words.")
-    ] = None,
+    query: Words = None,
     thread: Annotated[
         str | None, typer.Option(metavar="ID", help="All that come from this thread.")
     ] = None,

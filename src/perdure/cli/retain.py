@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perdure.cli.app import (
-    DB,
-    AsJson,
-    DryRun,
-    Yes,
-    app,
-    completed_thread,
-    confirm,
-    opened,
-    thread_id,
-)
+from perdure.cli.app import DB, AsJson, DryRun, Threads, Yes, app, confirm, opened, thread_id
 from perdure.cli.output import counted, note, say, show, size
 from perdure.cli.progress import at_work
 from perdure.errors import ConfigurationError
@@ -34,15 +24,7 @@ def _rule(option: str, metavar: str, help: str) -> Any:
 
 @app.command()
 def retain(
-    ctx: typer.Context,
-    ids: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[ID]...",
-            help="Only these threads, or beginnings of ids.",
-            autocompletion=completed_thread,
-        ),
-    ] = None,
+    ids: Threads = None,
     idle_days: Annotated[
         float | None, _rule("--idle-days", "DAYS", "Delete threads idle for longer.")
     ] = None,
@@ -67,10 +49,15 @@ def retain(
     """
     from perdure import retention
 
-    given = {name: value for name, value in ctx.params.items() if value is not None}
+    given: dict[str, Any] = {
+        "idle_days": idle_days,
+        "memories": memories,
+        "checkpoints_last": checkpoints_last,
+        "checkpoints_days": checkpoints_days,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
     with opened(db, reads=dry_run) as file:
-        names = {each.name for each in fields(retention.Rules)} & given.keys()
-        rules = replace(file.settings.retention, **{name: given[name] for name in names})
+        rules = replace(file.settings.retention, **given)
         if ids and not rules.checkpoints and rules.idle_days is None:
             raise ConfigurationError("no rule is for threads; give --idle-days, --last, …")
         if not rules:

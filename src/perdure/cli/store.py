@@ -17,6 +17,7 @@ from perdure.cli.app import (
     DryRun,
     Key,
     Limit,
+    Words,
     Yes,
     erase,
     group,
@@ -236,9 +237,7 @@ def forget(
         Argument(metavar="[PREFIX]", help="Only namespaces below this; / is everything."),
     ] = None,
     filter: Filter = None,
-    query: Annotated[
-        str | None, Option(metavar="TEXT", help="All that contain these words.")
-    ] = None,
+    query: Words = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     db: DB = None,

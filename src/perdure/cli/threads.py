@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ABOUT: Final = ("title", "model", "gizmo_id", "create_time", "update_time")  # of a conversation
 TITLED: Final = "titled"  # metadata by which a checkpoint with a title is found
-_BEGINNING: Final = 5  # messages among which the first of a human is looked for
+_BEGINNING: Final = 2  # messages among which the first of a human is looked for
 _LONGEST: Final = 60  # characters of a title
 
 
