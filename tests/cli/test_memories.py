@@ -325,9 +325,11 @@ def test_all_that_is_known_of_a_user_goes(db: Path) -> None:
     with SQLiteStore.open(db) as store:
         store.put(("memories", "me", "work"), "k", {"text": "Ann paints", "kind": "fact"})
     refused = attempt("memories", "forget", "--all", typed="n\n")
+    shown = [line.partition(": ")[2] for line in refused.stderr.splitlines()]
     printed = run("memories", "forget", "--all", "--yes")
 
     assert refused.exit_code == 1
+    assert shown[:3] == ["in quarantine", "Ann likes figs", "Ann paints"]
     assert printed.startswith("forgot 2 memories\n")
     assert texts() == []
     assert b"hunter2xyzzy9" not in raw(db)

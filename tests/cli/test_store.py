@@ -343,6 +343,11 @@ def test_a_search_that_takes_long_shows_that_it_is_at_work(
     assert "reading the search index" in slow
 
 
+def test_what_is_at_work_is_named_as_it_is(terminal: Any) -> None:
+    """A name that looks like rich's markup is none."""
+    assert "[/b].jsonl" in terminal("import", "[/b].jsonl")
+
+
 # -- errors
 
 

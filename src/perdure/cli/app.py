@@ -302,8 +302,8 @@ def item_place(
     """
     for place in places:
         with suppress(InvalidNamespace):  # nothing that can be a key
-            found = store.history(place, given) if deleted else store.get(place, given)
-            if found:
+            present = store.get(place, given, refresh_ttl=False)
+            if present or (deleted and store.history(place, given)):
                 return place, given
     begin = {
         item.key: place

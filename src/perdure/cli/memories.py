@@ -266,14 +266,15 @@ def _forget_all(file: Database, *, dry_run: bool) -> Receipt:
 
 def _preview(file: Database, receipt: Receipt) -> None:
     """Show what is to go: the last that each said. What is in quarantine may hold secrets."""
-    from perdure.memory.store_adapter import memory_of
+    from perdure.memory.store_adapter import QUARANTINE, memory_of
 
-    for place, key in receipt.keys[:_SHOWN]:
+    places = [each for each in receipt.keys if each[0][0] in _LABELS or each[0][1] == QUARANTINE]
+    for place, key in places[:_SHOWN]:
         *_, last = file.store.history(place, key)
         text = memory_of(last).text if place[0] in _LABELS else "in quarantine"
         note_line(f"{key}: {text}", "dim")
-    if len(receipt.keys) > _SHOWN:
-        note(f"… and {len(receipt.keys) - _SHOWN} more", "dim")
+    if len(places) > _SHOWN:
+        note(f"… and {len(places) - _SHOWN} more", "dim")
 
 
 def _counted(receipt: Receipt) -> str:

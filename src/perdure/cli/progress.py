@@ -51,7 +51,9 @@ def at_work(doing: str) -> Iterator[None]:
     if not console(stderr=True).is_terminal:
         yield
         return
-    status = console(stderr=True).status(safe(doing))
+    from rich.text import Text
+
+    status = console(stderr=True).status(Text(safe(doing)))  # of a str it would read markup
     late = Timer(_PATIENCE_S, status.start)
     late.daemon = True
     late.start()
