@@ -466,7 +466,7 @@ def test_what_is_exported_is_imported_the_same(tmp_path: Path) -> None:
     jsonl = lines(tmp_path / "t.jsonl", [{"thread_id": "t", "messages": TALK}])
     run("import", str(written(tmp_path / "c.json", [tools().json, simple().json])), str(jsonl))
     expected = run("export", "--all")
-    run("export", "--all", "-o", "all.jsonl")
+    Path("all.jsonl").write_text(run("export", "--all"), encoding="utf-8")
     os.rename("x.db", "old.db")
     run("import", "all.jsonl")
 
@@ -477,7 +477,7 @@ def test_what_is_exported_is_imported_the_same(tmp_path: Path) -> None:
         assert "a coat" in saver.history("tools")[5].value.additional_kwargs["canvas"]
     assert json.loads(run("export", "too"))["gizmo_id"] == "g-trip"
     assert len(memories()) == 4 + 4 + 3
-    for wrong in ([], ["t", "--all"], ["gone"], ["t", "-o", "no/folder"]):
+    for wrong in ([], ["t", "--all"], ["gone"]):
         assert isinstance(attempt("export", *wrong).exception, ConfigurationError)
 
 

@@ -44,7 +44,9 @@ def import_(
         list[Path],
         typer.Argument(metavar="FILE...", help="ZIP, folder, JSON, JSONL or SQLite; - is stdin."),
     ],
-    prefix: Annotated[str, typer.Option(help="Put this before each thread id.")] = "",
+    prefix: Annotated[
+        str, typer.Option(metavar="TEXT", help="Put this before each thread id.")
+    ] = "",
     no_memories: Annotated[bool, typer.Option("--no-memories", help="Make no memories.")] = False,
     later: Annotated[
         bool, typer.Option("--later", help="Leave the memories to 'perdure worker'.")
