@@ -40,22 +40,13 @@ class Node(NamedTuple):
 
 @dataclass(slots=True)
 class Conversation:
-    """A conversation as a tree of messages.
+    """A conversation as a tree of messages."""
 
-    Attributes:
-        id: The id of its thread.
-        about: What is known of it, see `ABOUT`; times in seconds since 1970 (UTC).
-        nodes: Its messages by id, parents before children, the main branch last.
-        leaf: The message where the main branch ends.
-        left_out: How many messages of each kind that tells a reader nothing were left out.
-        problems: What was not as expected.
-    """
-
-    id: str
-    about: dict[str, Any] = field(default_factory=dict)
-    nodes: dict[str, Node] = field(default_factory=dict)
-    leaf: str | None = None
-    left_out: Counter[str] = field(default_factory=Counter)
+    id: str  # of its thread
+    about: dict[str, Any] = field(default_factory=dict)  # see `ABOUT`; times in s since 1970 (UTC)
+    nodes: dict[str, Node] = field(default_factory=dict)  # by id, parents first, main branch last
+    leaf: str | None = None  # the message where the main branch ends
+    left_out: Counter[str] = field(default_factory=Counter)  # messages that tell a reader nothing
     problems: list[Problem] = field(default_factory=list)
 
     def at(self, messages: Sequence[BaseMessage]) -> float:
@@ -67,7 +58,7 @@ class Conversation:
         return float(self.about.get("update_time", self.about.get("create_time", math.inf)))
 
     def problem(self, reason: str, message: str | None = None) -> None:
-        """Note what is not as expected."""
+        """Note a problem."""
         self.problems.append(Problem(reason, self.id, message))
 
     def add(self, message: BaseMessage, parent: str | None) -> str:
@@ -84,13 +75,7 @@ class Conversation:
         messages: Mapping[str, list[BaseMessage]],
         shown: str | None,
     ) -> None:
-        """Add the messages of a tree's parts, in order.
-
-        Args:
-            parents: The parts, each with the part that it follows.
-            messages: What the parts say.
-            shown: The part where the main branch ends.
-        """
+        """Add what the parts of a tree say, in order; the main branch ends with the one shown."""
         ends: dict[str | None, str | None] = {}  # the last message of each part or of its ancestors
 
         def path(key: str | None) -> list[str]:
@@ -108,8 +93,8 @@ class Conversation:
                 key = above
             return list(reversed(found))
 
-        main = path(shown)
-        for end in [*(key for key in parents if key not in set(main)), *main]:
+        main = dict.fromkeys(path(shown))
+        for end in [*(key for key in parents if key not in main), shown]:
             for key in path(end):
                 last = ends.get(parents[key])
                 for message in messages.get(key, ()):
@@ -123,11 +108,7 @@ def described(
 ) -> Conversation:
     """A conversation without its messages, of its JSON.
 
-    Args:
-        name: Its id; one that is none is made up.
-        found: Its JSON.
-        names: Its keys by what they are called in `ABOUT`.
-        made_of: What an id is made up of.
+    `names` has its keys by what they are called in `ABOUT`; an id that is none is made up.
     """
     about: dict[str, Any] = {}
     for ours, theirs in names.items():

@@ -29,7 +29,6 @@ _NAMES: Final = {
     "model": "default_model_slug",
 }
 _SPOKEN: Final = ("text", "multimodal_text", "code")
-_TOOL: Final = ("execution_output", "tether_quote", "system_error", "citable_code_output")
 # what ChatGPT keeps for itself: reasoning, custom instructions, pages that it read
 _SILENT: Final = (
     *("thoughts", "reasoning_recap", "user_editable_context", "model_editable_context"),
@@ -50,28 +49,23 @@ def read(found: Mapping[str, Any]) -> Conversation:
     talk = described(name, found, _NAMES, sorted(tree))
     if not tree and found.get("mapping") != {}:
         talk.problem("'mapping' is missing or no object")
-    parents = {key: parent for key, (parent, _) in tree.items()}
-    said: dict[str, tuple[_Part, str]] = {}
+    parts: dict[str, _Part] = {}
     for key, (_, message) in tree.items():
         if message is None:  # the root
             continue
         try:
-            part = _checked(message)
-            text = "" if part.silent else _shown(part)
-            if text.strip():
-                said[key] = part, text
+            part = _part(message)
+            if part.text.strip():
+                parts[key] = part
             elif part.kind not in _SPOKEN or part.plain.strip():
                 kind = part.kind if part.kind in _SILENT else "hidden" if part.silent else part.tool
                 talk.left_out[kind or part.kind] += 1
         except Odd as exc:
             talk.problem(str(exc), key)
-    shown: str | None = find(found, str, "current_node")
-    if shown not in parents:
-        leaves = parents.keys() - parents.values()
-        ends = [key for key in parents if key in leaves]
-        times = {key: part.at or 0 for key, (part, _) in said.items()}
-        shown = max(ends, key=lambda key: times.get(key, 0), default=None)
-    talk.fill(parents, _messages(parents, said), shown)
+    parents = {key: parent for key, (parent, _) in tree.items()}
+    shown = find(found, str, "current_node")
+    messages = _messages(parents, parts)
+    talk.fill(parents, messages, shown if shown in parents else next(reversed(parents), None))
     return talk
 
 
@@ -91,27 +85,25 @@ def _tree_of(found: Mapping[str, Any]) -> dict[str, tuple[str | None, Any]]:
 
 
 def _messages(
-    parents: Mapping[str, str | None], said: Mapping[str, tuple[_Part, str]]
+    parents: Mapping[str, str | None], parts: Mapping[str, _Part]
 ) -> dict[str, list[BaseMessage]]:
-    """The messages: a tool call whose results are known is one, and so are they; others are text.
+    """The messages: a tool's call and result as such if each has the other, else as text.
 
     A model takes no call without a result, and no result without its call.
     """
     followers: dict[str | None, list[str]] = defaultdict(list)
     for key, parent in parents.items():
         followers[parent].append(key)
-    results = {key for key, (part, _) in said.items() if part.role == "tool"}
-    calls = {key for key, (part, _) in said.items() if part.tool and not part.answers}
-    answered = {
-        key for key in calls if followers[key] and results.issuperset(followers[key])
-    }  # the results of a canvas are not shown
+    results = {key for key, part in parts.items() if part.role == "tool"}
+    calls = {key for key, part in parts.items() if part.tool} - results
+    answered = {key for key in calls if followers[key] and results.issuperset(followers[key])}
     messages: dict[str, list[BaseMessage]] = {}
-    for key, (part, text) in said.items():
+    for key, part in parts.items():
         role = "assistant" if part.role == "tool" else part.role
         known = {"create_time": part.at, "model_name": find(part.meta, str, "model_slug")}
-        text = _without_markup(text, part.meta)
+        text = _without_markup(part.text, part.meta)
         message = spoken(role, text, key, tool=bool(part.tool), **known)
-        fixed = {"id": key, "response_metadata": message.response_metadata}
+        fixed: Any = {"id": key, "response_metadata": message.response_metadata}
         name, above = _NOT_IN_NAMES.sub("_", part.tool)[:64], parents[key]
         if key in answered:
             call = {"name": name, "args": {"input": _asked(part)}, "id": key}
@@ -119,27 +111,28 @@ def _messages(
         elif above in answered:
             text = part.plain if part.kind == "execution_output" else text
             message = ToolMessage(text, name=name, tool_call_id=above, **fixed)
-        elif part.tool.startswith("canmore.") and part.role != "tool":
-            # not shown, not remembered, and not lost
+        elif key in calls and part.tool.startswith(
+            "canmore."
+        ):  # not shown, not remembered, and not lost
             message.additional_kwargs["canvas"] = part.plain
         messages[key] = [message]
     return messages
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Part:
     """What a message of ChatGPT's consists of, as far as it is what it should be."""
 
     role: str
     tool: str  # the one that is asked or answers
-    answers: bool
-    silent: bool  # it tells a reader nothing
     kind: str
     content: Mapping[str, Any]
     meta: Mapping[str, Any]
     at: float | None
+    silent: bool  # it tells a reader nothing
+    text: str = ""  # what is shown of it
 
-    def text(self, *names: str) -> str:
+    def first(self, *names: str) -> str:
         """The first text there is in the content by one of these names."""
         found = (find(self.content, str, name) for name in names)
         return next((each for each in found if each.strip()), "")
@@ -149,7 +142,7 @@ class _Part:
         """Its parts: texts, pictures, sound."""
         parts = self.content.get("parts")
         if parts is None:
-            return [self.text("text", "result", "content")]
+            return [self.first("text", "result", "content")]
         if not isinstance(parts, list):
             raise Odd("'parts' is no list")
         return parts
@@ -160,7 +153,7 @@ class _Part:
         return "\n".join(whole(part) for part in self.parts if isinstance(part, str) and part)
 
 
-def _checked(found: Any) -> _Part:
+def _part(found: Any) -> _Part:
     if not isinstance(found, dict):
         raise Odd("the message is no object")
     role, content = find(found, dict, "author").get("role"), found.get("content")
@@ -169,30 +162,28 @@ def _checked(found: Any) -> _Part:
     if not isinstance(content, dict):
         raise Odd("no content")
     kind = find(content, str, "content_type") or "text"
-    answers = role == "tool" or kind in _TOOL
     to, meta = find(found, str, "recipient"), find(found, dict, "metadata")
-    tool = find(found, str, "author", "name") or "tool" if answers else to if to != "all" else ""
+    tool = to if role == "assistant" and to != "all" else ""
+    if role == "tool":
+        tool = find(found, str, "author", "name") or "tool"
     hidden = meta.get("is_visually_hidden_from_conversation") is True
     silent = hidden or kind in _SILENT or found.get("channel") == "analysis"
-    tool = tool if answers or role == "assistant" else ""
-    if not (silent or tool or kind in _SPOKEN):
-        raise Odd(f"unknown content {short(kind, 40)!r}")
-    at = seconds(found.get("create_time"))
-    return _Part(role, tool, answers, silent, kind, content, meta, at)
+    part = _Part(role, tool, kind, content, meta, seconds(found.get("create_time")), silent)
+    if not silent:
+        show = _result if role == "tool" else _call if tool else _said
+        part.text = show(part)
+    return part
 
 
 # -- what is shown of it
 
 
-def _shown(part: _Part) -> str:
-    """What tells a reader something; nothing if there is none."""
-    return _result(part) if part.answers else _call(part) if part.tool else _said(part)
-
-
 def _said(part: _Part) -> str:
     """What a user or the model said, below the files that came with it."""
+    if part.kind not in _SPOKEN:
+        raise Odd(f"unknown content {short(part.kind, 40)!r}")
     if part.kind == "code":
-        language, code = part.text("language"), part.plain
+        language, code = part.first("language"), part.plain
         return fenced(code, "" if language == "unknown" else language) if code.strip() else ""
     names = (  # pictures are among its parts too
         find(file, str, "name")
@@ -221,10 +212,10 @@ def _result(part: _Part) -> str:
         return f"[{part.tool}]\n{fenced(part.plain)}" if part.plain.strip() else ""
     if part.kind == "tether_quote":
         return label(
-            "quote", ", ".join(filter(None, (part.text("title", "domain"), part.text("url"))))
+            "quote", ", ".join(filter(None, (part.first("title", "domain"), part.first("url"))))
         )
     if part.kind == "system_error":
-        return label("error", part.text("text", "name"))
+        return label("error", part.first("text", "name"))
     return "\n".join(_piece(each) for each in part.parts if isinstance(each, dict))
 
 
