@@ -103,7 +103,7 @@ def test_what_is_no_conversation_reads_well_and_is_no_memory(tmp_path: Path) -> 
         "ai: ",
         "tool: [image: A ferry at dawn]",
         "ai: ",
-        "tool: 1\n",
+        "tool: 1",
         "ai: [error: it took long]",
         "human: Thank you",
         "ai: Walnuts are in it (Nuts, https://nuts.example), so mind:\n\n"

@@ -109,7 +109,7 @@ def _messages(
             call = {"name": name, "args": {"input": _asked(part)}, "id": key}
             message = AIMessage("", tool_calls=[call], **fixed)
         elif above in answered:
-            text = part.plain if part.kind == "execution_output" else text
+            text = part.plain.strip("\n") if part.kind == "execution_output" else text
             message = ToolMessage(text, name=name, tool_call_id=above, **fixed)
         elif key in calls and part.tool.startswith(
             "canmore."
