@@ -2,13 +2,12 @@
 
 This file is its whole surface. The work is done by parts that know no driver: `planner` decides
 what to store, `writer` and `reader` are flows, `listing` and `threads` find and show, `maintenance`
-and `erasure` delete. A blocking method runs its flow in the calling thread (reads) or hands it to
-the database's writer; its `a` form awaits the same.
+and `erasure` delete. Reads run in the calling thread, writes in the database's writer; an `a` form
+does the same in another thread.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 from collections.abc import (
@@ -21,10 +20,10 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -38,6 +37,8 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure.checkpointers.address import (
     Address,
@@ -52,10 +53,12 @@ from perdure.checkpointers.address import (
 from perdure.checkpointers.cache import Cache
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.collector import collector_paused
+from perdure.checkpointers.extensions import Allowlist
 from perdure.checkpointers.import_langgraph import Importer
 from perdure.checkpointers.items import Items
-from perdure.checkpointers.listing import Listing, apaged, paged
+from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.maintenance import Maintenance
+from perdure.checkpointers.objects import name_of
 from perdure.checkpointers.planner import PlannedPut, PlannedWrites, Planner
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.reports import (
@@ -72,7 +75,7 @@ from perdure.checkpointers.threads import Threads
 from perdure.checkpointers.writer import Stale, Writer
 from perdure.errors import ConfigurationError, InvalidConfig, UnknownCheckpoint
 from perdure.storage.database import Database, DatabaseOwner, Lock, awaited
-from perdure.storage.encryption import Seal
+from perdure.storage.encryption import Clear, LangGraphCipher, Seal, seal_for
 from perdure.storage.flow import Flow, NamedSQL, rows_of
 
 T = TypeVar("T")
@@ -115,9 +118,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         self._cache = Cache(self._cache_bytes)
         self._reader = Reader(self._sql, self._seal, self._cache, self._items)
         self._writer = Writer(self._reader)
-        self._listing = Listing(self._reader)
         self._threads = Threads(self._reader)
-        self._maintenance = Maintenance(self._reader, self.database)
+        self._listing = Listing(self._reader, self.database)
+        self._maintenance = Maintenance(self._reader, self._listing, self.database)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Checkpointer:
         """The same checkpointer, which may also rebuild these types; closing one closes both."""
@@ -197,8 +200,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
                 with the ids, which sort by time.
             limit: At most so many.
         """
-        pages = self._listing.addresses(config, filter, before)
-        for at, key in paged(pages, self.database.read, limit):
+        many = None if limit is None else max(limit, 0)
+        for at, key in islice(self._listing.addresses(config, filter, before), many):
             found = self._read(self._reader.get(at, key))
             if found is not None:  # it may have been pruned since
                 yield found
@@ -212,11 +215,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """See `list`."""
-        pages = self._listing.addresses(config, filter, before)
-        async for at, key in apaged(pages, self.database.aread, limit):
-            found = await self._aread(self._reader.get(at, key))
-            if found is not None:
-                yield found
+        found = self.list(config, filter=filter, before=before, limit=limit)
+        while (each := await self.database.in_thread(lambda: next(found, None))) is not None:
+            yield each
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -356,22 +357,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             UnknownCheckpoint: It has no such checkpoint.
         """
         at = named(thread_id, checkpoint_ns, checkpoint_id)
-        pages = self._threads.history(at, channel, ends)
-        return [item for page in paged(pages, self._read) for item in page()]
+        return self._read(self._threads.history(at, channel, ends))
 
-    async def ahistory(
-        self,
-        thread_id: str,
-        *,
-        channel: str = "messages",
-        checkpoint_id: str | None = None,
-        checkpoint_ns: str = "",
-        ends: tuple[int, int] | None = None,
-    ) -> _List[HistoryItem]:
-        """See `history`."""
-        at = named(thread_id, checkpoint_ns, checkpoint_id)
-        pages = apaged(self._threads.history(at, channel, ends), self.database.aread)
-        return [item async for page in pages for item in await self.database.in_thread(page)]
+    ahistory = awaited(history)
 
     def threads(
         self,
@@ -472,12 +460,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         langgraph copies `run_id` to a checkpoint's metadata from `configurable` and from `metadata`
         of a run's config; one at the top level of the config reaches no checkpoint.
         """
-        doomed: dict[str, set[int]] = {}
-        for run_id in check_texts("run_ids", run_ids):
-            owners = self.database.read(self._listing.owners({"run_id": run_id}))
-            for thread_id, key in owners or ():
-                doomed.setdefault(thread_id, set()).add(key)
-        self._maintenance.delete_checkpoints(doomed)
+        self._maintenance.delete_for_runs(check_texts("run_ids", run_ids))
 
     adelete_for_runs = awaited(delete_for_runs)
 
@@ -643,28 +626,11 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             ImportFailed: A thread continued in both files, or a checkpoint differs when read back.
                 The threads before it are kept.
         """
-        importer = Importer(langgraph_sqlite_path, Codec(serde or self.serde), self._reader)
-        with closing(importer.source):
-            for found in paged(importer.records(), importer.source.read):
-                for plan in paged(importer.take(found), self._read):
-                    self._write(*plan)
-        return importer.report
+        codec = Codec(serde or self.serde)
+        parts = codec, self._reader, self._read, self._write
+        return Importer(langgraph_sqlite_path, *parts).run()
 
-    async def aimport_from(
-        self,
-        langgraph_sqlite_path: str | os.PathLike[str],
-        *,
-        serde: SerializerProtocol | None = None,
-    ) -> ImportReport:
-        """See `import_from`."""
-        importer = Importer(langgraph_sqlite_path, Codec(serde or self.serde), self._reader)
-        try:
-            async for found in apaged(importer.records(), importer.source.aread):
-                async for plan in apaged(importer.take(found), self._aread):
-                    await self._awrite(plan.make, plan.thread_id, OFF_LOOP_ITEMS + 1)
-        finally:
-            await asyncio.to_thread(importer.source.close)
-        return importer.report
+    aimport_from = awaited(import_from)
 
     # -- running flows
 
@@ -707,6 +673,29 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         yield Planner(self._items, self._cache.peek(thread_id))
         yield Planner(self._items, None)
         yield Planner(self._items, None, alone=True)
+
+
+def serde_and_seal(
+    key: bytes | str | None,
+    serde: SerializerProtocol | None,
+    allow: Sequence[type | tuple[str, str]],
+    strict: bool,
+) -> tuple[SerializerProtocol, Seal]:
+    """The serializer and the encryption that these options of a checkpointer mean."""
+    seal = seal_for(key)
+    if serde is None:
+        names = [name_of(t) if isinstance(t, type) else t for t in allow]
+        names += [] if strict else [Allowlist.LOADED]
+        serde = JsonPlusSerializer(allowed_msgpack_modules=names or None)
+    if not isinstance(serde, EncryptedSerializer):
+        return serde, seal
+    if not isinstance(seal, Clear):
+        raise ConfigurationError(
+            "both a key and an EncryptedSerializer are given; take one of them: key= (or "
+            "PERDURE_KEY) also binds each row to its place"
+        )
+    # its ciphertext differs each time; what is compared is the plain text within
+    return serde.serde, LangGraphCipher(serde.cipher)
 
 
 def _items_in(values: Iterable[Any]) -> int:

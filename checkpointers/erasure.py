@@ -152,7 +152,7 @@ class _Eraser:
         for key, name, *ends in (yield self.sql("thread_logs", self.thread.key)):
             if name == _BLOCKS:
                 continue
-            log, items, (_, aliases) = self.thread.log(key, name), dict[int, bytes](), (0, 0)
+            log, items = self.thread.log(key, name), dict[int, bytes]()
             for first, stop in log_spans(*ends):
                 for start in range(first, stop, PAGE):
                     page = self.reader.stored(self.thread_id, name, key, start, start + PAGE)
@@ -219,7 +219,9 @@ class _Eraser:
         if self._looking or (fields, refs, said) == (snapshot.fields, snapshot.refs, snapshot.said):
             return
         # it is found no more by what its metadata does not hold any more
-        old, new = ({*tags_of(self.seal, self.codec.decode(each))} for each in (metadata, fields[1]))
+        old, new = (
+            {*tags_of(self.seal, self.codec.decode(each))} for each in (metadata, fields[1])
+        )
         for number in old - new:
             yield self.sql("drop_tag", number, row[0])
         snapshot.fields = fields
