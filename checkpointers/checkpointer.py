@@ -12,7 +12,6 @@ import os
 import random
 from collections.abc import (
     AsyncIterator,
-    Awaitable,
     Callable,
     Collection,
     Iterable,
@@ -20,6 +19,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -87,10 +87,10 @@ _READ_BY_ID: Final = 1024  # checkpoints remembered as read by their id, and not
 
 
 class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
-    """A checkpointer over a database. Users open one with `SQLiteCheckpointer`.
+    """A checkpointer over a database, which it closes. Users open one with `SQLiteCheckpointer`.
 
     Args:
-        database: The database, which the checkpointer closes.
+        database: The database.
         sql: The statements in its dialect, by name.
         serde: The serializer.
         seal: Encrypts rows.
@@ -101,10 +101,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         self,
         database: Database,
         sql: NamedSQL,
-        *,
         serde: SerializerProtocol,
         seal: Seal,
-        cache_bytes: int = 128 << 20,
+        cache_bytes: int,
     ) -> None:
         super().__init__(serde=serde)
         self.database = database
@@ -139,13 +138,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             async with saver.lock("thread-1", timeout_s=30):
                 await graph.ainvoke(question, config)
 
-        Args:
-            thread_id: The thread.
-            timeout_s: The longest wait; None: no limit.
-
         Raises:
             InvalidConfig: The thread_id is not valid.
-            StorageUnavailable: It was not free in time.
+            StorageUnavailable: It was not free within `timeout_s` seconds.
             AlreadyLocked: The same run holds it already.
         """
         return self.database.lock(check_thread_id(thread_id), timeout_s=timeout_s)
@@ -163,13 +158,13 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See `get_tuple`."""
-        return await self._aread(self._get(address(config)))
+        flow = self._get(address(config))
+        return await self.database.in_thread(lambda: self._read(flow))
 
     def _get(self, at: Address) -> Flow[CheckpointTuple | None]:
         """Read a checkpoint, and remember if it was asked for by its id and is not the head.
 
-        What is put upon it goes on from there on purpose. Who looks at a head by its id tells
-        nothing of the run that is at work on it.
+        What is put upon it goes on from there on purpose.
         """
         found = yield from self._reader.get(at)
         if found is None or at.checkpoint_id is None or (yield from self._reader.is_head(at)):
@@ -189,8 +184,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> Iterator[CheckpointTuple]:
         """Checkpoints, the last put first, each read as it is asked for.
 
-        The head of a namespace comes first; without a thread, they come thread by thread. No lock
-        or connection is held in between.
+        The head of a namespace comes first; without a thread, they come thread by thread.
 
         Args:
             config: The thread; without a `checkpoint_ns`, all its namespaces; None: all threads.
@@ -236,18 +230,12 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Store a checkpoint; when this returns, a crash cannot lose it.
+        """Store a checkpoint upon the one that the config names; then a crash cannot lose it.
 
         It becomes the head of its thread and namespace if its parent is the head, or if it begins a
         run: by an input, an update, a fork, or a resume from a checkpoint that was read by its id.
-        If a later run has begun meanwhile, it becomes a branch.
-
-        Args:
-            config: The address of its parent.
-            checkpoint: The checkpoint. Lists and dicts in it cost only what is new in them.
-            metadata: Stored with it, joined by the config's own.
-            new_versions: The channels that changed since the parent; the others are those of the
-                parent.
+        If a later run has begun meanwhile, it becomes a branch. Channels that `new_versions` does
+        not name are those of the parent. Lists and dicts cost only what is new in them.
 
         Returns:
             The address of the checkpoint.
@@ -345,8 +333,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Args:
             thread_id: The thread.
             channel: A channel that holds a list or dict.
-            checkpoint_id: Items up to this checkpoint; None: up to the head, with items of branches
-                marked.
+            checkpoint_id: None: up to the head, with items of branches marked.
             checkpoint_ns: The namespace of a subgraph; `""` is the root graph.
             ends: How many items from the beginning and from the end: `(0, 50)` reads the newest 50
                 only. None: all.
@@ -371,15 +358,11 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> _List[ThreadInfo]:
         """A page of threads, the latest activity first.
 
-        Args:
-            limit: At most so many.
-            after: The last thread_id of the previous page.
-            prefix: Only threads whose id begins with it.
-            active_since: Only threads written to at this moment or later; with a time zone.
+        The next page comes `after` the last thread_id of this one. With a `prefix`, only ids that
+        begin with it; with `active_since`, only threads written to at this moment or later.
 
         Raises:
-            ConfigurationError: The limit is not positive, `after` or `prefix` not text, or
-                `active_since` without a time zone.
+            ConfigurationError: An argument is wrong, or `active_since` has no time zone.
             UnknownThread: `after` names no thread.
         """
         return self.database.read(self._threads.page(limit, after, prefix, active_since))
@@ -394,18 +377,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         prefix: str = "",
         active_since: datetime | None = None,
     ) -> _List[ThreadHead]:
-        """The heads of a page of threads, the latest activity first; cheaper than `threads`.
-
-        Args:
-            limit: See `threads`; as the others.
-            after: The thread_id that ended the page before.
-            prefix: Only threads whose id begins with it.
-            active_since: Only threads written to at this moment or later.
-
-        Raises:
-            ConfigurationError: See `threads`.
-            UnknownThread: `after` names no thread.
-        """
+        """The heads of a page of threads; see `threads`, than which it is cheaper."""
         return self.database.read(self._threads.heads(limit, after, prefix, active_since))
 
     aheads = awaited(heads)
@@ -425,13 +397,10 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> _List[CheckpointInfo]:
         """The checkpoints of a thread without their values, the last put first.
 
-        Args:
-            thread_id: The thread.
-            checkpoint_ns: Only this namespace; None: all of them.
-            limit: At most so many of each namespace.
+        With a `checkpoint_ns`, those of this namespace; at most `limit` of each namespace.
 
         Raises:
-            UnknownThread: There is none by that id.
+            UnknownThread: There is no such thread.
         """
         return self.database.read(self._threads.checkpoints(thread_id, checkpoint_ns, limit))
 
@@ -470,32 +439,27 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         They are removed from every checkpoint of every namespace, from history and pending writes,
         in each version and from other values, with their tool calls and quotations
         (docs/erasure.md). A message without an id is removed if its content is equal. A task that
-        quotes a message is cancelled and named in the report; it never runs with changed arguments.
-        A tool's result stays unless its own message is erased. The thread can continue.
+        quotes a message is cancelled and named in the report. A tool's result stays unless its own
+        message is erased. The thread can continue. Unknown ids are no error.
 
         Copies of the thread and paraphrases stay. A run under way still holds the messages and
-        stores them again, so erase when no run is active.
-
-        Other writers wait while the file is rewritten.
+        stores them again, so erase when no run is active. Other writers wait while the file is
+        rewritten.
 
         Args:
-            thread_id: The thread; an unknown id is no error.
-            message_ids: Which messages; unknown ones are no error. None: the whole thread.
+            thread_id: The thread.
+            message_ids: Which messages. None: the whole thread.
 
         Raises:
             InvalidConfig: `message_ids` is not a collection of texts.
-            CorruptRecord: A row cannot be read. Nothing was erased.
+            CorruptRecord, ForbiddenType: A row cannot be read. Nothing was erased.
         """
-        # langgraph.types, which erasure needs, is slow to import
-        from perdure.checkpointers.erasure import erased, erased_thread
+        from perdure.checkpointers.erasure import erased  # langgraph.types is slow to import
 
         thread_id = check_thread_id(thread_id)
-        parts = self._reader, self._maintenance, thread_id
-        if message_ids is None:
-            done = self._maintenance.write(thread_id, lambda: erased_thread(*parts))
-        else:
-            ids = check_texts("message_ids", message_ids)
-            done = self._maintenance.write(thread_id, lambda: erased(*parts, ids))
+        ids = None if message_ids is None else check_texts("message_ids", message_ids)
+        make = partial(erased, self._reader, self._maintenance, thread_id, ids)
+        done = self._maintenance.write(thread_id, make)
         return replace(done, scrubbed=self.database.scrub())
 
     aerase = awaited(erase)
@@ -505,10 +469,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> None:
         """Copy a thread with its history into a new, independent one.
 
-        Args:
-            source_thread_id: The thread to copy.
-            target_thread_id: The new thread.
-            checkpoint_id: Copy only up to this checkpoint, which becomes the head.
+        With a `checkpoint_id`, only up to this checkpoint, which becomes the head.
 
         Raises:
             UnknownThread: There is no source.
@@ -521,15 +482,11 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     acopy_thread = awaited(copy_thread)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Delete the checkpoints of threads, or the threads.
+        """Delete checkpoints of threads, or the threads; unknown ids are no error.
 
-        Items up to a kept checkpoint stay readable through `history()`. A checkpoint from which a
-        `DeltaChannel` of a kept one is rebuilt stays too.
-
-        Args:
-            thread_ids: The threads; unknown ids are no error.
-            strategy: `"keep_latest"` keeps the head of each namespace, `"delete"` (langgraph's
-                server also says `"delete_all"`) nothing.
+        `"keep_latest"` keeps the head of each namespace, and what its `DeltaChannel`s are rebuilt
+        from; items up to it stay readable through `history()`. `"delete"`, or `"delete_all"` as
+        langgraph's server says, keeps nothing.
 
         Raises:
             ConfigurationError: The strategy is another.
@@ -539,18 +496,11 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     aprune = awaited(prune)
 
     def retain(
-        self,
-        rule: Retention,
-        *,
-        thread_ids: Sequence[str] | None = None,
-        dry_run: bool = False,
+        self, rule: Retention, *, thread_ids: Sequence[str] | None = None, dry_run: bool = False
     ) -> PruneReport:
-        """Apply a retention rule, in batches that let others write in between.
+        """Apply a retention rule to some threads, or to all, in batches that let others write.
 
-        Args:
-            rule: Which checkpoints stay.
-            thread_ids: Of which threads; None: of all.
-            dry_run: Only report what would go; nothing is written.
+        A dry run only reports what would go.
 
         Raises:
             ConfigurationError: The rule is empty, or has a negative number.
@@ -561,21 +511,13 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     aretain = awaited(retain)
 
     def delete_idle(
-        self,
-        before: datetime,
-        *,
-        thread_ids: Sequence[str] | None = None,
-        dry_run: bool = False,
+        self, before: datetime, *, thread_ids: Sequence[str] | None = None, dry_run: bool = False
     ) -> _List[ThreadInfo]:
-        """Delete the threads whose conversation did not go on since a moment.
+        """Delete threads, of some or of all, whose conversation did not go on since a moment.
 
         The moment of a conversation is its head's `ts`, which for an imported thread is older than
-        the import. Each thread is checked again in the transaction that deletes it.
-
-        Args:
-            before: The moment, with a time zone.
-            thread_ids: Only of these threads; unknown ones are no error. None: of all.
-            dry_run: Only report which they are; nothing is written.
+        the import. Each thread is checked again in the transaction that deletes it. A dry run only
+        reports them.
 
         Returns:
             The threads as they were.
@@ -614,11 +556,8 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         """Import a database of langgraph-checkpoint-sqlite, which is only read.
 
         All threads, namespaces, checkpoints and pending writes keep their ids; each is read back
-        and compared. The import may be cut off and repeated: existing checkpoints stay.
-
-        Args:
-            langgraph_sqlite_path: The file.
-            serde: The serializer it was written with; None: this checkpointer's own.
+        and compared. The import may be cut off and repeated: existing checkpoints stay. `serde` is
+        the serializer it was written with; None: this checkpointer's own.
 
         Raises:
             ConfigurationError: There is no such file.
@@ -638,9 +577,6 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         with collector_paused():
             return self.database.read(flow)
 
-    def _aread(self, flow: Flow[T]) -> Awaitable[T]:
-        return self.database.in_thread(lambda: self._read(flow))
-
     def _job(self, plan: Plan, planner: Planner) -> Any:
         """The write for the database, and the update of the cache by its outcome."""
         planned = plan(planner)
@@ -652,21 +588,17 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     def _write(self, plan: Plan, thread_id: str) -> None:
         for planner in self._planners(thread_id):
-            try:
+            with suppress(Stale):
                 self.database.write(*self._job(plan, planner))
-            except Stale:
-                continue
-            return
+                return
 
     async def _awrite(self, plan: Plan, thread_id: str, items: int) -> None:
         for planner in self._planners(thread_id):
             job = partial(self._job, plan, planner)
             planned = job() if items <= OFF_LOOP_ITEMS else await self.database.in_thread(job)
-            try:
+            with suppress(Stale):
                 await self.database.awrite(*planned)
-            except Stale:
-                continue
-            return
+                return
 
     def _planners(self, thread_id: str) -> Iterator[Planner]:
         """One that rests on what is kept; if that is stale, on the parent only; then on nothing."""

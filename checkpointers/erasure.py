@@ -64,12 +64,14 @@ _SENT: Final = "~__pregel_push, {:010d}"  # and the path of the task that was se
 
 
 def erased(
-    reader: Reader, maintenance: Maintenance, thread_id: str, message_ids: Collection[str]
+    reader: Reader, maintenance: Maintenance, thread_id: str, message_ids: Collection[str] | None
 ) -> Flow[ErasureReport]:
-    """Take messages out of a thread; unknown ones are no error."""
+    """Take messages out of a thread; unknown ones are no error. None: remove the thread."""
     rows = yield reader.sql("find_thread", thread_id)
     if not rows:
         return ErasureReport()
+    if message_ids is None:
+        return (yield from _erased_thread(reader, maintenance, thread_id, rows[0][0]))
     key, seq, generation = rows[0]
     thread = Thread(key, generation)  # not the cache's
     appender = Appender(reader.sql, reader.seal, reader.items, thread_id, key, seq, thread)
@@ -91,19 +93,19 @@ def erased(
     return ErasureReport(eraser.checkpoints, touched, tuple(sorted(hashes)), cancelled)
 
 
-def erased_thread(reader: Reader, maintenance: Maintenance, thread_id: str) -> Flow[ErasureReport]:
-    """Remove a whole thread; an unknown one is no error."""
+def _erased_thread(
+    reader: Reader, maintenance: Maintenance, thread_id: str, thread: int
+) -> Flow[ErasureReport]:
     hashes: set[str] = set()
-    for thread, _, _ in (yield reader.sql("find_thread", thread_id)):
-        for log, name, *_ in (yield reader.sql("thread_logs", thread)):
-            for row in (yield reader.sql("items_between", *span(log, 0, ALIASES))):
-                with suppress(CorruptRecord, ForbiddenType):  # it is deleted all the same
-                    _, stored = open_item(reader.seal, thread_id, name, *row)
-                    value = None if name == _BLOCKS else reader.items.codec.decode(stored)
-                    if isinstance(value, BaseMessage):
-                        hashes.add(_hash(reader, value))
-        yield from scrub_wanted()
+    for log, name, *_ in (yield reader.sql("thread_logs", thread)):
+        for row in (yield reader.sql("items_between", *span(log, 0, ALIASES))):
+            with suppress(CorruptRecord, ForbiddenType):  # it is deleted all the same
+                _, stored = open_item(reader.seal, thread_id, name, *row)
+                value = None if name == _BLOCKS else reader.items.codec.decode(stored)
+                if isinstance(value, BaseMessage):
+                    hashes.add(_hash(reader, value))
     report = yield from maintenance.delete_thread(thread_id)
+    yield from scrub_wanted()
     return ErasureReport(report.checkpoints, report.items, tuple(sorted(hashes)))
 
 

@@ -1,7 +1,7 @@
 """Deletion of threads, runs, checkpoints, and of items that nothing refers to.
 
-Garbage is reachability: an item goes when no checkpoint, pending write or history of its thread
-refers to it. All of it runs in the writer's transactions, so no put can come between.
+An item goes when no checkpoint, pending write or history of its thread refers to it. All of it runs
+in the writer's transactions, so no put can come between.
 """
 
 from __future__ import annotations
@@ -241,13 +241,8 @@ class Maintenance:
     ) -> Flow[tuple[int, int]]:
         """Delete the items of a thread that nothing refers to; returns how many, and bytes.
 
-        Args:
-            thread_id: The thread.
-            thread: Its key.
-            gone: The checkpoints and writes that do not count.
-            history: Whether what was said on the way to a checkpoint stays; else the checkpoints
-                are made to remember only what they hold.
-            dry_run: Only count.
+        The checkpoints and writes `gone` do not count. Without `history`, the checkpoints are made
+        to remember only what they hold. A dry run only counts.
         """
         live: dict[int, Ranges] = defaultdict(list)
         for namespace, ns, _ in (yield self.sql("thread_namespaces", thread)):

@@ -75,24 +75,20 @@ class Remover:
 
     def settle(self, others: Iterable[Any]) -> None:
         """Learn what the messages found say; what a message among others says is not their own."""
+        own = self._calls, self._deeds, self._texts, self._traces
         for message in self.removed.values():
-            calls = _calls(message)
-            if message.content or calls:  # an empty one has no twin
+            if message.content or _calls(message):  # an empty one has no twin
                 self._says.add(_saying(message))
-            self._calls |= {call["id"] for call in calls if call["id"]}
-            self._deeds |= set(map(_deed, calls))
-            self._texts |= _contents(message)
-            self._traces |= _traces(message)
+            for known, more in zip(own, _tells(message), strict=True):
+                known |= more
         for value in others:
             uid, fields = _identified(value)
             if not uid or uid in self.ids or _get(value, "tool_call_id") in self._calls:
                 continue
             other = _message(fields)
             if other is not None:
-                self._calls -= {call["id"] for call in _calls(other)}
-                self._deeds -= set(map(_deed, _calls(other)))
-                self._texts -= _contents(other)
-                self._traces -= _traces(other)
+                for known, theirs in zip(own, _tells(other), strict=True):
+                    known -= theirs
 
     def without(self, value: Any, where: Where) -> Any:
         """The value without them: itself if it has none, `GONE` if it is one."""
@@ -258,21 +254,24 @@ def _deed(call: Any) -> str:
     return repr((call["name"], call["args"]))
 
 
-def _contents(message: BaseMessage) -> set[str]:
-    """The long texts of a message: its content, or that of its text blocks."""
-    blocks = [message.content] if isinstance(message.content, str) else message.content
-    texts = {b if isinstance(b, str) else _get(b, key) for b in blocks for key in _TEXT_KEYS}
-    return {text for text in texts if len(text) >= _LONG}
+def _tells(message: BaseMessage) -> tuple[set[str], ...]:
+    """What tells of a message: the ids of its calls, these without ids, its texts, its traces.
 
-
-def _traces(message: BaseMessage) -> set[str]:
-    """Long texts by which what describes a task tells of a message, as they are or printed."""
+    Its texts are its content, or that of its text blocks; its traces are what tells of it in what
+    describes a task, as it is or printed. Short ones are left out.
+    """
     calls = _calls(message)
-    texts = {*_contents(message), *_strings([call["args"] for call in calls])}
-    texts |= {call["id"] for call in calls if call["id"]} | {message.id or ""}
-    texts |= {repr(text)[1:-1] for text in texts} | {json.dumps(text)[1:-1] for text in texts}
+    blocks = [message.content] if isinstance(message.content, str) else message.content
+    texts = _long({b if isinstance(b, str) else _get(b, k) for b in blocks for k in _TEXT_KEYS})
+    ids = {call["id"] for call in calls if call["id"]}
+    traces = {*texts, *_strings([call["args"] for call in calls]), *ids, message.id or ""}
+    traces |= {repr(text)[1:-1] for text in traces} | {json.dumps(text)[1:-1] for text in traces}
     for call in calls:
-        texts |= {repr(call["args"]), json.dumps(call["args"], default=repr)}
+        traces |= {repr(call["args"]), json.dumps(call["args"], default=repr)}
+    return ids, set(map(_deed, calls)), texts, _long(traces)
+
+
+def _long(texts: set[str]) -> set[str]:
     return {text for text in texts if len(text) >= _LONG}
 
 

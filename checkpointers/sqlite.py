@@ -76,7 +76,7 @@ class SQLiteCheckpointer(Checkpointer):
             timeout_s=timeout_s,
             factory=factory,
         )
-        super().__init__(database, _SQL, serde=serde, seal=seal, cache_bytes=cache_bytes)
+        super().__init__(database, _SQL, serde, seal, cache_bytes)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str] = settings.CHOSEN, **options: Any) -> Self:
