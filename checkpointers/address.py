@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from langchain_core.runnables import RunnableConfig
 
-from perdure.errors import InvalidConfig
+from perdure.errors import ConfigurationError, InvalidConfig
 
 
 class Address(NamedTuple):
@@ -96,6 +97,17 @@ def _several(name: str, values: object, kind: type = object) -> list[Any]:
 def optional_text(name: str, value: object) -> str | None:
     """Text, or None; see `check_text`."""
     return None if value is None else check_text(name, value)
+
+
+def check_moment(name: str, value: datetime) -> datetime:
+    """A moment with a time zone.
+
+    Raises:
+        ConfigurationError: It has none.
+    """
+    if value.tzinfo is None:
+        raise ConfigurationError(f"{name} is {value!r}; expected a datetime with a time zone")
+    return value
 
 
 def check_text(name: str, value: object) -> str:

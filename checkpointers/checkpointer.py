@@ -43,6 +43,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from perdure.checkpointers.address import (
     Address,
     address,
+    check_moment,
     check_text,
     check_texts,
     check_thread_id,
@@ -71,9 +72,9 @@ from perdure.checkpointers.reports import (
     ThreadHead,
     ThreadInfo,
 )
-from perdure.checkpointers.threads import Threads
+from perdure.checkpointers.threads import Threads, missing
 from perdure.checkpointers.writer import Stale, Writer
-from perdure.errors import ConfigurationError, InvalidConfig, UnknownCheckpoint
+from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.storage.database import Database, DatabaseOwner, Lock, awaited
 from perdure.storage.encryption import Clear, LangGraphCipher, Seal, seal_for
 from perdure.storage.flow import Flow, NamedSQL, rows_of
@@ -525,8 +526,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Raises:
             ConfigurationError: The moment has no time zone.
         """
-        if before.tzinfo is None:
-            raise ConfigurationError(f"before is {before!r}; expected a datetime with a time zone")
+        before = check_moment("before", before)
         ids = None if thread_ids is None else check_thread_ids(thread_ids)
         return self._maintenance.delete_idle(before, ids, dry_run=dry_run)
 
@@ -540,10 +540,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         """
         at = named(thread_id, checkpoint_ns, checkpoint_id)
         if not self.database.write(lambda: self._writer.rewind(at)):
-            raise UnknownCheckpoint(
-                f"thread {thread_id!r} has no checkpoint {checkpoint_id!r} in namespace "
-                f"{checkpoint_ns!r}; checkpoints() lists them"
-            )
+            raise missing(at._replace(checkpoint_id=checkpoint_id))
 
     arewind = awaited(rewind)
 

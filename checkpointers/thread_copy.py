@@ -20,7 +20,8 @@ from perdure.checkpointers.records import (
     span,
     tags_of,
 )
-from perdure.errors import InvalidConfig, UnknownCheckpoint, UnknownThread
+from perdure.checkpointers.threads import missing
+from perdure.errors import InvalidConfig
 from perdure.storage.flow import Flow, Row, Statement
 
 _LOW = 0xFFFFFFFF
@@ -36,14 +37,15 @@ def copied(reader: Reader, source: str, target: str, checkpoint_id: str | None) 
     """
     rows = yield reader.sql("one_thread", source)
     if not rows:
-        raise UnknownThread(f"there is no thread {source!r} to copy")
+        raise missing(Address(source, "", None))
     if (yield reader.sql("one_thread", target)):
         raise InvalidConfig(f"thread {target!r} exists already; copy to a new thread_id")
     last = _LOW
     if checkpoint_id is not None:
-        found = yield from reader.find(Address(source, "", checkpoint_id))
+        at = Address(source, "", checkpoint_id)
+        found = yield from reader.find(at)
         if found is None:
-            raise UnknownCheckpoint(f"thread {source!r} has no checkpoint {checkpoint_id!r}")
+            raise missing(at)
         last = found.snapshot.key & _LOW
     thread, _, created_at, *_ = rows[0]
     ((_, seq, _),) = yield reader.sql("find_thread", source)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from operator import index
 from typing import Any, Final
 
-from perdure.checkpointers.address import Address, check_text, check_thread_id, optional_text
+from perdure.checkpointers.address import (
+    Address,
+    check_moment,
+    check_text,
+    check_thread_id,
+    optional_text,
+)
 from perdure.checkpointers.cache import Snapshot
 from perdure.checkpointers.manifest import (
     ALIASES,
     DICT,
-    Range,
     Ranges,
     count,
-    covered,
+    joined,
     positions,
 )
 from perdure.checkpointers.reader import Found, Reader, damaged_index
@@ -42,24 +48,22 @@ class Threads:
         channel, ends = check_text("channel", channel), None if ends is None else _pair(ends)
         found = yield from self.reader.find(at)
         if found is None:
-            if at.checkpoint_id is None:
-                raise no_thread(at.thread_id, at.checkpoint_ns)
-            raise UnknownCheckpoint(
-                f"thread {at.thread_id!r} has no checkpoint {at.checkpoint_id!r}"
-            )
+            raise missing(at)
         snapshot = found.snapshot
         key, said = snapshot.said.get(channel, (0, []))
-        branches: Ranges = []
+        branches: list[int] = []
         if at.checkpoint_id is None:
             branches = yield from self._on_branches(at, found, channel)
-        runs = _ends(_interleaved(said, branches), ends)
-        if not runs:
+        places = _interleaved(positions(said), branches)
+        if ends is not None and sum(ends) < len(places):
+            places = places[: ends[0]] + places[len(places) - ends[1] :]
+        if not places:
             return []
         if not key:
             ((key,),) = yield self.sql("log_of", found.namespace, channel)
         held = snapshot.ranges.get(channel, (0, []))
         seen = {*(yield from self._origins(at, found, *held))}
-        ranges = [each for each, _ in runs]
+        ranges = joined((place, place + 1) for place, _ in places)
         log = yield from self.reader.load(at.thread_id, found.thread, key, ranges)
         values = self.reader.items.values(log.full(ranges))
         ref = snapshot.refs.get(channel)
@@ -69,11 +73,10 @@ class Threads:
             pairs = ref is not None and ref[0] == DICT
         if pairs:
             values = [tuple(v) if type(v) is list and len(v) == 2 else v for v in values]
-        marks = [branch for (start, stop), branch in runs for _ in range(start, stop)]
-        origins = map(log.origin, positions(ranges))
+        found_at = [(log.origin(place), branch) for place, branch in places]
         return [
             HistoryItem(value, not branch and origin in seen, origin, branch)
-            for value, origin, branch in zip(values, origins, marks, strict=True)
+            for value, (origin, branch) in zip(values, found_at, strict=True)
         ]
 
     def _origins(self, at: Address, found: Found, key: int, ranges: Ranges) -> Flow[list[int]]:
@@ -83,7 +86,7 @@ class Threads:
         log = yield from self.reader.load(at.thread_id, found.thread, key, ranges)
         return [*map(log.origin, positions(ranges))]
 
-    def _on_branches(self, at: Address, found: Found, channel: str) -> Flow[Ranges]:
+    def _on_branches(self, at: Address, found: Found, channel: str) -> Flow[list[int]]:
         """The items that are on branches only."""
         rows = yield self.sql("checkpoint_keys", *span(found.namespace))
         trunk = {key for key, *_ in leading_to(rows, found.snapshot.key)}
@@ -93,13 +96,12 @@ class Threads:
         for tip in tips:
             (row,) = yield self.sql("checkpoint_at", tip)
             snapshot = yield from self.reader.info(at.thread_id, at.checkpoint_ns, row)
-            out.update((yield from self._said(at, found, snapshot, channel)))
+            said = snapshot.said.get(channel, (0, []))
+            out.update((yield from self._origins(at, found, *said)))
         if out:
-            out.difference_update((yield from self._said(at, found, found.snapshot, channel)))
-        return covered((position, position + 1) for position in out)
-
-    def _said(self, at: Address, found: Found, snapshot: Snapshot, channel: str) -> Flow[list[int]]:
-        return (yield from self._origins(at, found, *snapshot.said.get(channel, (0, []))))
+            said = found.snapshot.said.get(channel, (0, []))
+            out.difference_update((yield from self._origins(at, found, *said)))
+        return sorted(out)
 
     # -- threads
 
@@ -138,15 +140,13 @@ class Threads:
     ) -> Flow[list[Row]]:
         if limit <= 0:
             raise ConfigurationError(f"limit is {limit!r}; expected at least 1")
-        if active_since is not None and active_since.tzinfo is None:
-            raise ConfigurationError(
-                f"active_since is {active_since!r}; expected a datetime with a time zone"
-            )
+        since = -_SOON
+        if active_since is not None:
+            since = check_moment("active_since", active_since).timestamp() - 1e-6
         prefix, last = check_text("prefix", prefix), (_SOON, 0)
         if after is not None:
             thread, _, _, updated_at, _ = yield from self._row(after)
             last = (updated_at, thread)
-        since = -_SOON if active_since is None else active_since.timestamp() - 1e-6
         rows = yield self.sql("list_threads", *last, prefix.encode(), limit, since)
         return list(rows)
 
@@ -164,7 +164,7 @@ class Threads:
         rows = yield self.sql("one_thread", thread_id)
         if not rows:
             yield from self.reader.check_missing(Address(thread_id, "", None))
-            raise no_thread(thread_id)
+            raise missing(Address(thread_id, "", None))
         return rows[0]  # type: ignore[no-any-return]
 
     def _info(self, row: Row) -> Flow[ThreadInfo]:
@@ -224,30 +224,15 @@ class Threads:
         )
 
 
-def _interleaved(said: Ranges, branches: Ranges) -> list[tuple[Range, bool]]:
-    """The items up to the head and those on branches, in order."""
-    out: list[tuple[Range, bool]] = []
-    left = list(reversed(branches))
-    for each in said:
-        while left and left[-1] < each and each[0] < ALIASES:
+def _interleaved(said: Iterable[int], branches: list[int]) -> list[tuple[int, bool]]:
+    """The items up to the head and, marked, those on branches, in order."""
+    out: list[tuple[int, bool]] = []
+    left = branches[::-1]
+    for position in said:
+        while left and left[-1] < position < ALIASES:
             out.append((left.pop(), True))
-        out.append((each, False))
-    return out + [(each, True) for each in reversed(left)]
-
-
-def _ends(runs: list[tuple[Range, bool]], ends: tuple[int, int] | None) -> list[tuple[Range, bool]]:
-    """Only so many items from the beginning, and from the end."""
-    total, passed = count([each for each, _ in runs]), 0
-    if ends is None or sum(ends) >= total:
-        return runs
-    out = []
-    for (start, stop), branch in runs:
-        first, last = start + ends[0] - passed, start + total - ends[1] - passed
-        for part in ((start, min(stop, first)), (max(start, last), stop)):
-            if part[0] < part[1]:
-                out.append((part, branch))
-        passed += stop - start
-    return out
+        out.append((position, False))
+    return out + [(position, True) for position in reversed(left)]
 
 
 def _time(thread_id: str, at: float) -> datetime:
@@ -268,7 +253,12 @@ def _pair(ends: Any) -> tuple[int, int]:
     )
 
 
-def no_thread(thread_id: str, ns: str = "") -> UnknownThread:
-    """The error for a thread that is not there."""
-    within = f" with the namespace {ns!r}" if ns else ""
-    return UnknownThread(f"there is no thread {thread_id!r}{within}; threads() lists them")
+def missing(at: Address) -> UnknownThread | UnknownCheckpoint:
+    """The error for a thread, a namespace or a checkpoint that is not there."""
+    within = f" with the namespace {at.checkpoint_ns!r}" if at.checkpoint_ns else ""
+    if at.checkpoint_id is None:
+        return UnknownThread(f"there is no thread {at.thread_id!r}{within}; threads() lists them")
+    return UnknownCheckpoint(
+        f"thread {at.thread_id!r}{within} has no checkpoint {at.checkpoint_id!r}; checkpoints() "
+        "lists them"
+    )
