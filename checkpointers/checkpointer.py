@@ -47,7 +47,6 @@ from perdure.checkpointers.address import (
     check_text,
     check_texts,
     check_thread_id,
-    check_thread_ids,
     named,
     optional_text,
 )
@@ -410,9 +409,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes, counts, and the driver that is in use."""
         file = self.database.stats()
-        (counts,) = self.database.read(rows_of(self._sql["totals"]))
-        names = ("threads", "checkpoints", "items", "thread_bytes")
-        return {**file, **dict(zip(names, counts, strict=True))}
+        ((threads, checkpoints, items, size),) = self.database.read(rows_of(self._sql["totals"]))
+        counts = {"threads": threads, "checkpoints": checkpoints, "items": items}
+        return {**file, **counts, "thread_bytes": size}
 
     astats = awaited(stats)
 
@@ -420,7 +419,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread and return its space to the disk; an unknown id is no error."""
-        self._maintenance.delete_threads([check_thread_id(thread_id)])
+        self._maintenance.delete_threads([thread_id])
 
     adelete_thread = awaited(delete_thread)
 
@@ -492,7 +491,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Raises:
             ConfigurationError: The strategy is another.
         """
-        self._maintenance.prune(check_thread_ids(thread_ids), strategy)
+        self._maintenance.prune(thread_ids, strategy)
 
     aprune = awaited(prune)
 
@@ -506,8 +505,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         Raises:
             ConfigurationError: The rule is empty, or has a negative number.
         """
-        ids = None if thread_ids is None else check_thread_ids(thread_ids)
-        return self._maintenance.retain(rule, ids, dry_run=dry_run)
+        return self._maintenance.retain(rule, thread_ids, dry_run=dry_run)
 
     aretain = awaited(retain)
 
@@ -527,8 +525,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             ConfigurationError: The moment has no time zone.
         """
         before = check_moment("before", before)
-        ids = None if thread_ids is None else check_thread_ids(thread_ids)
-        return self._maintenance.delete_idle(before, ids, dry_run=dry_run)
+        return self._maintenance.delete_idle(before, thread_ids, dry_run=dry_run)
 
     adelete_idle = awaited(delete_idle)
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from functools import cache
 from typing import Any, Final
 
 from langchain_core.messages import BaseMessage
@@ -84,13 +85,12 @@ def erased(
     remover.settle(eraser.values())
     yield from eraser.run(looking=False)
     yield appender.statements()
-    yield from maintenance.sweep(thread_id, key)
+    items, _ = yield from maintenance.sweep(thread_id, key)
     yield reader.sql("removed", key)
     yield from scrub_wanted()
     hashes = {_hash(reader, message) for message in remover.removed.values()}
     cancelled = tuple(sorted(eraser.cancelled))
-    touched = len(eraser.touched)
-    return ErasureReport(eraser.checkpoints, touched, tuple(sorted(hashes)), cancelled)
+    return ErasureReport(eraser.checkpoints, items, tuple(sorted(hashes)), cancelled)
 
 
 def _erased_thread(
@@ -121,7 +121,6 @@ class _Eraser:
     """Goes over everything in a thread that refers to items.
 
     Attributes:
-        touched: The items that are not as they were, by log and position.
         checkpoints: How many checkpoints changed.
         cancelled: The tasks of heads that will not run.
     """
@@ -132,13 +131,12 @@ class _Eraser:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.codec, self.thread_id = reader.items.codec, appender.thread_id
         self.appender, self.thread, self.remover = appender, thread, remover
-        self.touched: set[tuple[int, int]] = set()
         self.checkpoints = 0
         self.cancelled: set[str] = set()
         self._looking = True  # nothing is written yet
         self._stored: dict[int, dict[int, bytes]] = {}  # all items, by log and position
         self._hits: dict[int, list[int]] = {}  # the positions of those that may have to change
-        self._results: dict[Any, Any] = {}
+        self._item: Callable[..., Any] = self._new_item
         self._calling: set[tuple[int, int]] = set()  # messages with calls that go
         self._dicts: set[int] = set()  # logs whose items are pairs
         self._parts_of_gone: set[tuple[int, int]] = set()  # pairs of removed dicts
@@ -172,7 +170,7 @@ class _Eraser:
     def run(self, *, looking: bool) -> Flow[None]:
         """Go over the thread once."""
         self._looking, self._subgraphs = looking, ()
-        self._results.clear()
+        self._item = cache(self._new_item)
         self.cancelled.clear()
         for key, items in self._stored.items():
             hits = {p for p, stored in items.items() if self._is_hit(self.codec.decode(stored))}
@@ -320,9 +318,7 @@ class _Eraser:
         if kind == DICT:
             self._dicts.add(log)
             if (yield from self._is_message(log, ranges, where)):
-                at = {(log, position) for position in positions(ranges)}
-                self._parts_of_gone |= at
-                self.touched |= at
+                self._parts_of_gone |= {(log, position) for position in positions(ranges)}
                 return GONE
         parts = self._parts(log, ranges, where, pairs=kind == DICT)
         if parts is None:
@@ -389,21 +385,14 @@ class _Eraser:
             parts += [(start, stop)] if start < stop else []
         return None if same else parts
 
-    def _item(self, log: int, position: int, pair: bool, where: Where) -> Any:
-        """A hit without the messages, as it is stored; None: it stays as it is."""
-        asked = log, position, pair, where
-        if asked not in self._results:
-            self._results[asked] = self._new_item(*asked)
-        return self._results[asked]
-
     def _new_item(self, log: int, position: int, pair: bool, where: Where) -> Any:
+        """A hit without the messages, as it is stored; None: it stays as it is."""
         value = self.codec.decode(self._stored[log][position])
         pair = pair and type(value) is list and len(value) == 2
         before = {value[0]: value[1]} if pair else value
         new = self.remover.without(before, where)
         if new is before:
             return None
-        self.touched.add((log, position))
         if new is GONE and getattr(value, "tool_calls", None):
             self._calling.add((log, position))
         if pair and new is not GONE:

@@ -55,12 +55,8 @@ class _Task(NamedTuple):
 class Importer:
     """Takes over threads with all their namespaces, checkpoints and writes, under their ids.
 
-    Args:
-        path: The file that langgraph-checkpoint-sqlite wrote.
-        codec: Reads its values.
-        reader: Reads what is here.
-        read: Runs a flow of the reader's.
-        write: Writes what a function plans, in a thread.
+    `codec` reads the values of the file, `read` runs a flow of the reader's, and `write` stores
+    what a function plans for a thread.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import merge
+from operator import itemgetter
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
@@ -19,11 +20,11 @@ from perdure.storage.flow import Flow, Row, rows_of
 
 _PAGE: Final = 256  # rows read at once
 _LOW: Final = 0xFFFFFFFF
+Where = Mapping[str, Any]
 _ALL: Final = (1 << 63) - 1  # above every key
-_ABSENT: Final = object()
 
 
-def matches(metadata: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
+def matches(metadata: Mapping[str, Any], where: Where) -> bool:
     """Whether metadata has all of these values; a dotted key also names a value within a dict."""
     return all(_at(metadata, name) == value for name, value in where.items())
 
@@ -33,8 +34,8 @@ def _at(metadata: Mapping[str, Any], name: str) -> Any:
         return metadata.get(name)
     at: Any = metadata
     for part in name.split("."):
-        at = at.get(part, _ABSENT) if isinstance(at, Mapping) else _ABSENT
-    return None if at is _ABSENT else at
+        at = at.get(part) if isinstance(at, Mapping) else None
+    return at
 
 
 class Listing:
@@ -47,7 +48,7 @@ class Listing:
     def addresses(
         self,
         config: RunnableConfig | None,
-        where: Mapping[str, Any] | None,
+        where: Where | None,
         before: RunnableConfig | None,
     ) -> Iterator[tuple[Address, int]]:
         """`(address, key)` of every matching checkpoint; see `Checkpointer.list`."""
@@ -78,7 +79,7 @@ class Listing:
 
     # -- by the index of metadata
 
-    def owners(self, where: Mapping[str, Any]) -> Flow[list[tuple[str, int]] | None]:
+    def owners(self, where: Where) -> Flow[list[tuple[str, int]] | None]:
         """`(thread_id, key)` of every checkpoint that matches; None: no index tells."""
         number, last = self._number(where), -1
         if number is None:
@@ -94,7 +95,7 @@ class Listing:
                     out.append((thread_id, last))
         return out
 
-    def _number(self, where: Mapping[str, Any]) -> int | None:
+    def _number(self, where: Where) -> int | None:
         """The number under which the first value that is indexed is."""
         numbers = (tag(self.seal, name, where[name]) for name in where if "." not in name)
         return next((number for number in numbers if number is not None), None)
@@ -120,22 +121,15 @@ class Listing:
     # -- within a thread
 
     def _in_thread(
-        self,
-        thread_id: str,
-        ns: str | None,
-        where: Mapping[str, Any],
-        before: str | None,
-        only: str | None,
+        self, thread_id: str, ns: str | None, where: Where, before: str | None, only: str | None
     ) -> Iterator[tuple[Address, int]]:
         seq, namespaces = self.read(self._state(thread_id))
-        listed = []
-        for key, name, head in namespaces:
-            if ns is None or name == ns:
-                at = Address(thread_id, name, only)
-                of = self._of_namespace(at, key, head, where, before, seq + 1)
-                listed.append(of)
-        # newest first over all namespaces
-        for _, at, row in merge(*listed, key=lambda each: each[0], reverse=True):
+        listed = [
+            self._of_namespace(Address(thread_id, name, only), key, head, where, before, seq + 1)
+            for key, name, head in namespaces
+            if ns is None or name == ns
+        ]
+        for _, at, row in merge(*listed, key=itemgetter(0), reverse=True):
             yield at._replace(checkpoint_id=unpack_id(row[1])), row[0]
 
     def _state(self, thread_id: str) -> Flow[tuple[int, list[Row]]]:
@@ -151,13 +145,7 @@ class Listing:
         return seq, namespaces
 
     def _of_namespace(
-        self,
-        at: Address,
-        namespace: int,
-        head: int,
-        where: Mapping[str, Any],
-        before: str | None,
-        stop: int,
+        self, at: Address, namespace: int, head: int, where: Where, before: str | None, stop: int
     ) -> Iterator[tuple[int, Address, Row]]:
         """The rows of a namespace put before `stop`, each after the place it is listed by.
 
@@ -191,11 +179,7 @@ class Listing:
                 yield seq, at, row
 
     def _rows(
-        self,
-        namespace: int,
-        stop: int,
-        where: Mapping[str, Any],
-        wanted: Callable[[Row], bool],
+        self, namespace: int, stop: int, where: Where, wanted: Callable[[Row], bool]
     ) -> Iterator[Row]:
         """The rows of a namespace put before `stop`, newest first, a page at a time."""
         while stop > 0:
@@ -221,7 +205,7 @@ class Listing:
         yield from self.reader.check_missing(at)
         return stop, uid
 
-    def _page(self, start: int, stop: int, where: Mapping[str, Any]) -> Flow[list[Row]]:
+    def _page(self, start: int, stop: int, where: Where) -> Flow[list[Row]]:
         number = self._number(where)
         if number is not None:
             yield from self._check_tags(number, start, stop)

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
 
+from perdure.checkpointers.address import check_thread_ids
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.manifest import ALIASES, Ranges, covered, missing, references
 from perdure.checkpointers.packing import unpack
@@ -62,9 +63,9 @@ class Maintenance:
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
         self.listing, self.database, self.threads = listing, database, Threads(reader)
 
-    def delete_threads(self, thread_ids: Iterable[str]) -> None:
+    def delete_threads(self, thread_ids: Sequence[str]) -> None:
         """Remove threads and give their space back; unknown ones are no error."""
-        for thread_id in thread_ids:
+        for thread_id in check_thread_ids(thread_ids):
             self.write(thread_id, partial(self.delete_thread, thread_id))
         self.database.shrink()
 
@@ -96,19 +97,17 @@ class Maintenance:
         if strategy in ("delete", "delete_all"):
             self.delete_threads(thread_ids)
         elif strategy == "keep_latest":
-            self.retain(Retention(last=0), thread_ids)
+            self.retain(Retention(last=0), check_thread_ids(thread_ids))
         else:
             raise ConfigurationError(
                 f"strategy is {strategy!r}; expected 'keep_latest' or 'delete'"
             )
 
-    def retain(
-        self, rule: Retention, thread_ids: Iterable[str] | None, *, dry_run: bool = False
-    ) -> PruneReport:
+    def retain(self, rule: Retention, thread_ids: object, *, dry_run: bool = False) -> PruneReport:
         """See `Checkpointer.retain`."""
         _check_rule(rule)
         keep, total = _keep_rule(rule, time.time()), PruneReport()
-        for thread_id in self.listing.thread_ids() if thread_ids is None else thread_ids:
+        for thread_id in self._chosen(thread_ids):
             if dry_run:
                 pruned = self.pruned(thread_id, keep, rule.history, dry_run=True)
                 done = self.database.read(pruned)
@@ -120,7 +119,7 @@ class Maintenance:
         return total
 
     def delete_idle(
-        self, before: datetime, thread_ids: Iterable[str] | None, *, dry_run: bool
+        self, before: datetime, thread_ids: object, *, dry_run: bool
     ) -> list[ThreadInfo]:
         """See `Checkpointer.delete_idle`."""
 
@@ -131,7 +130,7 @@ class Maintenance:
             return info
 
         gone = []
-        for thread_id in self.listing.thread_ids() if thread_ids is None else thread_ids:
+        for thread_id in self._chosen(thread_ids):
             info = self.database.read(idle(thread_id, False))
             if info is not None and not dry_run:
                 info = self.write(thread_id, partial(idle, thread_id, True))
@@ -140,6 +139,10 @@ class Maintenance:
         if gone and not dry_run:
             self.database.shrink()
         return gone
+
+    def _chosen(self, thread_ids: object) -> Iterable[str]:
+        """The threads of an argument that names them; None: all."""
+        return self.listing.thread_ids() if thread_ids is None else check_thread_ids(thread_ids)
 
     def _prune(self, thread_id: str, keep: Keep, history: bool = True) -> PruneReport:
         """Delete all but what `keep` names, see `pruned`, a batch in each transaction."""
