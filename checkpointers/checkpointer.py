@@ -269,15 +269,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
     ) -> tuple[Address, Plan]:
         at = address(config)
         check_text("the id of the checkpoint", checkpoint["id"])
-        plan = partial(
-            Planner.checkpoint,
-            at=at,
-            checkpoint=checkpoint,
-            metadata=dict(get_checkpoint_metadata(config, metadata)),
-            new_versions=new_versions,
-            deliberate=self._read_by_id.pop(at, False),
-        )
-        return at, plan
+        known = dict(get_checkpoint_metadata(config, metadata))
+        parts, deliberate = (at, checkpoint, known, new_versions), self._read_by_id.pop(at, False)
+        return at, lambda planner: planner.checkpoint(*parts, deliberate=deliberate)
 
     def put_writes(
         self,
@@ -377,7 +371,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         prefix: str = "",
         active_since: datetime | None = None,
     ) -> _List[ThreadHead]:
-        """The heads of a page of threads; see `threads`, than which it is cheaper."""
+        """The heads of a page of threads: cheaper than `threads`, whose arguments it takes."""
         return self.database.read(self._threads.heads(limit, after, prefix, active_since))
 
     aheads = awaited(heads)
@@ -452,14 +446,15 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
         Raises:
             InvalidConfig: `message_ids` is not a collection of texts.
-            CorruptRecord, ForbiddenType: A row cannot be read. Nothing was erased.
+            CorruptRecord: A row cannot be read. Nothing was erased.
+            ForbiddenType: A value cannot, as a class of it is not allowed. Nothing was erased.
         """
         from perdure.checkpointers.erasure import erased  # langgraph.types is slow to import
 
         thread_id = check_thread_id(thread_id)
         ids = None if message_ids is None else check_texts("message_ids", message_ids)
-        make = partial(erased, self._reader, self._maintenance, thread_id, ids)
-        done = self._maintenance.write(thread_id, make)
+        parts = self._reader, self._maintenance, thread_id, ids
+        done = self._maintenance.write(thread_id, lambda: erased(*parts))
         return replace(done, scrubbed=self.database.scrub())
 
     aerase = awaited(erase)
@@ -639,5 +634,4 @@ def _writes_plan(
             f"writes for thread {at.thread_id!r} name no checkpoint_id; pass the config that "
             "put() returned"
         )
-    plan = partial(Planner.writes, at=at, writes=writes, task_id=task_id, task_path=task_path)
-    return at, plan
+    return at, lambda planner: planner.writes(at, writes, task_id, task_path)

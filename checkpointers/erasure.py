@@ -73,24 +73,20 @@ def erased(
         return ErasureReport()
     if message_ids is None:
         return (yield from _erased_thread(reader, maintenance, thread_id, rows[0][0]))
-    key, seq, generation = rows[0]
-    thread = Thread(key, generation)  # not the cache's
-    appender = Appender(reader.sql, reader.seal, reader.items, thread_id, key, seq, thread)
-    remover = Remover(frozenset(message_ids))
-    eraser = _Eraser(reader, appender, thread, remover)
+    eraser = _Eraser(reader, thread_id, rows[0], Remover(frozenset(message_ids)))
     yield from eraser.read_logs()
     yield from eraser.run(looking=True)
-    if not remover.found:
+    if not eraser.remover.found:
         return ErasureReport()
-    remover.settle(eraser.values())
+    eraser.remover.settle(eraser.values())
     yield from eraser.run(looking=False)
-    yield appender.statements()
-    items, _ = yield from maintenance.sweep(thread_id, key)
-    yield reader.sql("removed", key)
+    yield eraser.appender.statements()
+    items, _ = yield from maintenance.sweep(thread_id, rows[0][0])
+    yield reader.sql("removed", rows[0][0])
     yield from scrub_wanted()
-    hashes = {_hash(reader, message) for message in remover.removed.values()}
+    hashes = sorted({_hash(reader, message) for message in eraser.remover.removed.values()})
     cancelled = tuple(sorted(eraser.cancelled))
-    return ErasureReport(eraser.checkpoints, items, tuple(sorted(hashes)), cancelled)
+    return ErasureReport(eraser.checkpoints, items, tuple(hashes), cancelled)
 
 
 def _erased_thread(
@@ -125,12 +121,13 @@ class _Eraser:
         cancelled: The tasks of heads that will not run.
     """
 
-    def __init__(
-        self, reader: Reader, appender: Appender, thread: Thread, remover: Remover
-    ) -> None:
+    def __init__(self, reader: Reader, thread_id: str, row: Row, remover: Remover) -> None:
+        key, seq, generation = row
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
-        self.codec, self.thread_id = reader.items.codec, appender.thread_id
-        self.appender, self.thread, self.remover = appender, thread, remover
+        self.codec, self.thread_id, self.remover = reader.items.codec, thread_id, remover
+        self.thread = Thread(key, generation)  # not the cache's
+        of = reader.sql, reader.seal, reader.items, thread_id, key, seq, self.thread
+        self.appender = Appender(*of)
         self.checkpoints = 0
         self.cancelled: set[str] = set()
         self._looking = True  # nothing is written yet

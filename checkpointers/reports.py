@@ -31,7 +31,6 @@ class ThreadInfo:
     """One thread, as `threads()` returns it.
 
     Attributes:
-        thread_id: As given in the config.
         checkpoints: How many checkpoints it has, over all its namespaces.
         items: How many items its log holds (messages and other elements), each counted once.
         size_bytes: Bytes of its checkpoints, items and pending writes, without index overhead.
@@ -57,7 +56,6 @@ class ThreadHead:
     """The head of a thread: the checkpoint from which the next run of the root graph starts.
 
     Attributes:
-        thread_id: As given in the config.
         checkpoint_id: The head's; None: it has none, only writes or subgraphs.
         metadata: As put; langgraph copies what a run's `configurable` says to it.
         updated_at: When the thread was written to last (UTC), to a tenth of a second.
@@ -74,13 +72,10 @@ class CheckpointInfo:
     """A checkpoint without its values.
 
     Attributes:
-        checkpoint_id: Its id.
         parent_id: The id of the checkpoint it was made from, if any. The parent may be pruned.
-        checkpoint_ns: Its namespace.
         order: Its place in the order in which the thread's checkpoints were put.
         is_head: Whether a run that names no `checkpoint_id` starts from it.
         is_branch: Whether it does not lead to the head of its namespace.
-        metadata: As put.
         ts: Its timestamp, as put (ISO 8601).
         counts: For each channel that holds a list or dict, how many items it has here.
     """
@@ -101,7 +96,6 @@ class PruneReport:
     """What a prune, retention run or delete removed, or would remove.
 
     Attributes:
-        checkpoints: How many.
         items: How many items of logs (messages and other elements).
         threads: How many threads lost a checkpoint, or are gone.
         size_bytes: Bytes of all that and of pending writes, without index overhead.
