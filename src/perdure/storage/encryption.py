@@ -9,10 +9,13 @@ import hashlib
 import os
 import zlib
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from perdure.errors import CorruptRecord, MissingDependency, WrongKey
 from perdure.storage.flow import Flow, Statement
+
+if TYPE_CHECKING:
+    from langgraph.checkpoint.serde.base import CipherProtocol
 
 _CRC = 4  # bytes
 _NONCE = 12  # bytes; NIST SP 800-38D §8.2.2: random nonces of 96 bits
@@ -117,6 +120,36 @@ class AESGCM(Seal):
             raise CorruptRecord(
                 f"the row {place!r} does not decrypt: it was damaged, "
                 "changed or moved; restore it from a backup"
+            ) from exc
+
+
+class LangGraphCipher(Seal):
+    """The cipher of a langgraph `EncryptedSerializer`, for those who have one already.
+
+    It has no associated data, so unlike `AESGCM` it cannot tell a row that was moved.
+    """
+
+    def __init__(self, cipher: CipherProtocol) -> None:
+        self._cipher = cipher
+        # such a cipher offers no key to derive from: equal contents must not be told apart by
+        # hash, so each process hashes with a key of its own and finds only what it stored itself
+        self.hash_key = os.urandom(32)
+
+    def seal(self, data: bytes, place: Place) -> bytes:
+        """The cipher's name, its length before it, then the ciphertext."""
+        name, sealed = self._cipher.encrypt(data)
+        text = name.encode()
+        return bytes((len(text),)) + text + sealed
+
+    def open(self, data: bytes, place: Place) -> bytes:
+        """See `Seal.open`."""
+        try:
+            end = 1 + data[0]
+            return self._cipher.decrypt(data[1:end].decode(), data[end:])
+        except Exception as exc:
+            raise CorruptRecord(
+                f"the row {place!r} does not decrypt ({exc}): it was "
+                "damaged, or written with another key"
             ) from exc
 
 
