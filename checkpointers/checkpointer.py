@@ -51,13 +51,11 @@ from perdure.checkpointers.address import (
 )
 from perdure.checkpointers.cache import Cache
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.collector import collector_paused
 from perdure.checkpointers.import_langgraph import Importer
-from perdure.checkpointers.items import Items
 from perdure.checkpointers.listing import Listing, apaged, paged
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.planner import PlannedPut, PlannedWrites, Planner
-from perdure.checkpointers.reader import Reader
+from perdure.checkpointers.reader import Reader, collector_paused
 from perdure.checkpointers.reports import (
     CheckpointInfo,
     ErasureReport,
@@ -111,9 +109,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     def _bind(self) -> None:
         """Make the parts, for the serializer as it is."""
-        self._items = Items(Codec(self.serde))
+        self._codec = Codec(self.serde)
         self._cache = Cache(self._cache_bytes)
-        self._reader = Reader(self._sql, self._seal, self._cache, self._items)
+        self._reader = Reader(self._sql, self._seal, self._cache, self._codec)
         self._writer = Writer(self._reader)
         self._listing = Listing(self._reader)
         self._threads = Threads(self._reader)
@@ -704,9 +702,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     def _planners(self, thread_id: str) -> Iterator[Planner]:
         """One that rests on what is kept; if that is stale, on the parent only; then on nothing."""
-        yield Planner(self._items, self._cache.peek(thread_id))
-        yield Planner(self._items, None)
-        yield Planner(self._items, None, alone=True)
+        yield Planner(self._codec, self._cache.peek(thread_id))
+        yield Planner(self._codec, None)
+        yield Planner(self._codec, None, alone=True)
 
 
 def _items_in(values: Iterable[Any]) -> int:

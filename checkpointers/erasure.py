@@ -52,7 +52,7 @@ def erased(
         return ErasureReport()
     key, seq, generation = rows[0]
     thread = Thread(key, generation)  # not the cache's
-    appender = Appender(reader.sql, reader.seal, reader.items, thread_id, key, seq, thread)
+    appender = Appender(reader.sql, reader.seal, thread_id, key, seq, thread)
     yield from appender.find_ends(())
     remover = Remover(frozenset(message_ids))
     to = Rewriter(reader, appender, thread, remover)
@@ -83,7 +83,7 @@ def erased_thread(reader: Reader, maintenance: Maintenance, thread_id: str) -> F
             for row in (yield reader.sql("items_between", *span(log, start, start + PAGE))):
                 with suppress(CorruptRecord, ForbiddenType):  # it is deleted all the same
                     _, stored = open_item(reader.seal, thread_id, name, *row)
-                    value = reader.items.codec.decode(stored)
+                    value = reader.codec.decode(stored)
                     if isinstance(value, BaseMessage):
                         hashes.add(_hash(reader, value))
     report = yield from maintenance.delete_thread(thread_id)

@@ -114,7 +114,7 @@ class Importer:
     def __init__(self, path: str | os.PathLike[str], codec: Codec, reader: Reader) -> None:
         self.source = SQLiteDatabase(path, None, read_only=True)
         self.path, self.codec, self.reader = self.source.path, codec, reader
-        self.serde = reader.items.codec.serde
+        self.serde = reader.codec.serde
         self._done: Counter[str] = Counter()
 
     @property

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread
-from perdure.checkpointers.items import Items
 from perdure.checkpointers.manifest import (
     ALIASES,
     ITEM,
@@ -24,9 +23,9 @@ from perdure.checkpointers.manifest import (
     positions,
     regrouped,
 )
-from perdure.checkpointers.packing import pack
 from perdure.checkpointers.planner import Many, New, Node, One
 from perdure.checkpointers.records import content_hash, item_place, log_spans, place
+from perdure.checkpointers.values import pack
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, Statement
 
@@ -47,7 +46,6 @@ class Appender:
     Args:
         sql: The statements, by name.
         seal: Encrypts what is written.
-        items: Encodes items.
         thread_id: Whose logs they are.
         thread: The thread's key.
         seq: Its counter of puts, as read in this transaction.
@@ -62,7 +60,6 @@ class Appender:
 
     sql: dict[str, str]
     seal: Seal
-    items: Items
     thread_id: str
     thread: int
     seq: int

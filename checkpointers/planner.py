@@ -18,7 +18,7 @@ from langgraph.checkpoint.serde.types import ERROR
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread, Write
-from perdure.checkpointers.items import Items
+from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.manifest import (
     DICT,
     DICT_HERE,
@@ -116,12 +116,12 @@ class Planner:
     """Plans values against what is kept of their thread.
 
     Args:
-        items: Encodes items.
+        codec: Encodes values.
         thread: What is kept of it.
         alone: Whether the plan has to stand by itself, because what it would rest on is gone.
     """
 
-    items: Items
+    codec: Codec
     thread: Thread | None
     alone: bool = False
 
@@ -163,7 +163,7 @@ class Planner:
             else:
                 nodes[channel] = self._held(channel, value, parent)
         other = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
-        encode = self.items.codec.encode
+        encode = self.codec.encode
         source, step = metadata.get("source"), metadata.get("step")
         return PlannedPut(
             at.thread_id,
@@ -235,7 +235,7 @@ class Planner:
             return self._parts(DICT_HERE, channel, value, pairs, path)
         if type(value) is list and _splittable(value):
             return self._parts(LIST_HERE, channel, value, value, path)
-        return self.items.codec.encode(value, lambda: path)
+        return self.codec.encode(value, lambda: path)
 
     def _parts(self, kind: int, channel: str, value: Any, elements: list[Any], path: str) -> Any:
         full = self._full(value, elements, path)
@@ -244,20 +244,20 @@ class Planner:
             found = self._match(kind, log, elements, full, [], path).parts
             return [kind, [_element(log, part) for part in found]]
         stored = [
-            self.items.stored(element, each, lambda: path)
+            self.codec.stored(element, each, lambda: path)
             for element, each in zip(elements, full, strict=True)
         ]
         if sum(map(len, stored)) > INLINE_BYTES or any(map(_is_message, elements)):
             return [kind, stored]
-        return self.items.codec.encode(value, lambda: path)
+        return self.codec.encode(value, lambda: path)
 
     def _full(self, value: Any, elements: list[Any], path: str) -> list[bytes]:
         """The full forms of the elements of a list or dict."""
         try:
-            return self.items.full(elements, lambda i: f"{path}[{i}]")
+            return self.codec.full(elements, lambda i: f"{path}[{i}]")
         except Unstorable:
             if type(value) is dict:
-                self.items.codec.encode(value, lambda: path)  # names its parts by their keys
+                self.codec.encode(value, lambda: path)  # names its parts by their keys
             raise
 
     # -- values that a channel holds
@@ -277,10 +277,10 @@ class Planner:
         if type(value) is dict and _splittable(value):
             pairs = [[*pair] for pair in value.items()]
             return self._match(DICT, log, pairs, self._full(value, pairs, path), hint, path)
-        stored = self.items.codec.encode(value, lambda: path)
+        stored = self.codec.encode(value, lambda: path)
         if len(stored) <= INLINE_BYTES and not isinstance(value, BaseMessage):
             return stored
-        (one,) = self.items.expanded([stored])
+        (one,) = self.codec.expanded([stored])
         position = log.find(one) if log is not None else None
         return One(New(stored, one) if position is None else (position, position + 1))
 
@@ -334,8 +334,8 @@ class Planner:
         return Many(kind, parts, kept)
 
     def _new(self, value: Any, full: bytes, path: str, i: int) -> New:
-        stored = self.items.stored(value, full, lambda: f"{path}[{i}]")
-        return New(stored, self.items.expanded([stored])[0])
+        stored = self.codec.stored(value, full, lambda: f"{path}[{i}]")
+        return New(stored, self.codec.expanded([stored])[0])
 
 
 def _element(log: ChannelLog, part: New | Range) -> Any:

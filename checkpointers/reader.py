@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import threading
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, cast
@@ -17,7 +21,7 @@ from langgraph.checkpoint.base import (
 
 from perdure.checkpointers.address import Address
 from perdure.checkpointers.cache import UNREAD_STEP, Cache, ChannelLog, Snapshot, Thread
-from perdure.checkpointers.items import Items
+from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.manifest import (
     ALIASES,
     DICT,
@@ -35,7 +39,6 @@ from perdure.checkpointers.manifest import (
     positions,
     unflat,
 )
-from perdure.checkpointers.packing import unpack
 from perdure.checkpointers.records import (
     open_checkpoint,
     open_item,
@@ -45,6 +48,7 @@ from perdure.checkpointers.records import (
     span,
     unpack_id,
 )
+from perdure.checkpointers.values import unpack
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Seal
 from perdure.storage.flow import Flow, NamedSQL, Row
@@ -67,7 +71,7 @@ class Reader:
     sql: NamedSQL
     seal: Seal
     cache: Cache
-    items: Items
+    codec: Codec
 
     # -- checkpoints
 
@@ -157,12 +161,12 @@ class Reader:
 
     def metadata(self, snapshot: Snapshot) -> dict[str, Any]:
         """A checkpoint's metadata, new at each call."""
-        metadata: dict[str, Any] = self.items.codec.decode(snapshot.fields[1])
+        metadata: dict[str, Any] = self.codec.decode(snapshot.fields[1])
         return metadata
 
     def active_at(self, snapshot: Snapshot, put_at: float) -> float:
         """The moment of a checkpoint's `ts`; at the latest when it was put."""
-        ts = self.items.codec.decode(snapshot.fields[0]).get("ts")
+        ts = self.codec.decode(snapshot.fields[0]).get("ts")
         try:
             at = datetime.fromisoformat(ts)
             return min(put_at, at.replace(tzinfo=at.tzinfo or UTC).timestamp())
@@ -225,7 +229,7 @@ class Reader:
             values[channel] = yield from self.value(at.thread_id, found.thread, ref)
         writes = yield from self.writes(at, found)
         checkpoint = {
-            **self.items.codec.decode(snapshot.fields[0]),
+            **self.codec.decode(snapshot.fields[0]),
             "id": snapshot.uid,
             "channel_values": values,
             "channel_versions": dict(snapshot.versions),
@@ -262,7 +266,7 @@ class Reader:
     def value(self, thread_id: str, thread: Thread, ref: Any) -> Flow[Any]:
         """The value a reference stands for."""
         if isinstance(ref, bytes):
-            return self.items.codec.decode(ref)
+            return self.codec.decode(ref)
         kind = ref[0]
         if kind == MAP:
             out = {}
@@ -273,7 +277,7 @@ class Reader:
         if kind in (LIST_HERE, DICT_HERE):
             for element in ref[1]:
                 if isinstance(element, bytes):
-                    full += self.items.expanded([element])
+                    full += self.codec.expanded([element])
                 else:
                     ranges = unflat(element[1:])
                     log = yield from self.load(thread_id, thread, element[0], ranges)
@@ -282,7 +286,7 @@ class Reader:
             ranges = [(ref[2], ref[2] + 1)] if kind == ITEM else (yield from self.ranges(ref[2]))
             log = yield from self.load(thread_id, thread, ref[1], ranges)
             full = log.full(ranges)
-        parts = self.items.values(full)
+        parts = self.codec.values(full)
         if kind == ITEM:
             return parts[0]
         return dict(parts) if kind in (DICT, DICT_HERE) else parts
@@ -312,7 +316,7 @@ class Reader:
             lacking += [each for each in missing(wanted, covered(lacking)) if not log.has(*each)]
         if lacking:
             stored = yield from self._bodies(thread_id, log, lacking)
-            thread.add_items(log, zip(positions(lacking), self.items.expanded(stored), strict=True))
+            thread.add_items(log, zip(positions(lacking), self.codec.expanded(stored), strict=True))
         if aliases:
             log.origins.update(origins)
         return log
@@ -363,3 +367,48 @@ class Reader:
 def damaged_index(what: str) -> CorruptRecord:
     """The error for an index that leads elsewhere than to the row that its entry is made of."""
     return CorruptRecord(f"an index is damaged at {what}; restore the file from a backup")
+
+
+class _CollectorPause:
+    """A pause of Python's cyclic garbage collector while many objects are made at once.
+
+    Each 700 new containers start a collection, and while messages are rebuilt there is nothing for
+    them to find (docs/decisions/0003). It is a threshold of 0, not `gc.disable()`: whether the
+    collector is enabled is the application's to say, also while another thread reads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._paused = 0
+        self._thresholds = gc.get_threshold()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Pause the collector. Several threads may pause it at once."""
+        with self._lock:
+            self._paused += 1
+            if self._paused == 1:
+                self._thresholds = gc.get_threshold()
+                gc.set_threshold(0)
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._paused == 1:
+                    self._resume()
+                self._paused = max(0, self._paused - 1)
+
+    def _resume(self) -> None:
+        if gc.get_threshold()[0] == 0:  # else the application has set another meanwhile
+            gc.set_threshold(*self._thresholds)
+
+    def in_child(self) -> None:
+        """The threads that paused it are not there to end the pause, or to release the lock."""
+        if self._paused:
+            self._resume()
+        self._lock, self._paused = threading.Lock(), 0
+
+
+collector_paused = _CollectorPause()
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=collector_paused.in_child)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from perdure.checkpointers.cache import Snapshot, Write
 from perdure.checkpointers.manifest import ALIASES, flat
-from perdure.checkpointers.packing import pack, unpack
+from perdure.checkpointers.values import pack, unpack
 from perdure.errors import CorruptRecord
 from perdure.storage.encryption import Place, Seal
 from perdure.storage.flow import Row

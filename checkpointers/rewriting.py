@@ -31,11 +31,11 @@ from perdure.checkpointers.manifest import (
     positions,
     references,
 )
-from perdure.checkpointers.packing import pack, unpack
 from perdure.checkpointers.planner import New
 from perdure.checkpointers.reader import PAGE, Reader
 from perdure.checkpointers.records import content_hash, log_spans, open_item
 from perdure.checkpointers.removal import GONE, Remover, Where
+from perdure.checkpointers.values import pack, unpack
 from perdure.storage.flow import Flow
 
 BLOCKS: Final = "#blocks"  # the log in which the first version kept long manifests
@@ -58,7 +58,7 @@ class Rewriter:
     def __init__(
         self, reader: Reader, appender: Appender, thread: Thread, remover: Remover
     ) -> None:
-        self.reader, self.sql, self.codec = reader, reader.sql, reader.items.codec
+        self.reader, self.sql, self.codec = reader, reader.sql, reader.codec
         self.appender, self.thread, self.remover = appender, thread, remover
         self.looking = True
         self.found = self.sent = self.awaited = False

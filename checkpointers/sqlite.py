@@ -13,9 +13,9 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from perdure import settings
 from perdure.checkpointers.checkpointer import Checkpointer
-from perdure.checkpointers.extensions import Allowlist
 from perdure.checkpointers.objects import name_of
 from perdure.checkpointers.schema import SQLITE
+from perdure.checkpointers.values import Allowlist
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.encryption import Clear, Place, Seal, agree_on_key, seal_for
 from perdure.storage.flow import load

@@ -68,7 +68,7 @@ class Threads:
         seen = covered((p, p + 1) for p in (yield self._origins(at, found, *held)))
         ref = snapshot.refs.get(channel)
         if isinstance(ref, bytes):
-            pairs = type(self.reader.items.codec.decode(ref)) is dict  # an empty one
+            pairs = type(self.reader.codec.decode(ref)) is dict  # an empty one
         else:
             pairs = ref is not None and ref[0] == DICT
         for (start, stop), branch in runs:
@@ -81,7 +81,7 @@ class Threads:
         self, log: ChannelLog, page: Ranges, seen: Ranges | None, pairs: bool
     ) -> list[HistoryItem]:
         """Decode items. `seen` is what the channel holds; None: they were said on a branch."""
-        values = self.reader.items.values(log.full(page))
+        values = self.reader.codec.values(log.full(page))
         if pairs:
             values = [tuple(v) if type(v) is list and len(v) == 2 else v for v in values]
         return [
@@ -229,7 +229,7 @@ class Threads:
         self, thread_id: str, ns: str, row: Row, trunk: set[int], head: int
     ) -> Flow[CheckpointInfo]:
         snapshot = yield from self.reader.info(thread_id, ns, row)
-        fields: dict[str, Any] = self.reader.items.codec.decode(snapshot.fields[0])
+        fields: dict[str, Any] = self.reader.codec.decode(snapshot.fields[0])
         order = row[0] & 0xFFFFFFFF
         return CheckpointInfo(
             snapshot.uid,

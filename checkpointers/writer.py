@@ -89,7 +89,7 @@ class Writer:
     """The flows that write."""
 
     def __init__(self, reader: Reader) -> None:
-        self.reader, self.cache, self.items = reader, reader.cache, reader.items
+        self.reader, self.cache = reader, reader.cache
         self.sql, self.seal = reader.sql, reader.seal
 
     def job(self, plan: PlannedPut | PlannedWrites) -> Callable[[], Flow[Written]]:
@@ -145,7 +145,7 @@ class Writer:
         at = plan.uid, 0, plan.parent, 0
         snapshot = Snapshot(*at, plan.fields, plan.versions, plan.seen, {}, step=plan.step)
         appender = out.appender = Appender(
-            self.sql, self.seal, self.items, plan.thread_id, out.key, out.seq, out.known
+            self.sql, self.seal, plan.thread_id, out.key, out.seq, out.known
         )
         yield from appender.prepare(plan.nodes)
         self._fill(snapshot, plan, parent, appender)
