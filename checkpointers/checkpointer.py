@@ -679,7 +679,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         return (
             self._writer.job(planned),
             lambda written: written.take_over(self._cache),
-            lambda: self._cache.forget(planned.thread_id),
+            lambda: self._cache.forget(planned.at.thread_id),
         )
 
     def _write(self, plan: Plan, thread_id: str) -> None:

@@ -20,7 +20,7 @@ from langgraph.checkpoint.base import (
 )
 
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import UNREAD_STEP, Cache, ChannelLog, Snapshot, Thread
+from perdure.checkpointers.cache import UNREAD_STEP, Cache, ChannelLog, Snapshot, Thread, keep
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.manifest import (
     ALIASES,
@@ -105,7 +105,7 @@ class Reader:
         if known is None or known.key != row[0]:
             known = self.open_row(at.thread_id, at.checkpoint_ns, tuple(row))
             yield from self._resolve(at.thread_id, thread, known)
-        thread.remember(at.checkpoint_ns, known)
+        keep(thread.recent, (at.checkpoint_ns, known.uid), known)
         return Found(thread, namespace, known)
 
     def check_missing(self, at: Address) -> Flow[None]:
