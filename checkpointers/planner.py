@@ -66,16 +66,14 @@ class PlannedPut:
 
     Attributes:
         at: The address of its parent.
+        snapshot: What of it needs no log.
         deliberate: Whether its parent was read by its id: to go on from just there.
         rests_on: Key and generation of the thread that the plan rests on, if it rests on one.
     """
 
     at: Address
-    uid: str
-    fields: list[bytes]
+    snapshot: Snapshot
     metadata: dict[str, Any]
-    versions: dict[str, Any]
-    seen: dict[str, dict[str, Any]]
     nodes: dict[str, Node | None]
     deliberate: bool
     rests_on: tuple[int, int] | None
@@ -136,19 +134,14 @@ class Planner:
                 nodes[channel] = None  # as in the parent; else the writer says `Stale`
             else:
                 nodes[channel] = self._held(channel, value, parent)
-        other = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
         encode = self.codec.encode
-        return PlannedPut(
-            at,
-            checkpoint["id"],
-            [encode(other, lambda: "checkpoint"), encode(metadata, lambda: "metadata")],
-            metadata,
-            dict(versions),
-            {node: dict(seen) for node, seen in checkpoint["versions_seen"].items()},
-            nodes,
-            deliberate,
-            self._rests_on(),
-        )
+        other = {k: v for k, v in checkpoint.items() if k not in _OWN_FIELDS}
+        fields = [encode(other, lambda: "checkpoint"), encode(metadata, lambda: "metadata")]
+        seen = {node: dict(seen) for node, seen in checkpoint["versions_seen"].items()}
+        uid, step = checkpoint["id"], metadata.get("step")
+        snapshot = Snapshot(uid, 0, at.checkpoint_id, 0, fields, dict(versions), seen)
+        snapshot.step = step if type(step) is int else None
+        return PlannedPut(at, snapshot, metadata, nodes, deliberate, self._rests_on())
 
     def writes(
         self, at: Address, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str

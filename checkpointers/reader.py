@@ -78,9 +78,7 @@ class Reader:
     def find(self, at: Address, key: int | None = None) -> Flow[Found | None]:
         """The checkpoint of an address, or the head; its values are not read yet.
 
-        Args:
-            at: The address.
-            key: Its row's key, if that is known: the index of ids is asked only if it has no row.
+        With its row's `key`, the index of ids is asked only if that has no row.
 
         Raises:
             CorruptRecord: It was damaged, or what leads to it.
@@ -109,10 +107,7 @@ class Reader:
         return Found(thread, namespace, known)
 
     def check_missing(self, at: Address) -> Flow[None]:
-        """Make sure that what was not found is not there.
-
-        A search for a key ends beside its place, or beside the damaged entry that misled it.
-        """
+        """Make sure that what was not found is not there: no damaged entry misled the search."""
         params = at.thread_id, at.checkpoint_ns, pack_id(at.checkpoint_id)
         for (what,) in (yield self.sql("astray", *params)):
             raise damaged_index(what)
@@ -124,9 +119,28 @@ class Reader:
             raise damaged_index(f"namespace {start >> 32}")
 
     def get(self, at: Address, key: int | None = None) -> Flow[CheckpointTuple | None]:
-        """The checkpoint of an address, with all its values; see `find`."""
+        """The checkpoint of an address, with all its values, shared with nobody; see `find`."""
         found = yield from self.find(at, key)
-        return None if found is None else (yield from self._tuple(at, found))
+        if found is None:
+            return None
+        snapshot, values = found.snapshot, {}
+        for channel, ref in snapshot.refs.items():
+            values[channel] = yield from self.value(at.thread_id, found.thread, ref)
+        writes = yield from self.writes(at, found)
+        checkpoint = {
+            **self.codec.decode(snapshot.fields[0]),
+            "id": snapshot.uid,
+            "channel_values": values,
+            "channel_versions": dict(snapshot.versions),
+            "versions_seen": {node: dict(seen) for node, seen in snapshot.seen.items()},
+        }
+        return CheckpointTuple(
+            at.config(snapshot.uid),
+            checkpoint,  # type: ignore[arg-type]
+            cast(CheckpointMetadata, self.metadata(snapshot)),
+            at.config(snapshot.parent) if snapshot.parent else None,
+            writes,
+        )
 
     def is_head(self, at: Address) -> Flow[bool]:
         """Whether a run that names no checkpoint would start from the one of an address."""
@@ -182,24 +196,21 @@ class Reader:
 
     def _resolve(self, thread_id: str, thread: Thread, snapshot: Snapshot) -> Flow[None]:
         """Put the ranges of split channels at hand, and the origins of what was said."""
-        written = snapshot.said
-        said: dict[str, tuple[int, Ranges]] = {}
-        for channel, ref in snapshot.refs.items():
-            if isinstance(ref, bytes) or ref[0] not in (LIST, DICT):
-                continue
-            snapshot.ranges[channel] = (ref[1], (yield from self.ranges(ref[2])))
-            if not channel.startswith("__") and channel not in written:
-                said[channel] = snapshot.ranges[channel]
+        written, snapshot.said = snapshot.said, {}
         for channel, (key, numbers) in written.items():
-            said[channel] = (key, (yield from self.ranges(numbers)))
-        for channel, (key, ranges) in said.items():
+            snapshot.said[channel] = (key, (yield from self.ranges(numbers)))
+        for channel, ref in snapshot.refs.items():
+            if isinstance(ref, list) and ref[0] in (LIST, DICT):
+                held = snapshot.ranges[channel] = (ref[1], (yield from self.ranges(ref[2])))
+                if not channel.startswith("__"):
+                    snapshot.said.setdefault(channel, held)
+        for channel, (key, ranges) in snapshot.said.items():
             origin = None
             aliases = [each for each in ranges if each[0] >= ALIASES]
             if aliases:
                 origin = (yield from self.load(thread_id, thread, key, aliases)).origin
             if channel not in written:
-                said[channel] = (key, once(ranges, origin))
-        snapshot.said = said
+                snapshot.said[channel] = (key, once(ranges, origin))
 
     def ranges(self, numbers: list[Any]) -> Flow[Ranges]:
         """Ranges from the form in which they are written.
@@ -220,28 +231,6 @@ class Reader:
         return out + unflat(rest)
 
     # -- values
-
-    def _tuple(self, at: Address, found: Found) -> Flow[CheckpointTuple]:
-        """A checkpoint with all its values and pending writes, shared with nobody."""
-        snapshot = found.snapshot
-        values = {}
-        for channel, ref in snapshot.refs.items():
-            values[channel] = yield from self.value(at.thread_id, found.thread, ref)
-        writes = yield from self.writes(at, found)
-        checkpoint = {
-            **self.codec.decode(snapshot.fields[0]),
-            "id": snapshot.uid,
-            "channel_values": values,
-            "channel_versions": dict(snapshot.versions),
-            "versions_seen": {node: dict(seen) for node, seen in snapshot.seen.items()},
-        }
-        return CheckpointTuple(
-            at.config(snapshot.uid),
-            checkpoint,  # type: ignore[arg-type]
-            cast(CheckpointMetadata, self.metadata(snapshot)),
-            at.config(snapshot.parent) if snapshot.parent else None,
-            writes,
-        )
 
     def writes(
         self, at: Address, found: Found, channels: Collection[str] | None = None
@@ -273,19 +262,18 @@ class Reader:
             for key, inner in ref[1].items():
                 out[key] = yield from self.value(thread_id, thread, inner)
             return out
-        full: list[bytes] = []
         if kind in (LIST_HERE, DICT_HERE):
-            for element in ref[1]:
-                if isinstance(element, bytes):
-                    full += self.codec.expanded([element])
-                else:
-                    ranges = unflat(element[1:])
-                    log = yield from self.load(thread_id, thread, element[0], ranges)
-                    full += log.full(ranges)
+            elements = ref[1]
         else:
-            ranges = [(ref[2], ref[2] + 1)] if kind == ITEM else (yield from self.ranges(ref[2]))
-            log = yield from self.load(thread_id, thread, ref[1], ranges)
-            full = log.full(ranges)
+            elements = [[ref[1], *([ref[2], 1] if kind == ITEM else ref[2])]]
+        full: list[bytes] = []
+        for element in elements:
+            if isinstance(element, bytes):
+                full += self.codec.expanded([element])
+            else:
+                ranges = yield from self.ranges(element[1:])
+                log = yield from self.load(thread_id, thread, element[0], ranges)
+                full += log.full(ranges)
         parts = self.codec.values(full)
         if kind == ITEM:
             return parts[0]

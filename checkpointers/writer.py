@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from perdure.checkpointers.address import Address
@@ -153,14 +153,10 @@ class Writer:
         Raises:
             Stale: Something the plan rests on was deleted.
         """
-        out = yield from self._begin(plan, plan.uid)
+        out = yield from self._begin(plan, plan.snapshot.uid)
         uid = plan.at.checkpoint_id
         parent = None if uid is None else (yield from self._parent(out, uid))
-        step = plan.metadata.get("step")
-        snapshot = out.snapshot = Snapshot(
-            plan.uid, 0, uid, 0, plan.fields, plan.versions, plan.seen
-        )
-        snapshot.step = step if type(step) is int else None
+        snapshot = out.snapshot = replace(plan.snapshot, refs={}, ranges={}, said={})
         appender = out.appender = Appender(
             self.sql, self.seal, plan.at.thread_id, out.key, out.seq, out.known
         )
@@ -257,8 +253,8 @@ class Writer:
             return True
         if plan.deliberate and out.head[0] != parent.key:
             return True
-        step, before = plan.metadata.get("step"), self.reader.step(parent)
-        return type(step) is int and before is not None and step != before + 1
+        step, before = plan.snapshot.step, self.reader.step(parent)
+        return step is not None and before is not None and step != before + 1
 
     def _replaced(self, out: Written, snapshot: Snapshot) -> Flow[list[Statement]]:
         """The same checkpoint, put once more, in the place it has."""
@@ -326,12 +322,12 @@ def _fill(
     for channel, node in plan.nodes.items():
         if node is not None:
             snapshot.refs[channel] = appender.resolve(channel, node, snapshot, parent)
-        elif parent is None or not parent.holds(channel, plan.versions[channel]):
+        elif parent is None or not parent.holds(channel, snapshot.versions[channel]):
             raise Stale
         else:
             snapshot.take(channel, parent)
     if parent is not None:
-        for channel, version in plan.versions.items():
+        for channel, version in snapshot.versions.items():
             # a graph that does not know a channel carries its version on, not its value
             if channel not in snapshot.refs and parent.holds(channel, version):
                 snapshot.take(channel, parent)
