@@ -38,11 +38,9 @@ class End:
 
 
 class ChannelLog:
-    """The part of one log that is at hand.
+    """The part of a channel's log that is at hand.
 
     Attributes:
-        key: The log's key.
-        name: Its channel.
         items: Full forms by position, aliases apart.
         origins: The position that an alias repeats, by the alias's.
         end: Where it ends, as of the thread's `seq`.
@@ -94,13 +92,10 @@ class Snapshot:
     """A checkpoint's row, unpacked, with the ranges of its lists and dicts at hand.
 
     Attributes:
-        uid: The checkpoint id.
-        key: The row's key.
-        parent: The parent's id.
+        uid, parent: Its id and its parent's; `key` is the row's.
         began: The place, in put order, of the checkpoint that began what this one continues.
         fields: As stored: what of the checkpoint has no attribute here, and the metadata.
-        versions: Channel versions.
-        seen: Versions seen, by node.
+        versions: Of the channels; `seen`: the versions seen, by node.
         refs: A reference for each channel that has a value.
         ranges: For channels split into a log: its key and ranges.
         said: The same, for what was said on the way here.
@@ -169,6 +164,12 @@ class Thread:
             if position not in log.items:
                 log.items[position] = full
                 self.size += len(full) + _ITEM_OVERHEAD
+
+
+def log_at_hand(thread: Thread | None, channel: str) -> ChannelLog:
+    """What is kept of a channel's log, perhaps nothing."""
+    log = thread.named.get(channel) if thread is not None else None
+    return ChannelLog(0, channel) if log is None else log
 
 
 def keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:

@@ -47,7 +47,7 @@ _TYPED: Final = {"msgpack": 16, "null": 17, "bytes": 18, "bytearray": 19}
 _TYPE_NAMES: Final = {code: name for name, code in _TYPED.items()}
 _NAMED: Final = 31  # any other name follows: its length in one byte, then itself
 _PLAIN: Final = b"\x10"  # "msgpack"
-_FULL_MESSAGE: Final = 0x92  # msgpack's array of two; no stored value begins with it
+_FULL_MESSAGE: Final = b"\x92"  # msgpack's array of two; no stored value begins with it
 _MESSAGES: Final = frozenset(CLASSES.values())
 _MAX_STEPS: Final = 20  # of a path; each takes a trial of all parts on the way
 
@@ -136,40 +136,24 @@ class Codec:
     # -- the full form
 
     def full(self, values: Sequence[Any], path: Callable[[int], str]) -> list[bytes]:
-        """The full form of each value.
-
-        Args:
-            values: The elements of a list, or `[key, value]` of a dict.
-            path: How an error names the value at an index.
-
-        Raises:
-            Unstorable: One cannot be stored.
-        """
-        if self.compact and (found := _full(values)) is not None:
+        """The full form of each value; an error, as of `encode`, names the `path` at its index."""
+        if self.compact and (found := _all_full(values)) is not None:
             return found
         return [self._full(value, path, i) for i, value in enumerate(values)]
 
     def _full(self, value: Any, path: Callable[[int], str], i: int) -> bytes:
-        if self.compact and (found := _full([value])) is not None:
+        if self.compact and (found := _all_full([value])) is not None:
             return found[0]
         if type(value) is bytearray:  # within a list the serializer makes them bytes
             value = bytes(value)
         return self.encode(value, lambda: path(i))
 
     def stored(self, value: Any, full: bytes, path: Callable[[], str]) -> bytes:
-        """The form in which a value is stored, given its full form.
-
-        Raises:
-            Unstorable: It cannot be stored.
-        """
-        return self.encode(value, path) if full[0] == _FULL_MESSAGE else full
+        """The form in which a value is stored, given its full form."""
+        return self.encode(value, path) if full[:1] == _FULL_MESSAGE else full
 
     def expanded(self, stored: Sequence[bytes]) -> list[bytes]:
-        """The full forms of stored values.
-
-        Raises:
-            CorruptRecord: One cannot be read.
-        """
+        """The full forms of stored values."""
         out = list(stored)
         places = [i for i, each in enumerate(out) if each and each[0] in CLASSES]
         if places and self.compact:
@@ -178,24 +162,20 @@ class Codec:
         return out
 
     def values(self, full: Sequence[bytes]) -> list[Any]:
-        """New values from full forms; no two callers share a mutable part.
-
-        Raises:
-            CorruptRecord: One cannot be read.
-        """
+        """New values from full forms; no two callers share a mutable part."""
         kinds = {each[:1] for each in full}
-        if kinds == {bytes((_FULL_MESSAGE,))}:
+        if kinds == {_FULL_MESSAGE}:
             return messages_from_full(full)
         if kinds == {_PLAIN} and self.compact:
             with suppress(ValueError):  # only the serializer knows what is in one of them
                 return unpack_all([each[1:] for each in full])
         return [
-            messages_from_full([each])[0] if each[:1] == b"\x92" else self.decode(each)
+            messages_from_full([each])[0] if each[:1] == _FULL_MESSAGE else self.decode(each)
             for each in full
         ]
 
 
-def _full(values: Sequence[Any]) -> list[bytes] | None:
+def _all_full(values: Sequence[Any]) -> list[bytes] | None:
     """The full forms of values that are all messages, or all plain data; else None."""
     classes = list(map(type, values))
     kinds = set(classes)

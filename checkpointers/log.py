@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from perdure.checkpointers.cache import ChannelLog, End, Snapshot, Thread
+from perdure.checkpointers.cache import End, Snapshot, Thread, log_at_hand
 from perdure.checkpointers.manifest import (
     ALIASES,
     ITEM,
@@ -37,9 +37,8 @@ class Appender:
     Args:
         sql: The statements, by name.
         seal: Encrypts what is written.
-        thread_id: Whose logs they are.
-        thread: The thread's key.
-        seq: Its counter of puts, as read in this transaction.
+        thread_id: Whose logs they are; `thread` is the thread's key.
+        seq: The thread's counter of puts, as read in this transaction.
         known: What is kept of the thread, if it is true still.
 
     Attributes:
@@ -81,17 +80,17 @@ class Appender:
 
     def _unknown(self, channel: str, parts: list[New | Range]) -> Iterator[int]:
         """The hashes of items that the database may have."""
-        end, log = self.ends[channel], self._log(channel)
+        end, log = self.ends[channel], log_at_hand(self.known, channel)
         for part in parts:
             if not isinstance(part, New):
                 continue
             at = channel, part.stored
-            known = log.find(part.full) if log is not None else None
+            known = log.find(part.full)
             if known is not None:  # read since it was planned
                 self.placed[at] = known
             elif at not in self._hashes:
                 self._hashes[at] = content_hash(self.seal, end.key, part.stored)
-                if end.next and (log is None or len(log.items) != end.next):  # else all is at hand
+                if len(log.items) != end.next:  # else all is at hand
                     yield self._hashes[at]
 
     def find_ends(self, channels: Iterable[str]) -> Flow[None]:
@@ -108,9 +107,6 @@ class Appender:
                 rows = yield Statement(self.sql["new_log"], (self.thread, channel))
                 self.ends[channel] = End(rows[0][0])
 
-    def _log(self, channel: str) -> ChannelLog | None:
-        return self.known.named.get(channel) if self.known is not None else None
-
     # -- what the plan's nodes become
 
     def resolve(self, channel: str, node: Node, snapshot: Snapshot, parent: Snapshot | None) -> Any:
@@ -119,10 +115,8 @@ class Appender:
             return node
         end = self.ends[channel]
         first = end.next
-        kept, rest = (
-            self._place(channel, node.parts[: node.kept]),
-            self._place(channel, node.parts[node.kept :]),
-        )
+        kept = self._place(channel, node.parts[: node.kept])
+        rest = self._place(channel, node.parts[node.kept :])
         ranges = joined([*kept, *rest])
         if node.kind == ITEM:
             return [ITEM, end.key, ranges[0][0]]
@@ -176,10 +170,10 @@ class Appender:
 
     def _origins(self, channel: str, ranges: Ranges) -> Ranges:
         """The first positions of the items of ranges."""
-        log = self._log(channel)
+        log = log_at_hand(self.known, channel)
         out: Ranges = []
         for start, stop in ranges:
-            if start < ALIASES or log is None:
+            if start < ALIASES:
                 out.append((start, stop))
             else:
                 out += ((o, o + 1) for o in map(log.origin, range(start, stop)))

@@ -71,13 +71,11 @@ class Form(NamedTuple):
     Attributes:
         fresh: All fields of a message with nothing set, packed, in the order of the class.
         names: The names of its fields.
-        places: Those that the format knows, with their places in it.
-        added: Those that it does not know, with their defaults.
+        added: Those that the format does not know, with their defaults.
     """
 
     fresh: bytes
     names: frozenset[str]
-    places: dict[str, int]
     added: dict[str, Any]
 
 
@@ -85,9 +83,8 @@ def form_of(cls: type[BaseMessage], fields: Mapping[str, FieldInfo]) -> Form:
     """The form of a class with these fields."""
     known = _DEFAULTS[cls]
     fresh = {n: known[n] if n in known else _plain_default(field) for n, field in fields.items()}
-    places = {name: place for place, name in enumerate(_FIELDS[cls]) if name in fresh}
     added = {name: value for name, value in fresh.items() if name not in known}
-    return Form(pack(fresh), frozenset(fields), places, added)
+    return Form(pack(fresh), frozenset(fields), added)
 
 
 def _plain_default(field: FieldInfo) -> Any:
@@ -121,8 +118,8 @@ def pack_message(message: BaseMessage) -> bytes | None:
     defaults = _DEFAULTS[cls]
     kept = {
         place: fields[name]
-        for name, place in form.places.items()
-        if name in _REQUIRED or not _is_default(fields[name], defaults[name])
+        for place, name in enumerate(_FIELDS[cls])
+        if name in fields and (name in _REQUIRED or not _is_default(fields[name], defaults[name]))
     }
     try:
         return bytes((_CODES[cls],)) + pack(kept)
@@ -216,11 +213,7 @@ def full_messages(
 
 
 def full_from_stored(stored: Sequence[bytes]) -> list[bytes]:
-    """The full form of each of these compact forms, its fields in the order of the class.
-
-    Raises:
-        CorruptRecord: The bytes are not what `pack_message` gave.
-    """
+    """The full form of each of these compact forms, its fields in the order of the class."""
     codes = [item[0] for item in stored]
     classes = [CLASSES[code] for code in codes]
     try:

@@ -157,15 +157,14 @@ def rebuilt(
     *,
     dumped: bool = False,
 ) -> Any:
-    """An instance of a plain data class.
+    """An instance of a plain data class, of its attributes by name, or an enum's value.
 
     Args:
         cls: The class.
-        payload: Its attributes by name; of an enum the member's value.
+        payload: The attributes.
         private: The private attributes of a pydantic model.
         fields_set: Its `model_fields_set`; None: all fields in the payload.
-        dumped: Whether the payload is what `model_dump()` gave, in which the models and
-            dataclasses within a model are dicts.
+        dumped: Whether `model_dump()` gave the payload: models and dataclasses in it are dicts.
 
     Raises:
         Misfit: The class takes no such attributes.

@@ -17,7 +17,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, ChannelVersions, Checkpoin
 from langgraph.checkpoint.serde.types import ERROR
 
 from perdure.checkpointers.address import Address
-from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread, Write
+from perdure.checkpointers.cache import ChannelLog, Snapshot, Thread, Write, log_at_hand
 from perdure.checkpointers.codec import Codec
 from perdure.checkpointers.manifest import (
     DICT,
@@ -163,9 +163,6 @@ class Planner:
     def _rests_on(self) -> tuple[int, int] | None:
         return (self.thread.key, self.thread.generation) if self.thread is not None else None
 
-    def _log(self, channel: str) -> ChannelLog | None:
-        return self.thread.named.get(channel) if self.thread is not None else None
-
     # -- values that stand where they are
 
     def _here(self, channel: str, value: Any, path: str, *, nested: bool = False) -> Any:
@@ -185,8 +182,8 @@ class Planner:
             return [MAP, entries]
         kind = DICT_HERE if type(value) is dict else LIST_HERE
         elements, full = self._elements(value, path)
-        log = self._log(channel)
-        if log is not None and len(elements) >= _LONG:
+        log = log_at_hand(self.thread, channel)
+        if log.items and len(elements) >= _LONG:
             found = self._match(kind, log, elements, full, [], path).parts
             return [kind, [_element(log, part) for part in found]]
         pairs = zip(elements, full, strict=True)
@@ -212,7 +209,7 @@ class Planner:
         if channel.startswith("__"):  # tasks and inputs on their way are no history
             here: Node = self._here(channel, value, path)
             return here
-        log = self._log(channel)
+        log = log_at_hand(self.thread, channel)
         if _splittable(value):
             hint = parent.ranges.get(channel, (0, []))[1] if parent is not None else []
             kind = DICT if type(value) is dict else LIST
@@ -221,14 +218,14 @@ class Planner:
         if len(stored) <= INLINE_BYTES and not _is_message(value):
             return stored
         (full,) = self.codec.expanded([stored])
-        position = log.find(full) if log is not None else None
+        position = log.find(full)
         part = New(stored, full) if position is None else (position, position + 1)
         return Split(ITEM, [part], 0)
 
     def _match(
         self,
         kind: int,
-        log: ChannelLog | None,
+        log: ChannelLog,
         values: list[Any],
         full: list[bytes],
         hint: Ranges,
@@ -238,15 +235,6 @@ class Planner:
 
         `hint` is where the parent's value stands, likely to be much the same.
         """
-        if log is None:
-            return Split(
-                kind,
-                [
-                    self._new(*each, path, i)
-                    for i, each in enumerate(zip(values, full, strict=True))
-                ],
-                0,
-            )
         parts: list[New | Range] = []
         i = 0
         for start, stop in hint:

@@ -8,7 +8,6 @@ tuple, a bytearray or a key of a dict within a plain data class stays what it is
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import logging
@@ -96,20 +95,12 @@ _LANGGRAPH: Final = JsonPlusSerializer(allowed_msgpack_modules=None)
 
 
 def pack(value: Any) -> bytes:
-    """Plain data as bytes.
-
-    Raises:
-        TypeError: Something in it is not plain data.
-    """
+    """Plain data as bytes; a TypeError says that something in it is not plain data."""
     return ormsgpack.packb(value, option=PACK)
 
 
 def unpack(data: bytes | memoryview) -> Any:
-    """Plain data from bytes.
-
-    Raises:
-        ValueError: They are no msgpack, or hold an extension.
-    """
+    """Plain data from bytes; a ValueError says that they are no msgpack, or hold an extension."""
     return ormsgpack.unpackb(data, option=_UNPACK)
 
 
@@ -136,14 +127,10 @@ class TypeNotAllowed(TypeError):
 
 
 class Allowlist:
-    """Which classes may be rebuilt, as a langgraph serializer says.
+    """Which classes may be rebuilt, as the `allowed_msgpack_modules` of a serializer say.
 
-    With the name `LOADED` among its `allowed_msgpack_modules`, or with `True` in their place,
-    these are the plain data classes that the process has imported, and all classes named. Without
-    they are those named: the strict rule.
-
-    Args:
-        serde: The serializer. Names that `with_msgpack_allowlist` has added count.
+    With `LOADED` among them, or `True` in their place, these are the plain data classes that the
+    process has imported, and all classes named. Without they are those named: the strict rule.
     """
 
     LOADED: Final = ("perdure", "any plain data class that is loaded")
@@ -157,11 +144,7 @@ class Allowlist:
         self.names = functools.lru_cache(maxsize=1024)(lambda name: not everything and has(name))
 
     def check(self, name: Name) -> None:
-        """Refuse a plain data class that may not be rebuilt; others must be in `names`.
-
-        Raises:
-            TypeNotAllowed: It is not on the allowlist.
-        """
+        """Raise `TypeNotAllowed` for a plain data class; others must be in `names`."""
         if self.strict and not self.names(name):
             raise TypeNotAllowed(name)
 
@@ -284,6 +267,7 @@ class Converter:
 
     def _known(self, value: Any, name: Name) -> ormsgpack.Ext:
         """As langgraph encodes it, but with what it holds encoded here."""
+        cls: Any = type(value)
         code, rest = _KEYWORDS, []
         payload: Any
         if isinstance(value, set | frozenset):
@@ -296,14 +280,12 @@ class Converter:
                 payload.append(timeout)
         elif isinstance(value, BaseModel):
             code, payload, rest = _MODEL, value.model_dump(), ["model_validate_json"]
-        elif dataclasses.is_dataclass(value):
-            payload = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        elif isinstance(value, tuple):
+        elif kind_of(cls) is not None:
             payload = attributes_of(value)
         elif name[0] == "pydantic.networks":
             code, payload = _SINGLE, str(value)
         elif name == _ITEM:
-            payload = {slot: getattr(value, slot) for slot in type(value).__slots__}
+            payload = {slot: getattr(value, slot) for slot in cls.__slots__}
         else:
             return _by_langgraph(value)
         return ormsgpack.Ext(code, self._pack([*name, payload, *rest]))

@@ -148,11 +148,7 @@ class Writer:
     # -- a checkpoint
 
     def put(self, plan: PlannedPut) -> Flow[Written]:
-        """Store a checkpoint; the head moves to it unless a run that began later has it.
-
-        Raises:
-            Stale: Something the plan rests on was deleted.
-        """
+        """Store a checkpoint; the head moves to it unless a run that began later has it."""
         out = yield from self._begin(plan, plan.snapshot.uid)
         uid = plan.at.checkpoint_id
         parent = None if uid is None else (yield from self._parent(out, uid))
@@ -288,11 +284,7 @@ class Writer:
     # -- pending writes
 
     def put_writes(self, plan: PlannedWrites) -> Flow[Written]:
-        """Store what a task wrote, for its checkpoint, which may not be there yet.
-
-        Raises:
-            Stale: Something the plan rests on was deleted.
-        """
+        """Store what a task wrote, for its checkpoint, which may not be there yet."""
         out = yield from self._begin(plan, None)
         row = (pack_id(plan.at.checkpoint_id or ""), pack_id(plan.task), plan.path)
         writes, body = plan.writes, seal_writes(self.seal, *plan.at[:2], row, plan.writes)
