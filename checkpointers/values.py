@@ -47,6 +47,9 @@ _EXACT: Final = PACK | ormsgpack.OPT_PASSTHROUGH_TUPLE
 _UNPACK: Final = ormsgpack.OPT_NON_STR_KEYS
 _MAX_LEVELS: Final = 254  # ormsgpack's own limit for lists and dicts within each other
 _MAX_OBJECTS: Final = 100  # within each other; each takes a share of the thread's stack
+_TOO_DEEP: Final = (
+    f"lists and dicts are nested deeper than {_MAX_LEVELS} levels, or objects than {_MAX_OBJECTS}"
+)
 _KEYS: Final = frozenset((str, int, float, bool, bytes, NoneType))
 
 # langgraph's extension codes
@@ -191,10 +194,8 @@ class Converter:
             return self._pack(value)
         except Exception as exc:
             error = self._error or exc
-            if str(error) == "Recursion limit reached":
-                error = RecursionError(
-                    f"lists and dicts are nested deeper than {_MAX_LEVELS} levels"
-                )
+            if isinstance(error, RecursionError) or str(error) == "Recursion limit reached":
+                error = RecursionError(_TOO_DEEP)
             raise error from None
 
     def unpack(self, data: bytes | memoryview) -> Any:
@@ -220,7 +221,7 @@ class Converter:
         self._depth += 1
         try:
             if self._depth > _MAX_OBJECTS:
-                raise RecursionError(f"objects are nested deeper than {_MAX_OBJECTS} levels")
+                raise RecursionError(_TOO_DEEP)
             return step(*args)
         except Exception as exc:
             self._error = self._error or exc
