@@ -52,15 +52,12 @@ from perdure.checkpointers.address import (
 )
 from perdure.checkpointers.cache import Cache
 from perdure.checkpointers.codec import Codec
-from perdure.checkpointers.collector import collector_paused
-from perdure.checkpointers.extensions import Allowlist
 from perdure.checkpointers.import_langgraph import Importer
-from perdure.checkpointers.items import Items
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.maintenance import Maintenance
 from perdure.checkpointers.objects import name_of
 from perdure.checkpointers.planner import PlannedPut, PlannedWrites, Planner
-from perdure.checkpointers.reader import Reader
+from perdure.checkpointers.reader import Reader, collector_paused
 from perdure.checkpointers.reports import (
     CheckpointInfo,
     ErasureReport,
@@ -73,6 +70,7 @@ from perdure.checkpointers.reports import (
 )
 from perdure.checkpointers.threads import Threads, missing
 from perdure.checkpointers.writer import Stale, Writer
+from perdure.checkpointers.values import Allowlist
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.storage.database import Database, DatabaseOwner, Lock, awaited
 from perdure.storage.encryption import Clear, LangGraphCipher, Seal, seal_for
@@ -113,9 +111,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     def _bind(self) -> None:
         """Make the parts, for the serializer as it is."""
-        self._items = Items(Codec(self.serde))
+        self._codec = Codec(self.serde)
         self._cache = Cache(self._cache_bytes)
-        self._reader = Reader(self._sql, self._seal, self._cache, self._items)
+        self._reader = Reader(self._sql, self._seal, self._cache, self._codec)
         self._writer = Writer(self._reader)
         self._threads = Threads(self._reader)
         self._listing = Listing(self._reader, self.database)
@@ -572,7 +570,7 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         return (
             self._writer.job(planned),
             lambda written: written.take_over(self._cache),
-            lambda: self._cache.forget(planned.thread_id),
+            lambda: self._cache.forget(planned.at.thread_id),
         )
 
     def _write(self, plan: Plan, thread_id: str) -> None:
@@ -591,9 +589,9 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
 
     def _planners(self, thread_id: str) -> Iterator[Planner]:
         """One that rests on what is kept; if that is stale, on the parent only; then on nothing."""
-        yield Planner(self._items, self._cache.peek(thread_id))
-        yield Planner(self._items, None)
-        yield Planner(self._items, None, alone=True)
+        yield Planner(self._codec, self._cache.peek(thread_id))
+        yield Planner(self._codec, None)
+        yield Planner(self._codec, None, alone=True)
 
 
 def serde_and_seal(

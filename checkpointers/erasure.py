@@ -35,7 +35,7 @@ from perdure.checkpointers.manifest import (
     once,
     positions,
 )
-from perdure.checkpointers.packing import unpack
+from perdure.checkpointers.values import unpack
 from perdure.checkpointers.planner import New
 from perdure.checkpointers.reader import PAGE, Reader
 from perdure.checkpointers.records import (
@@ -96,7 +96,7 @@ def _erased_thread(
         for row in (yield reader.sql("items_between", *span(log, 0, ALIASES))):
             with suppress(CorruptRecord, ForbiddenType):  # it is deleted all the same
                 _, stored = open_item(reader.seal, thread_id, name, *row)
-                value = None if name == _BLOCKS else reader.items.codec.decode(stored)
+                value = None if name == _BLOCKS else reader.codec.decode(stored)
                 if isinstance(value, BaseMessage):
                     hashes.add(_hash(reader, value))
     report = yield from maintenance.delete_thread(thread_id)
@@ -123,9 +123,9 @@ class _Eraser:
     def __init__(self, reader: Reader, thread_id: str, row: Row, remover: Remover) -> None:
         key, seq, generation = row
         self.reader, self.sql, self.seal = reader, reader.sql, reader.seal
-        self.codec, self.thread_id, self.remover = reader.items.codec, thread_id, remover
+        self.codec, self.thread_id, self.remover = reader.codec, thread_id, remover
         self.thread = Thread(key, generation)  # not the cache's
-        of = reader.sql, reader.seal, reader.items, thread_id, key, seq, self.thread
+        of = reader.sql, reader.seal, thread_id, key, seq, self.thread
         self.appender = Appender(*of)
         self.checkpoints = 0
         self.cancelled: set[str] = set()

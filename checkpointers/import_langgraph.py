@@ -187,5 +187,5 @@ class Importer:
 
     def _equal(self, one: Any, other: Any) -> bool:
         # as bytes where values have no equality of their own: NaN, objects without __eq__
-        dumps = self.reader.items.codec.serde.dumps_typed
+        dumps = self.reader.codec.serde.dumps_typed
         return bool(one == other) or dumps(one) == dumps(other)

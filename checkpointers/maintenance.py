@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 from perdure.checkpointers.address import check_thread_ids
 from perdure.checkpointers.listing import Listing
 from perdure.checkpointers.manifest import ALIASES, Ranges, covered, missing, references
-from perdure.checkpointers.packing import unpack
 from perdure.checkpointers.reader import Reader
 from perdure.checkpointers.records import (
     log_spans,
@@ -32,6 +31,7 @@ from perdure.checkpointers.records import (
 from perdure.checkpointers.reports import PruneReport, Retention, ThreadInfo
 from perdure.checkpointers.thread_copy import copied
 from perdure.checkpointers.threads import Threads
+from perdure.checkpointers.values import unpack
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.database import Database
 from perdure.storage.flow import Flow, Statement

@@ -65,10 +65,10 @@ class Threads:
         seen = {*(yield from self._origins(at, found, *held))}
         ranges = joined((place, place + 1) for place, _ in places)
         log = yield from self.reader.load(at.thread_id, found.thread, key, ranges)
-        values = self.reader.items.values(log.full(ranges))
+        values = self.reader.codec.values(log.full(ranges))
         ref = snapshot.refs.get(channel)
         if isinstance(ref, bytes):
-            pairs = type(self.reader.items.codec.decode(ref)) is dict  # an empty one
+            pairs = type(self.reader.codec.decode(ref)) is dict  # an empty one
         else:
             pairs = ref is not None and ref[0] == DICT
         if pairs:
@@ -209,7 +209,7 @@ class Threads:
         self, thread_id: str, ns: str, row: Row, trunk: set[int], head: int
     ) -> Flow[CheckpointInfo]:
         snapshot = yield from self.reader.info(thread_id, ns, row)
-        fields: dict[str, Any] = self.reader.items.codec.decode(snapshot.fields[0])
+        fields: dict[str, Any] = self.reader.codec.decode(snapshot.fields[0])
         order = row[0] & 0xFFFFFFFF
         return CheckpointInfo(
             snapshot.uid,
