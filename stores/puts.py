@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from perdure.errors import ConfigurationError
-from perdure.stores.base import Namespace, Provenance
+from perdure.stores.base import Provenance
 from perdure.stores.models import Embeddings, Model
 from perdure.stores.namespaces import check_key, check_namespace
 from perdure.stores.options import check_number
@@ -21,7 +20,7 @@ Index = Literal[False] | list[str] | None
 _BRIEF = 20_000  # characters and parts: 0.2 ms
 _NESTED = 100  # what a list or dict counts, which also bounds how deep one looks
 _MINUTE = 60_000_000  # microseconds
-_MOST_PATHS = 1024
+_LEAST = 5e-324  # the number after zero
 _LONGEST = 1 << 56  # microseconds: 2,283 years, so that what expires then is still a date
 
 
@@ -81,31 +80,16 @@ class Put:
 class Preparer:
     """Checks what is to be put, and computes what needs no database."""
 
-    fields: Sequence[str]  # paths whose text is searched, unless a put names others
+    fields: list[str]  # paths whose text is searched, unless a put names others
     max_bytes: int
     embeddings: Embeddings
     masked: Callable[[str], str] | None = None  # of tokens, if the index has keyed hashes
     root: bytes = b""  # the path that namespaces are under
     limits: tuple[Limit, ...] = ()  # what must hold after a put
-    _paths: dict[tuple[bytes, Namespace], bytes] = field(default_factory=dict)
 
     def place(self, namespace: Any, key: Any) -> tuple[bytes, str]:
         """The path and key at which an item may be put."""
-        try:
-            return self._paths[self.root, namespace], check_key(key)
-        except (KeyError, TypeError):  # not met yet, or a list
-            path = check_namespace(namespace, self.root)
-        if type(namespace) is tuple:
-            if len(self._paths) >= _MOST_PATHS:
-                self._paths.clear()
-            self._paths[self.root, namespace] = path
-        return path, check_key(key)
-
-    def clear_caches(self) -> None:
-        """Drop the namespaces that are kept, and the embedder's vectors."""
-        self._paths.clear()
-        if self.embeddings.embedder is not None:
-            self.embeddings.embedder.clear_cache()
+        return check_namespace(namespace, self.root), check_key(key)
 
     def under(self, root: bytes, limits: tuple[Limit, ...]) -> Preparer:
         """The same for what is put under a path."""
@@ -195,10 +179,8 @@ def _budget_left(value: Any, budget: int) -> int:
 
 
 def _checked_ttl(minutes: float) -> int:
-    if isinstance(minutes, bool) or not isinstance(minutes, int | float):
-        raise ConfigurationError(f"ttl is {minutes!r}; expected minutes as a number, or None")
-    if not 0 < minutes < math.inf:
-        raise ConfigurationError(f"ttl is {minutes!r} minutes; expected more than zero, or None")
+    """A time to live in microseconds."""
+    check_number("ttl", minutes, "minutes, more than zero, or None", least=_LEAST)
     return int(max(1, min(minutes * _MINUTE, _LONGEST)))
 
 

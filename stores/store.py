@@ -34,7 +34,7 @@ from perdure.stores.base import (
     StoredItem,
     WhyNot,
 )
-from perdure.stores.erasure import Eraser, ErasesMessages
+from perdure.stores.erasure import ErasesMessages, forget
 from perdure.stores.items import Items, query_of
 from perdure.stores.missing import MissingEmbeddings
 from perdure.stores.parts import Parts
@@ -59,7 +59,6 @@ class Store(BaseStore):
         self._run, self._arun = parts.runner.run, parts.runner.arun
         self._missing = MissingEmbeddings(parts)
         self._items = Items(parts, self._missing)
-        self._eraser = Eraser(parts)
         self.database = parts.database
         self.ttl_config = parts.ttl
 
@@ -337,8 +336,8 @@ class Store(BaseStore):
             ConfigurationError: There is no criterion, a query has no words, a key is given without
                 a namespace, `threads` without a checkpointer, or a checkpointer to a scoped store.
         """
-        return self._eraser.forget(
-            prefix, key, filter, provenance, query, dry_run, checkpointer, threads
+        return forget(
+            self._parts, prefix, key, filter, provenance, query, dry_run, checkpointer, threads
         )
 
     aforget = awaited(forget)

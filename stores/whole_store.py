@@ -50,16 +50,14 @@ class WholeStore(DatabaseOwner, Store):
         super().__init__(parts)
         self._transfer = Transfer(parts, self._missing)
         self._sweeper: Sweeper | None = None
-        self._closed = False
 
     def close(self) -> None:
         """Stop the sweeper, and close the database once everything handed to it is written."""
-        if not self._closed:
-            self._closed = True
-            if self._sweeper is not None:
-                self._sweeper.stop()
-                self._sweeper.join()
-            self.database.close()
+        sweeper, self._sweeper = self._sweeper, None
+        if sweeper is not None:
+            sweeper.stopped.set()
+            sweeper.join()
+        self.database.close()
 
     # -- time to live
 
@@ -88,10 +86,11 @@ class WholeStore(DatabaseOwner, Store):
             The thread. It may be awaited too, as with langgraph's async store.
         """
         configured = (self.ttl_config or {}).get("sweep_interval_minutes")
-        sweeper = Sweeper(self.sweep_ttl, sweep_interval_minutes or configured or 5)
-        if self._sweeper is None or not self._sweeper.is_alive():
-            self._sweeper = sweeper
-            sweeper.start()
+        minutes: Any = sweep_interval_minutes or configured or 5
+        check_number("the sweep interval", minutes, "minutes, more than zero", least=1e-9)
+        if self._sweeper is None or self._sweeper.stopped.is_set():
+            self._sweeper = Sweeper(self.sweep_ttl, minutes)
+            self._sweeper.start()
         return self._sweeper
 
     def stop_ttl_sweeper(self, timeout: float | None = None) -> SweeperEnd:
@@ -101,7 +100,9 @@ class WholeStore(DatabaseOwner, Store):
             True if the thread has ended. In an event loop only `await` waits for it.
         """
         if self._sweeper is not None:
-            self._sweeper.stop()
+            self._sweeper.stopped.set()
+            if not in_event_loop():
+                self._sweeper.join(timeout)
         return SweeperEnd(self._sweeper, timeout)
 
     # -- old versions
@@ -185,14 +186,14 @@ class WholeStore(DatabaseOwner, Store):
                 "values in this store are encrypted, so a path cannot have an index"
             )
         on = index_expression(checked, "value")
-        sql = f'CREATE INDEX IF NOT EXISTS "{index_name(checked)}" ON store_items (ns, {on})'
+        sql = self._parts.sql["create_path_index"].format(name=index_name(checked), expression=on)
         self.database.write(lambda: rows_of(sql))
 
     acreate_index = awaited(create_index)
 
     def drop_index(self, path: str) -> None:
         """Remove an index; one that is not there is no error."""
-        sql = f'DROP INDEX IF EXISTS "{index_name(index_path(path))}"'
+        sql = self._parts.sql["drop_path_index"].format(name=index_name(index_path(path)))
         self.database.write(lambda: rows_of(sql))
 
     adrop_index = awaited(drop_index)
@@ -357,24 +358,18 @@ def _exported(source: WholeStore) -> Lines:
 class Sweeper(threading.Thread):
     """Calls a function at intervals until it is stopped; awaited, it is returned at once."""
 
-    def __init__(self, sweep: Callable[[], object], minutes: Any) -> None:
-        check_number("the sweep interval", minutes, "minutes, more than zero", least=1e-9)
+    def __init__(self, sweep: Callable[[], object], minutes: float) -> None:
         super().__init__(name="perdure-sweep", daemon=True)
-        self._sweep = sweep
-        self._interval_s = minutes * 60
-        self._stopped = threading.Event()
+        self.stopped = threading.Event()
+        self._sweep, self._interval_s = sweep, minutes * 60
 
     def run(self) -> None:
-        """Sweep until `stop` is called."""
-        while not self._stopped.wait(self._interval_s):
+        """Sweep until it is stopped."""
+        while not self.stopped.wait(self._interval_s):
             try:
                 self._sweep()
             except PerdureError:
                 _LOG.exception("expired items could not be swept; the next sweep tries again")
-
-    def stop(self) -> None:
-        """Begin no other sweep."""
-        self._stopped.set()
 
     def __await__(self) -> Generator[Any, Any, Self]:
         return self
@@ -382,25 +377,17 @@ class Sweeper(threading.Thread):
 
 
 class SweeperEnd:
-    """Whether a sweeper that was stopped has ended, as a truth value or by `await`.
-
-    It is waited for when this is made, or, in an event loop, when this is awaited.
-    """
+    """Whether a stopped sweeper has ended, as a truth value or by `await`, which waits for it."""
 
     def __init__(self, sweeper: Sweeper | None, timeout: float | None) -> None:
         self._sweeper, self._timeout = sweeper, timeout
-        if not in_event_loop():
-            self._wait()
-
-    def _wait(self) -> None:
-        if self._sweeper is not None:
-            self._sweeper.join(self._timeout)
 
     def __bool__(self) -> bool:
         return self._sweeper is None or not self._sweeper.is_alive()
 
     def __await__(self) -> Generator[Any, Any, bool]:
-        yield from asyncio.to_thread(self._wait).__await__()
+        if self._sweeper is not None:
+            yield from asyncio.to_thread(self._sweeper.join, self._timeout).__await__()
         return bool(self)
 
 
