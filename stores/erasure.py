@@ -20,26 +20,21 @@ from perdure.stores.text import query_tokens, tokens
 from perdure.stores.values import WHOLE, texts
 
 
-class ErasedMessages(Protocol):
-    """The result of `ErasesMessages.erase`."""
+class _Erased(Protocol):
+    @property
+    def items(self) -> int: ...
 
     @property
-    def items(self) -> int:
-        """How many messages are gone."""
+    def scrubbed(self) -> bool: ...
 
     @property
-    def scrubbed(self) -> bool:
-        """Whether their bytes are gone."""
-
-    @property
-    def cancelled(self) -> tuple[str, ...]:
-        """Tasks that quoted them."""
+    def cancelled(self) -> tuple[str, ...]: ...
 
 
 class ErasesMessages(Protocol):
     """The methods of a checkpointer that `forget` needs."""
 
-    def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> ErasedMessages:
+    def erase(self, thread_id: str, message_ids: Collection[str] | None = None) -> _Erased:
         """Take messages out of a thread for good; None: the whole thread."""
 
 
@@ -126,7 +121,7 @@ def forget(
 
 def _erase_messages(
     checkpointer: ErasesMessages | None, messages: Mapping[str, set[str] | None]
-) -> list[tuple[str, ErasedMessages]]:
+) -> list[tuple[str, _Erased]]:
     if checkpointer is None:
         return []
     return [(thread, checkpointer.erase(thread, ids)) for thread, ids in sorted(messages.items())]

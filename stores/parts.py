@@ -22,7 +22,7 @@ from perdure.stores.filters import Filter, parse
 from perdure.stores.index_cache import Indexes
 from perdure.stores.models import Embeddings, Model
 from perdure.stores.namespaces import check_prefix
-from perdure.stores.options import Index, Options, agreed_fields
+from perdure.stores.options import Index, Options, agreed_fields, check_number
 from perdure.stores.puts import Limit, Preparer
 from perdure.stores.reading import Reader, Wanted
 from perdure.stores.records import Records, micros
@@ -99,8 +99,14 @@ class Parts:
         ttl: Any = options.ttl
         return cls(database, sql, reader, writer, preparer, searcher, runner, ttl, now)
 
-    def under(self, prefix: bytes, limits: tuple[Limit, ...]) -> Self:
+    def under(self, prefix: bytes, max_items: int | None, max_bytes: int | None) -> Self:
         """The same under a path: nothing outside it can be named, and messages leave it out."""
+        for name, most in (("max_items", max_items), ("max_bytes", max_bytes)):
+            if most is not None:
+                check_number(name, most, "a whole number, or None", whole=True)
+        limits = self.preparer.limits
+        if (max_items, max_bytes) != (None, None):
+            limits += (Limit(prefix, max_items, max_bytes),)
         records = replace(self.records, root=len(prefix))
         reader = replace(self.reader, records=records)
         writer = replace(self.writer, records=records)
@@ -110,7 +116,7 @@ class Parts:
             writer=writer,
             runner=Runner(self.database, writer, self.runner.embeddings),
             searcher=replace(self.searcher, reader=reader),
-            preparer=self.preparer.under(prefix, limits),
+            preparer=replace(self.preparer, root=prefix, limits=limits),
             root=prefix,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from perdure.errors import ConfigurationError
@@ -31,16 +31,6 @@ class Limit:
     prefix: bytes
     items: int | None
     bytes: int | None
-
-
-def limits_of(prefix: bytes, max_items: int | None, max_bytes: int | None) -> tuple[Limit, ...]:
-    """The limits of a prefix; none if there is no limit."""
-    for name, limit in (("max_items", max_items), ("max_bytes", max_bytes)):
-        if limit is not None:
-            check_number(name, limit, "a whole number, or None", whole=True)
-    if max_items is None and max_bytes is None:
-        return ()
-    return (Limit(prefix, max_items, max_bytes),)
 
 
 @dataclass(slots=True, eq=False)
@@ -90,10 +80,6 @@ class Preparer:
     def place(self, namespace: Any, key: Any) -> tuple[bytes, str]:
         """The path and key at which an item may be put."""
         return check_namespace(namespace, self.root), check_key(key)
-
-    def under(self, root: bytes, limits: tuple[Limit, ...]) -> Preparer:
-        """The same for what is put under a path."""
-        return replace(self, root=root, limits=(*self.limits, *limits))
 
     def put(
         self,

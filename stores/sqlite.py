@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, Literal, Self
 
 from langgraph.store.base import IndexConfig, TTLConfig
@@ -74,7 +74,7 @@ class SQLiteStore(WholeStore):
         self,
         path: str | os.PathLike[str],
         *,
-        index: IndexConfig | Mapping[str, Any] | Literal["offline"] | None = "offline",
+        index: IndexConfig | dict[str, Any] | Literal["offline"] | None = "offline",
         ttl: TTLConfig | None = None,
         key: bytes | str | None = None,
         text_index: TextIndex = "sealed",

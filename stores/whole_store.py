@@ -119,15 +119,12 @@ class WholeStore(DatabaseOwner, Store):
         Raises:
             ConfigurationError: See `retain`.
         """
-        parts, now, bound = self._parts, self._parts.now(), (-1, 0)
-        if rule is not None:
-            _check_rule(rule)
-            bound = self._bound(rule, now)
-        path = parts.path(prefix)
-        rows = self.database.read(rows_of(parts.sql["removable"], *span(path), now, *bound))
-        root = len(parts.root)
+        now = self._parts.now()
+        bound = (-1, 0) if rule is None else _bound(rule, now)
+        asked = (*span(self._parts.path(prefix)), now, *bound)
+        rows = self.database.read(rows_of(self._parts.sql["removable"], *asked))
         return [
-            Removable(labels(path[root:]), key, bool(expired), versions, size)
+            Removable(labels(path), key, bool(expired), versions, size)
             for path, key, expired, versions, size in rows
         ]
 
@@ -139,38 +136,28 @@ class WholeStore(DatabaseOwner, Store):
         Raises:
             ConfigurationError: The rule is empty, or has a negative number.
         """
-        _check_rule(rule)
-        path = self._parts.path(prefix)
-        bound = self._bound(rule, self._parts.now())
-        total = 0
-        while found := self.database.write(lambda: self._drop_versions(path, bound)):
+        under, bound = span(self._parts.path(prefix)), _bound(rule, self._parts.now())
+        total = found = self.database.write(lambda: self._drop_versions(under, bound))
+        while found == _SWEEP:
+            found = self.database.write(lambda: self._drop_versions(under, bound))
             total += found
         if total:
-            self.database.write(lambda: self._drop_empty(path))
             self.database.shrink()
         return total
 
     aretain = awaited(retain)
 
-    def _bound(self, rule: VersionRetention, now: int) -> tuple[int, int]:
-        """The moment at which a version must be closed, and how many newer ones it must have."""
-        since = _ALL if rule.days is None else now - int(rule.days * 86_400_000_000)
-        return since, _ALL if rule.last is None else rule.last
-
-    def _drop_versions(self, prefix: bytes, bound: tuple[int, int]) -> Flow[int]:
-        sql = self._parts.sql
-        rows = yield sql("old_versions", *span(prefix), *bound, _SWEEP)
-        if rows:
-            for name in ("drop_index_with", "drop_version", "drop_index"):
-                yield Statement(sql[name], rows, many=True)
+    def _drop_versions(self, under: tuple[bytes, bytes], bound: tuple[int, int]) -> Flow[int]:
+        sql, emptied = self._parts.sql, []
+        rows = yield sql("old_versions", *under, *bound, _SWEEP)
+        for name in ("drop_index_with", "drop_version", "drop_index"):
+            yield Statement(sql[name], rows, many=True)
+        if len(rows) < _SWEEP:  # the last of them
+            emptied = yield sql("drop_empty_namespaces", *under)
+        if rows or emptied:
+            yield sql("drop_index_left")
             yield sql("bump_setting", "erasures")
         return len(rows)
-
-    def _drop_empty(self, prefix: bytes) -> Flow[None]:
-        sql = self._parts.sql
-        yield sql("drop_empty_namespaces", *span(prefix))
-        yield sql("drop_index_left")
-        yield sql("bump_setting", "erasures")
 
     # -- indexes on paths
 
@@ -180,13 +167,13 @@ class WholeStore(DatabaseOwner, Store):
         Raises:
             ConfigurationError: The path is no names joined by dots, or values are encrypted.
         """
-        checked = index_path(path)
+        expression = index_expression(index_path(path), "value")
         if self._parts.records.sealed:
             raise ConfigurationError(
                 "values in this store are encrypted, so a path cannot have an index"
             )
-        on = index_expression(checked, "value")
-        sql = self._parts.sql["create_path_index"].format(name=index_name(checked), expression=on)
+        sql = self._parts.sql["create_path_index"]
+        sql = sql.format(name=index_name(path), expression=expression)
         self.database.write(lambda: rows_of(sql))
 
     acreate_index = awaited(create_index)
@@ -326,14 +313,14 @@ class WholeStore(DatabaseOwner, Store):
             raise ConfigurationError(
                 f"on_unsuitable is {on_unsuitable!r}; expected one of {get_args(OnUnsuitable)}"
             )
-        found: Lines
+        lines: Lines
         if isinstance(source, WholeStore):
-            found = _exported(source)
+            lines = ((f"{e['key']!r} in {e['namespace']!r}", e) for e in source.export())
         elif isinstance(source, BaseStore):
-            found = of_store(source)
+            lines = of_store(source)
         else:
-            found = of_langgraph_file(source)
-        return self._transfer.take(found, progress, "item", skips=on_unsuitable == "skip")
+            lines = of_langgraph_file(source)
+        return self._transfer.take(lines, progress, "item", skips=on_unsuitable == "skip")
 
     aimport_from = awaited(import_from)
 
@@ -341,18 +328,13 @@ class WholeStore(DatabaseOwner, Store):
 
     def stats(self) -> StoreStats:
         """Counts and sizes."""
-        read, sql = self.database.read, self._parts.sql
-        namespaces, items, size, versions = read(rows_of(sql["counts"]))[0]
-        indexes, sizes = tuple(self.indexes()), self.database.stats()
-        pending = read(self._missing.count())
-        return StoreStats(namespaces, items, versions, pending, size, indexes, sizes)
+        read = self.database.read
+        ((namespaces, items, size, versions),) = read(rows_of(self._parts.sql["counts"]))
+        pending, indexes = read(self._missing.count()), tuple(self.indexes())
+        database = self.database.stats()
+        return StoreStats(namespaces, items, versions, pending, size, indexes, database)
 
     astats = awaited(stats)
-
-
-def _exported(source: WholeStore) -> Lines:
-    for line in source.export():
-        yield f"{line['key']!r} in {line['namespace']!r}", line
 
 
 class Sweeper(threading.Thread):
@@ -391,10 +373,13 @@ class SweeperEnd:
         return bool(self)
 
 
-def _check_rule(rule: VersionRetention) -> None:
+def _bound(rule: VersionRetention, now: int) -> tuple[int, int]:
+    """The moment at which a version must be closed to go, and how many newer ones it must have."""
     if rule.last is None and rule.days is None:
         raise ConfigurationError("the retention rule is empty; give last= or days=")
     for name, number in (("last", rule.last), ("days", rule.days)):
         if number is not None:
             expected = "a number, zero or more"
             check_number(f"retention {name}", number, expected, most=_FAR, whole=name == "last")
+    since = _ALL if rule.days is None else now - int(rule.days * 86_400_000_000)
+    return since, _ALL if rule.last is None else rule.last

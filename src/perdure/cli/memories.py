@@ -43,6 +43,7 @@ from perdure.cli.output import (
 )
 from perdure.cli.progress import at_work
 from perdure.errors import ConfigurationError, InvalidMessages, InvalidNamespace, UnknownThread
+from perdure.settings import SEARCH_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,7 +96,7 @@ def list_(
 @memories.command()
 def search(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="A question, or some words.")],
-    limit: Limit = 10,
+    limit: Limit = SEARCH_LIMIT,
     max_tokens: Annotated[
         int | None,
         typer.Option(min=1, help="List no more than N tokens of them."),

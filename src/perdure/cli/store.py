@@ -14,6 +14,7 @@ from perdure.cli.app import DB, AsJson, AsOf, Yes, confirm, group, opened, the_o
 from perdure.cli.output import ago, as_json, counted, moment, note, say, say_clean, table
 from perdure.cli.progress import at_work, steady
 from perdure.errors import ConfigurationError, InvalidNamespace
+from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 
 if TYPE_CHECKING:
     from perdure.stores import FoundItem, Receipt, SQLiteStore, StoredItem
@@ -217,7 +218,7 @@ def search(
     query: Annotated[str | None, Argument(metavar="[QUERY]", help="Words to look for.")] = None,
     filter: Filter = None,
     provenance: FromWhere = None,
-    limit: Limit = 10,
+    limit: Limit = SEARCH_LIMIT,
     offset: Annotated[int, Option(min=0, help="Leave out the first N.")] = 0,
     mode: Annotated[Mode, Option(metavar="MODE", help="hybrid, text or semantic.")] = "hybrid",
     as_of: AsOf = None,
@@ -285,7 +286,7 @@ def _list(found: list[FoundItem], *, scored: bool, explain: bool) -> None:
 def namespaces(
     prefix: Prefix = ROOT,
     max_depth: Annotated[int | None, Option(min=1, help="Cut them to N labels.")] = None,
-    limit: Limit = 100,
+    limit: Limit = LIST_LIMIT,
     as_of: AsOf = None,
     db: DB = None,
     json: AsJson = False,
