@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any, Final, Literal, Required, TypeVar
+from typing import Annotated, Any, Final, Literal, Required
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, with_config
 from typing_extensions import TypedDict
@@ -17,7 +17,6 @@ from perdure.stores.text import ANALYZER
 from perdure.stores.values import WHOLE
 from perdure.stores.vectors import Kind
 
-T = TypeVar("T", bound=BaseModel)
 TextIndex = Literal["sealed", "keyed"]
 _ALIKE: Final = 0.75  # of 1; below it, `$regex` is taken for `$gte`
 _WORDS: Final = "words"  # the setting that says how words are kept
@@ -35,7 +34,7 @@ _EXPECTED: Final = {
 
 
 @with_config(_STRICT)
-class TTL(TypedDict, total=False):
+class TTLOptions(TypedDict, total=False):
     """Langgraph's `TTLConfig`."""
 
     default_ttl: _Minutes | None
@@ -45,7 +44,7 @@ class TTL(TypedDict, total=False):
 
 
 @with_config(_STRICT)
-class Index(TypedDict, total=False):
+class IndexOptions(TypedDict, total=False):
     """Langgraph's `IndexConfig`, with what its SQLite store and `embedder_from` take."""
 
     embed: Required[Any]
@@ -61,8 +60,8 @@ class Options(BaseModel):
 
     model_config = _STRICT
 
-    index: Index | None
-    ttl: TTL | None
+    index: IndexOptions | None
+    ttl: TTLOptions | None
     key: bytes | str | None
     text_index: TextIndex
     vectors: Kind | None
@@ -73,19 +72,19 @@ class Options(BaseModel):
     timeout_s: Annotated[float, Field(ge=0, le=2_000_000)]  # SQLite: milliseconds in 32 bits
 
 
-def checked(make: Callable[..., T], **given: Any) -> T:
-    """The options that a model makes of what is given.
+def options_of(**given: Any) -> Options:
+    """The options, checked.
 
     Raises:
         ConfigurationError: One of them is wrong.
     """
     try:
-        return make(**given)
+        return Options(**given)
     except ValidationError as exc:
         error = exc.errors(include_url=False)[0]
     option, *within = error["loc"]
     if error["type"] in ("extra_forbidden", "invalid_key"):
-        known = {"ttl": TTL, "index": Index}[str(option)].__annotations__
+        known = {"ttl": TTLOptions, "index": IndexOptions}[str(option)].__annotations__
         raise ConfigurationError(
             f"{option} has the unknown setting {within[0]!r}; {meant(within[0], known)}"
         )

@@ -22,7 +22,7 @@ from perdure.stores.filters import Filter, parse
 from perdure.stores.index_cache import Indexes
 from perdure.stores.models import Embeddings, Model
 from perdure.stores.namespaces import check_prefix
-from perdure.stores.options import Index, Options, agreed_fields, check_number
+from perdure.stores.options import IndexOptions, Options, agreed_fields, check_number
 from perdure.stores.puts import Limit, Preparer
 from perdure.stores.reading import Reader, Wanted
 from perdure.stores.records import Records, micros
@@ -165,7 +165,7 @@ def _parsed(form: bytes, fields: tuple[str, ...] | None) -> Filter:
     return parse(orjson.loads(form), fields)
 
 
-def _embeddings(index: Index | None, kind: Kind | None) -> Embeddings:
+def _embeddings(index: IndexOptions | None, kind: Kind | None) -> Embeddings:
     if index is None:
         return Embeddings()
     embed = index["embed"]

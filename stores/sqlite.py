@@ -16,7 +16,7 @@ from perdure.storage.migrations import Migration
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import Synchronous
 from perdure.stores.offline import DIMS, StaticEmbedder
-from perdure.stores.options import Options, TextIndex, checked
+from perdure.stores.options import TextIndex, options_of
 from perdure.stores.parts import Parts
 from perdure.stores.values import MAX_BYTES
 from perdure.stores.vectors import Kind
@@ -87,8 +87,7 @@ class SQLiteStore(WholeStore):
         timeout_s: float = 30.0,
     ) -> None:
         config: Any = {"embed": StaticEmbedder(), "dims": DIMS} if index == "offline" else index
-        options = checked(
-            Options,
+        options = options_of(
             index=config,
             ttl=ttl,
             key=key,
