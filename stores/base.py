@@ -134,7 +134,7 @@ class QueryPlan:
     """How the database would answer a search."""
 
     indexes: tuple[str, ...]  # of paths; empty: it reads every item under the prefix
-    steps: tuple[str, ...]  # SQLite's own account, a line each
+    steps: tuple[str, ...]  # the database's own account, a line each
 
 
 @dataclass(frozen=True, slots=True)

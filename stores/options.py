@@ -56,7 +56,7 @@ class IndexOptions(TypedDict, total=False):
 
 
 class Options(BaseModel):
-    """The options of `SQLiteStore`, but for those of its database."""
+    """The options of a store, and those of its database that it needs to know."""
 
     model_config = _STRICT
 

@@ -18,7 +18,8 @@ from perdure.stores.values import decode, encode, texts
 
 Index = Literal[False] | list[str] | None
 _BRIEF = 20_000  # characters and parts: 0.2 ms
-_NESTED = 100  # what a list or dict counts, which also bounds how deep one looks
+_NESTED = 100  # what a list or dict counts, beside one for each part
+_NESTING = (dict, list, tuple)
 _MINUTE = 60_000_000  # microseconds
 _LEAST = 5e-324  # the number after zero
 _LONGEST = 1 << 56  # microseconds: 2,283 years, so that what expires then is still a date
@@ -145,23 +146,16 @@ class Preparer:
 
 def is_brief(value: Any) -> bool:
     """Whether a value is so small that checking and encoding it holds no event loop up."""
-    return isinstance(value, Mapping) and _budget_left(value, _BRIEF) >= 0
-
-
-def _budget_left(value: Any, budget: int) -> int:
-    """The remaining number of characters and parts; negative: the value is larger."""
-    if isinstance(value, str):
-        return budget - len(value)
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return budget - 1
-    budget -= _NESTED
-    for part in value:
-        if budget < 0:
-            break
-        budget = _budget_left(part, budget)
-    return budget
+    budget, parts = _BRIEF, [value]
+    while parts and budget >= 0:
+        part = parts.pop()
+        if isinstance(part, str):
+            budget -= len(part)
+        elif isinstance(part, _NESTING):
+            budget -= _NESTED + len(part)
+            if budget >= 0:
+                parts += part.values() if isinstance(part, dict) else part
+    return isinstance(value, dict) and budget >= 0
 
 
 def _checked_ttl(minutes: float) -> int:
