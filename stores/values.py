@@ -91,7 +91,11 @@ def _leaf_fault(value: Any, thorough: bool) -> str:
         long = value.bit_length() > _MAX_BITS
         return " is an integer of more than 3,900 digits; store it as text" if long else ""
     if isinstance(value, float):
-        return "" if math.isfinite(value) else f" is {value!r}, which is no JSON; use None or text"
+        return (
+            ""
+            if math.isfinite(value)
+            else f" is {value!r}, which JSON cannot say; use None or text"
+        )
     if value is None:
         return ""
     return (
