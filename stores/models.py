@@ -15,7 +15,7 @@ import numpy as np
 from perdure.errors import EmbedderMismatch
 from perdure.stores.chunking import chunks
 from perdure.stores.embedders import CheckedEmbedder
-from perdure.stores.settings import recorded
+from perdure.stores.options import recorded
 from perdure.stores.vectors import Floats, Kind, stored
 
 

@@ -117,15 +117,11 @@ def matches(conditions: Iterable[MatchCondition], namespace: Sequence[str]) -> b
 
 
 def _meets(condition: MatchCondition, namespace: Sequence[str]) -> bool:
-    wanted = condition.path
-    if len(namespace) < len(wanted):
-        return False
-    part = (
-        namespace[: len(wanted)]
-        if condition.match_type == "prefix"
-        else namespace[len(namespace) - len(wanted) :]
-    )
-    return all(want in ("*", label) for want, label in zip(wanted, part, strict=True))
+    wanted: Sequence[str] = condition.path
+    if condition.match_type == "suffix":
+        wanted, namespace = wanted[::-1], namespace[::-1]
+    some = zip(wanted, namespace, strict=False)
+    return len(wanted) <= len(namespace) and all(want in ("*", label) for want, label in some)
 
 
 def check_condition(condition: MatchCondition) -> None:

@@ -25,6 +25,10 @@ class _Chosen:
 CHOSEN: Final[Any] = _Chosen()
 """In place of a path: the database of the settings. None is refused: a path may be missing."""
 SECRETS: Final = ("key", "api_key")
+SEARCH_LIMIT: Final = 10
+"""The most results of a search, of items or memories, from code or the command line."""
+LIST_LIMIT: Final = 100
+"""Likewise, of a list."""
 Given = tuple[Any, str]
 """A value, and where it comes from."""
 _MOST: Final = 1_000_000  # days are more on no calendar

@@ -24,7 +24,7 @@ from perdure.stores import Provenance, SQLiteStore, VersionRetention, index, ind
 from perdure.stores.index import FOREVER, Entry, Index
 from perdure.stores.models import Model
 from perdure.stores.puts import Preparer
-from perdure.stores.schema import SQLITE
+from perdure.stores.sqlite import SCHEMA
 from perdure.stores.vectors import stored
 from tests.backends import KEY
 from tests.store_backends import Clock, Words, keys, of_words, open_store
@@ -570,7 +570,7 @@ def test_a_file_of_the_first_version(tmp_path: Path) -> None:
                 db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         db.execute("UPDATE store_index SET tokens = 'tea number'")
         db.execute("DELETE FROM migrations WHERE component = 'stores' AND version > 1")
-        assert len(SQLITE.steps) >= 2
+        assert len(SCHEMA.steps) >= 2
     with opened(tmp_path) as store:
         found = store.search(A, query="number7")
     with closing(sqlite3.connect(path)) as db:

@@ -35,6 +35,7 @@ from perdure.cli.output import ago, as_json, counted, day, moment, note, note_li
 from perdure.cli.progress import at_work
 from perdure.cli.worker import extractor
 from perdure.errors import ConfigurationError, InvalidMessages, UnknownThread
+from perdure.settings import SEARCH_LIMIT
 
 if TYPE_CHECKING:
     from perdure.memory import Memory
@@ -82,7 +83,7 @@ def list_(
 @memories.command()
 def search(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="A question, or some words.")],
-    limit: Limit = 10,
+    limit: Limit = SEARCH_LIMIT,
     min_score: Annotated[
         float, typer.Option(metavar="SCORE", help="Leave out what scores less.")
     ] = 0.2,

@@ -27,6 +27,7 @@ from perdure.cli.app import (
 from perdure.cli.output import ago, as_json, counted, moment, note, say, show
 from perdure.cli.progress import at_work, progress_bar
 from perdure.errors import ConfigurationError, InvalidNamespace
+from perdure.settings import LIST_LIMIT, SEARCH_LIMIT
 
 if TYPE_CHECKING:
     from perdure.stores import FoundItem, Receipt, SQLiteStore, StoredItem
@@ -157,7 +158,7 @@ def search(
     prefix: Annotated[str, Argument(metavar="PREFIX", help="Where to look; / is everywhere.")],
     query: Annotated[str | None, Argument(metavar="[QUERY]", help="Words to look for.")] = None,
     filter: Filter = None,
-    limit: Limit = 10,
+    limit: Limit = SEARCH_LIMIT,
     mode: Annotated[
         Literal["hybrid", "text", "semantic"],
         Option(metavar="MODE", help="hybrid, text or semantic."),
@@ -195,7 +196,7 @@ def namespaces(
     prefix: Annotated[
         str, Argument(metavar="[PREFIX]", help="Only namespaces below this; / is everything.")
     ] = _ROOT,
-    limit: Limit = 100,
+    limit: Limit = LIST_LIMIT,
     as_of: AsOf = None,
     db: DB = None,
     json: AsJson = False,
