@@ -29,9 +29,8 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from perdure.errors import InvalidFilter
 from perdure.stores.options import meant
@@ -49,6 +48,7 @@ OPERATORS = ("$eq", "$ne", *ORDER, "$in", "$nin", "$exists", "$contains", *_LOGI
 """All operators."""
 
 _ARRAYS = (list, tuple)
+_NO_MEMBERS = (bool, dict, *_ARRAYS)  # True is no 1 here, and sets cannot hold the others
 _LABEL = r"[^.\[\]]+"
 _INDEX = r"\[(?:-?[0-9]{1,9}|\*)\]"  # SQLite counts positions in 32 bits
 _PATH = re.compile(rf"{_LABEL}(?:{_INDEX})*(?:\.{_LABEL}(?:{_INDEX})*)*")
@@ -73,8 +73,7 @@ _Where: TypeAlias = tuple[str | int, ...]
 # -- what a filter is made of
 
 
-@dataclass(frozen=True, slots=True)
-class Compare:
+class Compare(NamedTuple):
     """A value against an operand.
 
     Besides the operators that `Not` leaves: `object`, whether it is one, and `array`, whether it is
@@ -85,30 +84,26 @@ class Compare:
     operand: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """What a key reaches in an object, or a position in an array, meets a condition."""
 
     key: str | int
     condition: Node
 
 
-@dataclass(frozen=True, slots=True)
-class Every:
+class Every(NamedTuple):
     """All parts hold, asked in order; with no parts, always."""
 
     parts: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Some:
+class Some(NamedTuple):
     """At least one part holds."""
 
     parts: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Not:
+class Not(NamedTuple):
     """The part does not hold."""
 
     part: Node
@@ -117,16 +112,12 @@ class Not:
 Node: TypeAlias = Compare | Field | Every | Some | Not
 
 
-@dataclass(slots=True, eq=False)
-class Filter:
-    """A parsed filter. `parse` makes it; threads may share it."""
+class Filter(NamedTuple):
+    """A parsed filter, its test of a document, and its conditions in SQL, once these are made."""
 
     node: Node
-    matches: _Test = field(init=False)
-    cache: dict[Any, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.matches = _compiled(self.node)
+    matches: _Test
+    conditions: dict[Any, Any]
 
 
 # -- parsing
@@ -146,7 +137,8 @@ def parse(filter: Mapping[str, Any] | None, fields: Sequence[str] | None = None)
     """
     if filter is not None and not isinstance(filter, Mapping):
         raise _wrong((), "a mapping of fields to conditions", filter)
-    return Filter(_Parser(fields).document(filter or {}, ()))
+    node = _Parser(fields).document(filter or {}, ())
+    return Filter(node, _compiled(node), {})
 
 
 class _Parser:
@@ -228,11 +220,12 @@ class _Parser:
             return Not(inner(operand, where))
         if not isinstance(operand, _ARRAYS) or not operand:
             raise _wrong(where, "a non-empty list of filters", operand)
+        parts = []
         for number, part in enumerate(operand):
             if not isinstance(part, Mapping):
                 raise _wrong((*where, number), "a filter", part)
-        parts = tuple(inner(part, (*where, number)) for number, part in enumerate(operand))
-        return Every(parts) if name == "$and" else Some(parts)
+            parts.append(inner(part, (*where, number)))
+        return Every(tuple(parts)) if name == "$and" else Some(tuple(parts))
 
     # -- values
 
@@ -354,25 +347,20 @@ def _at(key: str | int, test: _Test) -> _Test:
     """
     if isinstance(key, int):
         return lambda array: test(array[key])
-    steps = steps_of(key)
-    if steps == (key,):
-        return lambda document: test(document.get(key, _MISSING))
-    walk = _walk(steps, test)
+    walk = _walk(steps_of(key), test)
     return lambda document: test(document[key]) if key in document else walk(document)
 
 
 def _walk(steps: tuple[Step, ...], test: _Test) -> _Test:
+    """A test of a value, from a test of what steps reach from it."""
     if EACH in steps:
         at = steps.index(EACH)
         inner = _walk(steps[at + 1 :], test)
         steps = steps[:at]
 
-        def some(value: Any) -> bool:
-            if isinstance(value, _ARRAYS) and value:
-                return any(map(inner, value))
-            return inner(_MISSING)
-
-        test = some
+        def test(value: Any) -> bool:
+            found = value if isinstance(value, _ARRAYS) and value else (_MISSING,)
+            return any(map(inner, found))
 
     def walked(value: Any) -> bool:
         for step in steps:
@@ -383,7 +371,7 @@ def _walk(steps: tuple[Step, ...], test: _Test) -> _Test:
                 value = value[step] if inside else _MISSING
         return test(value)
 
-    return walked if steps else test
+    return walked
 
 
 def _comparison(name: str, operand: Any) -> _Test:
@@ -393,17 +381,16 @@ def _comparison(name: str, operand: Any) -> _Test:
         case "array":
             return lambda value: isinstance(value, _ARRAYS) and len(value) == operand
         case "$eq":
-            return _equal(operand)
+            return lambda value: _same(value, operand)
         case "$in":
             return _among(operand)
         case "$exists":
             return lambda value: (value is not _MISSING) is operand
         case "$contains":
-            equal = _equal(operand)
             return lambda value: (
                 isinstance(operand, str) and operand in value
                 if isinstance(value, str)
-                else isinstance(value, _ARRAYS) and any(map(equal, value))
+                else isinstance(value, _ARRAYS) and any(_same(one, operand) for one in value)
             )
     holds = ORDER[name]
     if isinstance(operand, str):
@@ -411,14 +398,6 @@ def _comparison(name: str, operand: Any) -> _Test:
     return lambda value: (
         isinstance(value, (int, float)) and not isinstance(value, bool) and holds(value, operand)
     )
-
-
-def _equal(operand: Any) -> _Test:
-    if operand is None or isinstance(operand, bool):
-        return lambda value: value is operand
-    if isinstance(operand, (dict, *_ARRAYS)) or operand in (0, 1):  # as which Python has booleans
-        return lambda value: _same(value, operand)
-    return lambda value: bool(value == operand)
 
 
 def _same(left: Any, right: Any) -> bool:
@@ -439,11 +418,11 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _among(operands: Sequence[Any]) -> _Test:
-    special = [value for value in operands if isinstance(value, (bool, dict, *_ARRAYS))]
-    plain = frozenset(value for value in operands if not isinstance(value, (bool, dict, *_ARRAYS)))
+    special = [value for value in operands if isinstance(value, _NO_MEMBERS)]
+    plain = frozenset(value for value in operands if not isinstance(value, _NO_MEMBERS))
 
     def among(value: Any) -> bool:  # 1 and 1.0 are one member: Python hashes by exact value
-        if isinstance(value, (bool, dict, *_ARRAYS)):
+        if isinstance(value, _NO_MEMBERS):
             return any(_same(value, one) for one in special)
         return value in plain
 

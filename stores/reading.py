@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from langgraph.store.base import MatchCondition
 
 from perdure.storage.flow import Flow, NamedSQL, Row, Statement
 from perdure.stores.base import Namespace, QueryPlan, StoredItem
-from perdure.stores.filter_sql import condition_of, indexable
+from perdure.stores.filter_sql import condition_of
 from perdure.stores.filters import Filter
 from perdure.stores.namespaces import (
     is_head,
@@ -46,7 +46,6 @@ class Reader:
 
     sql: NamedSQL
     records: Records
-    _indexed: tuple[int, frozenset[str]] = (-1, frozenset())  # as of a version of the schema
 
     # -- one key
 
@@ -120,8 +119,9 @@ class Reader:
         condition, params, indexed = yield from self._condition(wanted)
         if self.records.sealed:
             return [row[0] for row, _ in (yield from self.rows(wanted))]
-        sql = self.sql["matching"].format(condition=condition, indexed=indexed)
-        rows = yield Statement(sql, (*span(wanted.prefix), wanted.now, *params))
+        form = {"columns": "i.id, i.value", "condition": condition, "indexed": indexed}
+        sql = self.sql["matching"].format(**form)
+        rows = yield Statement(sql, (*span(wanted.prefix), wanted.now, *params, -1))
         check = wanted.filter.matches
         return [row for row, value in rows if check(decode(value))]
 
@@ -132,29 +132,18 @@ class Reader:
         rows = yield self.sql("path_indexes")
         return sorted(name.removeprefix(_INDEX).replace("^", "") for (name,) in rows)
 
-    def _usable(self) -> Flow[frozenset[str]]:
-        """The same, read again only when the schema has changed."""
-        version = (yield Statement("PRAGMA schema_version"))[0][0]
-        if self._indexed[0] != version:
-            self._indexed = version, frozenset((yield from self.indexes()))
-        return self._indexed[1]
-
     def _condition(self, wanted: Wanted) -> Flow[tuple[str, Sequence[Any], str]]:
         """The part of a filter that SQL can decide, its parameters, and the index to use."""
         if wanted.filter is None or self.records.sealed:
             return "1", (), ""
-        usable: Collection[str] = ()
-        paths = indexable(wanted.filter)
-        if paths:
-            usable = yield from self._usable()
-        condition = condition_of(wanted.filter, "i.value", usable)
-        for path in paths:
-            if path in usable:
-                hint = f'INDEXED BY "{index_name(path)}"'
-                probe = self.sql["probe"].format(condition=condition.text, indexed=hint)
-                bound = (*span(wanted.prefix), wanted.now, *condition.params, _SELECTIVE)
-                if len((yield Statement(probe, bound))) < _SELECTIVE:
-                    return condition.text, condition.params, hint
+        condition = condition_of(wanted.filter, "i.value", (yield from self.indexes()))
+        for path in condition.paths:
+            hint = f'INDEXED BY "{index_name(path)}"'
+            form = {"columns": "1", "condition": condition.text, "indexed": hint}
+            probe = self.sql["matching"].format(**form)
+            bound = (*span(wanted.prefix), wanted.now, *condition.params, _SELECTIVE)
+            if len((yield Statement(probe, bound))) < _SELECTIVE:
+                return condition.text, condition.params, hint
         return condition.text, condition.params, ""
 
     def explain(self, wanted: Wanted) -> Flow[QueryPlan]:
@@ -162,7 +151,9 @@ class Reader:
         condition, params, indexed = yield from self._condition(wanted)
         sql = self.sql["under"].format(condition=condition, indexed=indexed)
         bound = (*((*span(wanted.prefix), wanted.now, *params) * 2), 10, 0)
-        steps = tuple(row[3] for row in (yield Statement(f"EXPLAIN QUERY PLAN {sql}", bound)))
+        steps = tuple(
+            row[3] for row in (yield Statement(self.sql["explain"].format(query=sql), bound))
+        )
         used = tuple(
             path
             for path in (yield from self.indexes())

@@ -285,13 +285,12 @@ FROM store_versions v JOIN store_items i ON i.ns = v.ns AND i.key = v.key JOIN s
 WHERE v.id = ? AND (i.expires_at IS NULL OR i.expires_at > ?);
 
 -- matching: which present items under a prefix may meet a condition
-SELECT i.id, i.value FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
-WHERE n.path >= ? AND n.path < ? AND (i.expires_at IS NULL OR i.expires_at > ?) AND ({condition});
-
--- probe: whether an index finds few enough rows to be worth it
-SELECT 1 FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
+SELECT {columns} FROM store_namespaces n CROSS JOIN store_items i {indexed} ON i.ns = n.ns
 WHERE n.path >= ? AND n.path < ? AND (i.expires_at IS NULL OR i.expires_at > ?) AND ({condition})
 LIMIT ?;
+
+-- explain: how a statement would be answered, a line of SQLite's own account a row
+EXPLAIN QUERY PLAN {query};
 
 -- paths: namespaces in which something is present
 SELECT n.path FROM store_namespaces n
