@@ -163,7 +163,7 @@ class Eraser:
         if choice.key is None:
             rows = yield self._parts.sql("every_version", *span(choice.prefix))
         else:
-            rows = yield self._parts.sql("versions_of", choice.prefix, choice.key)
+            rows = yield self._parts.sql("history", choice.prefix, choice.key)
         values = {row[0]: records.value(row) for row in rows}
         fields = {row[0]: records.provenance(row[9], *row[1:4]) for row in rows}
         chosen = {(row[1], row[2]) for row in rows if choice.meets(values[row[0]], fields[row[0]])}

@@ -18,7 +18,7 @@ from langgraph.store.base import (
 )
 
 from perdure.errors import ConfigurationError
-from perdure.storage.flow import Flow, Row
+from perdure.storage.flow import Flow
 from perdure.stores.base import (
     TTL,
     FoundItem,
@@ -137,15 +137,17 @@ class Items:
         row = yield Read(parts.reader.get(path, text, parts.now(), when), snapshot=False)
         if row is None:
             return None
+        item = parts.records.item(row)
         if refresh and when is None:
-            yield from self._touch([row])
-        return parts.records.item(row)
+            yield from self._touch([item])
+        return item
 
-    def _touch(self, rows: Sequence[Row]) -> Effects[None]:
+    def _touch(self, found: Sequence[StoredItem | FoundItem]) -> Effects[None]:
         """Let items that expire live on, now that they were read."""
-        mortal = [row[0] for row in rows if row[7] is not None]
-        if mortal and not self._parts.database.read_only:
-            yield Write(partial(self._parts.writer.touch, mortal, self._parts.now))
+        parts = self._parts
+        keys = [(parts.path(item.namespace), item.key) for item in found if item.expires_at]
+        if keys and not parts.database.read_only:
+            yield Write(partial(parts.writer.touch, keys, parts.now))
 
     def search(
         self,
@@ -157,31 +159,20 @@ class Items:
     ) -> Effects[list[FoundItem]]:
         """The best answers to a query, or a page of the selected items."""
         page = _page(limit, offset)
-        return self._found(wanted, asked, *page, refresh=refresh and wanted.as_of is None)
+        return self._found(wanted, asked, page, refresh and wanted.as_of is None)
 
     def _found(
-        self, wanted: Wanted, asked: Query | None, limit: int, offset: int, *, refresh: bool
+        self, wanted: Wanted, asked: Query | None, page: tuple[int, int], refresh: bool
     ) -> Effects[list[FoundItem]]:
+        found: list[FoundItem]
         if asked is None:
-            pairs = yield Read(self._parts.reader.search(wanted, limit, offset))
-            if refresh:
-                yield from self._touch([row for row, _ in pairs])
-            return [FoundItem(item) for _, item in pairs]
-        found: list[FoundItem] = yield from self._parts.searcher.search(
-            wanted, asked, limit, offset
-        )
-        keys = [(self._parts.path(item.namespace), item.key) for item in found if item.expires_at]
-        if refresh and keys:
-            yield from self._touch((yield Read(self._rows(keys))))
+            pairs = yield Read(self._parts.reader.search(wanted, *page))
+            found = [FoundItem(item) for _, item in pairs]
+        else:
+            found = yield from self._parts.searcher.search(wanted, asked, *page)
+        if refresh:
+            yield from self._touch(found)
         return found
-
-    def _rows(self, keys: Sequence[tuple[bytes, str]]) -> Flow[list[Row]]:
-        out = []
-        for path, key in keys:
-            row = yield from self._parts.reader.get(path, key, self._parts.now(), None)
-            if row is not None:
-                out.append(row)
-        return out
 
     def namespaces(self, op: ListNamespacesOp, as_of: Any = None) -> Effects[list[Namespace]]:
         """Namespaces that hold something."""

@@ -60,7 +60,7 @@ class Transfer:
         out: list[Row] = []
         key = None
         for (key,) in (yield self._parts.sql("key_page", path, last, PAGE)):
-            for row in (yield self._parts.sql("key_versions", path, key)):
+            for row in (yield self._parts.sql("history", path, key)):
                 row = ended(row, self._parts.now())
                 if versions or row[6] is None:
                     out.append(row)

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, NamedTuple
 
 from perdure.errors import LimitExceeded, VersionConflict
@@ -17,7 +16,6 @@ from perdure.stores.puts import Limit, Put
 from perdure.stores.records import Records, pack_fields, provenance_place, value_place
 
 _NOWHERE: Row = (None,) * 10  # what `locate` finds of a key in a namespace that is not there
-_LOCATED = (64, 8, 1)  # how many keys a statement may ask for
 
 
 class Times(NamedTuple):
@@ -174,18 +172,9 @@ class Writer:
             yield from self.add(added, changes)
 
     def locate(self, puts: Sequence[Put]) -> Flow[list[Row]]:
-        """The present version of each key, a column of `locate` each; None if there is none."""
-        found: list[Row] = [_NOWHERE] * len(puts)
-        start = 0
-        for count in _LOCATED:  # a few sizes, so that the statements stay prepared
-            sql = _locating(self.sql["locate"], count)
-            while len(puts) - start >= count:
-                some = puts[start : start + count]
-                asked = [part for put in some for part in (put.path, put.key)]
-                for row in (yield Statement(sql, asked)):
-                    found[start + row[0]] = row[1:]
-                start += count
-        return found
+        """The present version of each key, as the columns of `locate`; None if there is none."""
+        found = yield [self.sql("locate", put.path, put.key) for put in puts]
+        return [rows[0] if rows else _NOWHERE for rows in found]
 
     def close(self, ends: Sequence[tuple[int, int]]) -> Flow[None]:
         """Make present versions closed ones, each given as its end and its row."""
@@ -303,10 +292,10 @@ class Writer:
 
     # -- time
 
-    def touch(self, rows: Sequence[int], clock: Callable[[], int]) -> Flow[None]:
+    def touch(self, keys: Sequence[tuple[bytes, str]], clock: Callable[[], int]) -> Flow[None]:
         """Let items live on for their time from now."""
         now = clock()  # in the transaction: one may have waited for it past an item's time
-        yield Statement(self.sql["touch"], [(now, row) for row in rows], many=True)
+        yield Statement(self.sql["touch"], [(now, *key) for key in keys], many=True)
 
     def sweep(self, now: int, limit: int) -> Flow[int]:
         """Close items whose time is over. Returns how many; call again until none are."""
@@ -330,11 +319,6 @@ def _rounds(puts: Sequence[Put]) -> Iterator[Sequence[Put]]:
             seen.clear()
         seen.add(key)
     yield puts[start:]
-
-
-@cache
-def _locating(sql: str, count: int) -> str:
-    return sql.format(asked=", ".join(f"({number}, ?, ?)" for number in range(count)))
 
 
 def _within(limit: Limit, items: int, size: int) -> bool:
