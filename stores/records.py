@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -11,12 +12,13 @@ from typing import Any
 from perdure.errors import ConfigurationError, CorruptRecord
 from perdure.storage.encryption import Clear, Place, Seal
 from perdure.storage.flow import Row
-from perdure.stores.base import Provenance, StoredItem
+from perdure.stores.base import PROVENANCE, Provenance, StoredItem
 from perdure.stores.namespaces import labels
 from perdure.stores.values import decode
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def micros(when: datetime) -> int:
@@ -35,57 +37,33 @@ def moment(at: int) -> datetime:
 
 def provenance_fields(provenance: Provenance) -> dict[str, Any]:
     """Provenance as JSON, without what was not said: what is stored, and what filters see."""
-    _check_provenance(provenance)
-    at = provenance.at
-    found = {
-        "thread_id": provenance.thread_id,
-        "checkpoint_id": provenance.checkpoint_id,
-        "message_ids": list(provenance.message_ids) or None,
-        "actor": provenance.actor,
-        "trust": provenance.trust,
-        "position": provenance.position,
-        "at": None if at is None else at.astimezone(UTC).isoformat(),
-    }
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _check_provenance(provenance: Provenance) -> None:
     if not isinstance(provenance, Provenance):
         raise ConfigurationError(
             f"provenance is {provenance!r}; expected Provenance(thread_id=…, actor=…)"
         )
-    if provenance.at is not None:
-        micros(provenance.at)
-    position, messages = provenance.position, provenance.message_ids
-    if position is not None and (type(position) is not int or abs(position) > 1 << 62):
-        raise ConfigurationError(f"provenance position is {position!r}; expected a whole number")
+    found = {name: getattr(provenance, name) for name in PROVENANCE}
+    messages, position, at = provenance.message_ids, provenance.position, provenance.at
     if not isinstance(messages, tuple | list):
         raise ConfigurationError(f"provenance message_ids is {messages!r}; expected a tuple")
-    for name in ("thread_id", "checkpoint_id", "actor", "trust"):
-        _check_text(name, getattr(provenance, name))
-    for message in messages:
-        _check_text("message_ids", message or "")
-
-
-def _check_text(name: str, text: Any) -> None:
-    if text is None:
-        return
-    if not isinstance(text, str) or any("\ud800" <= char <= "\udfff" for char in text):
-        raise ConfigurationError(f"provenance {name} has {text!r}; expected Unicode text")
+    if position is not None and (type(position) is not int or abs(position) > 1 << 62):
+        raise ConfigurationError(f"provenance position is {position!r}; expected a whole number")
+    for name in ("thread_id", "checkpoint_id", "actor", "trust", "message_ids"):
+        for text in messages if name == "message_ids" else (found[name],):
+            if text is not None and (not isinstance(text, str) or _SURROGATE.search(text)):
+                raise ConfigurationError(f"provenance {name} has {text!r}; expected Unicode text")
+    found["message_ids"] = list(messages) or None
+    if at is not None:
+        found["at"] = moment(micros(at)).isoformat()
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def provenance_of(fields: Mapping[str, Any]) -> Provenance:
     """Provenance from its JSON."""
-    at = fields.get("at")
-    return Provenance(
-        thread_id=fields.get("thread_id"),
-        checkpoint_id=fields.get("checkpoint_id"),
-        message_ids=tuple(fields.get("message_ids", ())),
-        actor=fields.get("actor"),
-        trust=fields.get("trust"),
-        position=fields.get("position"),
-        at=None if at is None else datetime.fromisoformat(at),
-    )
+    found = {name: fields[name] for name in PROVENANCE if name in fields}
+    if "at" in found:
+        found["at"] = datetime.fromisoformat(found["at"])
+    found["message_ids"] = tuple(found.get("message_ids", ()))
+    return Provenance(**found)
 
 
 @dataclass(slots=True)
