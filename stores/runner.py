@@ -270,15 +270,15 @@ def awaiting(
     """
     make: Callable[..., Effects[T]] = method.__wrapped__  # type: ignore[attr-defined]
 
-    async def twin(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        brief = is_brief is not None and is_brief(self, *args, **kwargs)
-        found: T = await self._parts.runner.arun(make(self, *args, **kwargs), brief=brief)
-        return found
-
     def decorate(
         named: Callable[[Any], None],
     ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-        wraps(named)(twin)
+        @wraps(named)
+        async def twin(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            brief = is_brief is not None and is_brief(self, *args, **kwargs)
+            found: T = await self._parts.runner.arun(make(self, *args, **kwargs), brief=brief)
+            return found
+
         return signed(twin, make)
 
     return decorate
