@@ -15,7 +15,7 @@ from perdure.stores.base import PROVENANCE, Namespace, Receipt
 from perdure.stores.filters import Filter, parse
 from perdure.stores.namespaces import check_key, labels, span
 from perdure.stores.parts import Parts
-from perdure.stores.records import moment
+from perdure.stores.reading import moment
 from perdure.stores.text import query_tokens, tokens
 from perdure.stores.values import WHOLE, texts
 

@@ -29,7 +29,7 @@ from perdure.stores.index_format import LARGEST, Covered, packed, unpacked
 from perdure.stores.index_view import View
 from perdure.stores.models import Model
 from perdure.stores.namespaces import labels, span
-from perdure.stores.records import Records
+from perdure.stores.reading import Records
 from perdure.stores.scopes import Part, Scope, Sought
 
 _LOG = logging.getLogger("perdure")

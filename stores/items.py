@@ -33,8 +33,7 @@ from perdure.stores.namespaces import check_condition, check_key
 from perdure.stores.options import check_number
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Index, Put
-from perdure.stores.reading import Wanted
-from perdure.stores.records import micros
+from perdure.stores.reading import Wanted, micros
 from perdure.stores.runner import Effects, Read, Write, WritePuts
 from perdure.stores.searching import MODES, Query
 from perdure.stores.weighting import Weights

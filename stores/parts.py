@@ -15,8 +15,7 @@ from perdure.stores.base import PROVENANCE
 from perdure.stores.filters import Filter, parse
 from perdure.stores.namespaces import check_prefix
 from perdure.stores.puts import Limit, Preparer
-from perdure.stores.reading import Reader, Wanted
-from perdure.stores.records import Records, micros
+from perdure.stores.reading import Reader, Records, Wanted, micros
 from perdure.stores.runner import Runner
 from perdure.stores.searching import Searcher
 from perdure.stores.values import is_plain

@@ -25,8 +25,7 @@ from perdure.stores.offline import DIMS, StaticEmbedder
 from perdure.stores.options import TextIndex, check_names, check_options
 from perdure.stores.parts import Parts, clear_filters
 from perdure.stores.puts import Preparer
-from perdure.stores.reading import Reader
-from perdure.stores.records import Records
+from perdure.stores.reading import Reader, Records
 from perdure.stores.runner import Runner
 from perdure.stores.schema import SQLITE
 from perdure.stores.searching import Searcher

@@ -20,8 +20,7 @@ from perdure.stores.models import Model
 from perdure.stores.namespaces import labels, span
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Put
-from perdure.stores.reading import ended
-from perdure.stores.records import micros, moment, provenance_of
+from perdure.stores.reading import ended, micros, moment, provenance_of
 from perdure.stores.runner import Effects, Write
 from perdure.stores.sources import TIMES, Lines
 from perdure.stores.writer import Changes, New, Times, Writer

@@ -13,7 +13,7 @@ from perdure.storage.flow import Flow, NamedSQL, Row, Statement
 from perdure.stores.models import Model
 from perdure.stores.namespaces import labels, span
 from perdure.stores.puts import Limit, Put
-from perdure.stores.records import Records, pack_fields, provenance_place, value_place
+from perdure.stores.reading import Records, pack_fields, provenance_place, value_place
 
 _NOWHERE: Row = (None,) * 10  # what `locate` finds of a key in a namespace that is not there
 
