@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -160,11 +159,6 @@ def value_place(path: bytes, key: str, version: int) -> Place:
 def provenance_place(path: bytes, key: str, version: int) -> Place:
     """The data that binds provenance to its row."""
     return ("provenance", path.decode(), key, version)
-
-
-def pack_fields(fields: list[str] | None) -> str | None:
-    """The paths whose text an item is searched by, when they are not the store's."""
-    return None if fields is None else json.dumps(fields)
 
 
 # -- reading them
