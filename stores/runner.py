@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
@@ -74,17 +73,11 @@ class _Done(NamedTuple):
     result: Any
 
 
-@dataclass(slots=True)
 class Runner:
     """Carries out effects."""
 
-    database: Database
-    writer: Writer
-    embeddings: Embeddings
-    _calls: _Batches = field(init=False)
-    _puts: _Batches = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, database: Database, writer: Writer, embeddings: Embeddings) -> None:
+        self.database, self.writer, self.embeddings = database, writer, embeddings
         self._calls = _Batches(self._call_together)
         self._puts = _Batches(self._put_together)
 

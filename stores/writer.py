@@ -76,7 +76,7 @@ class Writer:
         yield from self.finish(puts, changes, now)
 
     def begin(self, model: Model | None) -> Flow[Changes]:
-        """The statements before the versions are added; `finish` follows them."""
+        """What comes before versions are added; `finish` follows them."""
         return Changes(None if model is None else (yield from self.enrol(model)))
 
     def finish(self, puts: Sequence[Put], changes: Changes, now: int) -> Flow[None]:
@@ -87,14 +87,13 @@ class Writer:
                 vectors = self.records.shut_vectors(put.vectors, row)
                 fields = None if put.fields is None else json.dumps(put.fields)
                 rows.append((row, vectors, None if vectors is None else changes.model, fields))
+                if put.missing is not None:
+                    error = self.records.shut(put.missing, ("pending", row))
+                    yield self.sql("add_pending", row, error)
             yield Statement(self.sql["add_index"], rows, many=True)
         if changes.items:
             grown = [(items, changes.bytes[ns], ns) for ns, items in changes.items.items()]
             yield Statement(self.sql["grow_namespace"], grown, many=True)
-        for put, row in changes.indexed:
-            if put.missing is not None:
-                error = self.records.shut(put.missing, ("pending", row))
-                yield self.sql("add_pending", row, error)
         # who holds too much may still delete, and put less
         for limit in dict.fromkeys(limit for put in puts for limit in put.limits):
             counted = Limit(
