@@ -16,6 +16,7 @@ from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
+from perdure.errors import PerdureError
 from perdure.storage.database import Database
 from perdure.storage.flow import Flow, run, signed
 from perdure.stores.embedders import CheckedEmbedder
@@ -167,8 +168,8 @@ class Runner:
         assert self.embeddings.embedder is not None
         return self.embeddings.embedder
 
-    async def _call_together(self, calls: list[_Advance]) -> list[Any]:
-        return await self.database.in_thread(lambda: [_outcome(call) for call in calls])
+    def _call_together(self, calls: list[_Advance]) -> Awaitable[list[Any]]:
+        return self.database.in_thread(lambda: [_outcome(call) for call in calls])
 
     async def _put_together(self, effects: list[WritePuts]) -> list[BaseException | None]:
         """Write puts that nothing but the database can refuse, in one transaction."""
@@ -197,7 +198,6 @@ class _Batches:
     def __init__(self, do: Callable[[list[Any]], Awaitable[Sequence[Any]]]) -> None:
         self._do = do  # returns an answer for each, or its error
         self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, list[_Ask]] = WeakKeyDictionary()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def ask(self, what: Any) -> asyncio.Future[Any]:
         """Ask for something."""
@@ -205,29 +205,37 @@ class _Batches:
         asks = self._open.get(loop)
         if asks is None or len(asks) == _TOGETHER:
             asks = self._open[loop] = []
-            task = loop.create_task(self._end(loop, asks))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            loop.call_soon(self._end, loop, asks)
         future = loop.create_future()
         asks.append((what, future))
         return future
 
-    async def _end(self, loop: asyncio.AbstractEventLoop, asks: list[_Ask]) -> None:
+    def _end(self, loop: asyncio.AbstractEventLoop, asks: list[_Ask]) -> None:
         if self._open.get(loop) is asks:
             del self._open[loop]
         asks = [ask for ask in asks if not ask[1].cancelled()]
-        outcomes: Sequence[Any]
+        if not asks:
+            return
+        done: asyncio.Future[Sequence[Any]]
         try:
-            outcomes = await self._do([what for what, _ in asks])
-        except BaseException as exc:
-            outcomes = [exc] * len(asks)
-        for (_, future), outcome in zip(asks, outcomes, strict=True):
-            if future.done():
-                continue
-            if isinstance(outcome, BaseException):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
+            did = self._do([what for what, _ in asks])
+            done = asyncio.ensure_future(did)  # noqa: RUF006 - what it awaits holds it
+        except PerdureError as exc:
+            done = loop.create_future()
+            done.set_exception(exc)
+        done.add_done_callback(partial(_settle, asks))
+
+
+def _settle(asks: list[_Ask], done: asyncio.Future[Sequence[Any]]) -> None:
+    error = asyncio.CancelledError() if done.cancelled() else done.exception()
+    outcomes = done.result() if error is None else [error] * len(asks)
+    for (_, future), outcome in zip(asks, outcomes, strict=True):
+        if future.done():
+            continue
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
 
 
 def _outcome(call: Callable[[], Any]) -> Any:
