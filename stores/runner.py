@@ -219,7 +219,7 @@ class _Batches:
         done: asyncio.Future[Sequence[Any]]
         try:
             did = self._do([what for what, _ in asks])
-            done = asyncio.ensure_future(did)  # noqa: RUF006 - what it awaits holds it
+            done = asyncio.ensure_future(did)
         except PerdureError as exc:
             done = loop.create_future()
             done.set_exception(exc)
