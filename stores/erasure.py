@@ -13,8 +13,7 @@ from perdure.storage.flow import Flow, Row, Statement
 from perdure.stores.base import Namespace, Receipt
 from perdure.stores.namespaces import check_key, labels, span
 from perdure.stores.parts import Parts
-from perdure.stores.reading import Wanted
-from perdure.stores.records import moment
+from perdure.stores.reading import Wanted, moment
 from perdure.stores.text import query_tokens, tokens
 from perdure.stores.values import WHOLE, texts
 
@@ -157,7 +156,7 @@ def _doomed(parts: Parts, choice: _Choice) -> Flow[_Doomed]:
     if choice.key is None:
         rows = yield parts.sql("every_version", *span(prefix))
     else:
-        rows = yield parts.sql("versions_of", prefix, choice.key)
+        rows = yield parts.sql("history", prefix, choice.key)
     values = {row[0]: records.value(row) for row in rows}
     fields = {row[0]: records.provenance(row[9], *row[1:4]) for row in rows}
     chosen = {(row[1], row[2]) for row in rows if choice.meets(values[row[0]], fields[row[0]])}

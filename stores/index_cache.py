@@ -30,7 +30,7 @@ from perdure.stores.index_view import Scope, Sought, View, scope_of
 from perdure.stores.models import Model
 from perdure.stores.namespaces import labels, span
 from perdure.stores.puts import Preparer
-from perdure.stores.records import Records
+from perdure.stores.reading import Records
 
 _LOG = logging.getLogger("perdure")
 

@@ -95,13 +95,6 @@ def joined(namespace: Iterable[str]) -> bytes:
     return "".join(f"{label}\0" for label in namespace).encode()
 
 
-def is_head(condition: MatchCondition, head: bytes) -> bool:
-    """Whether a condition asks no more than that paths begin with `head`."""
-    return condition.match_type == "prefix" and (
-        "*" not in condition.path and head.startswith(joined(condition.path))
-    )
-
-
 def span(prefix: bytes) -> tuple[bytes, bytes]:
     r"""The half-open range of paths under a prefix.
 

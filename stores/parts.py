@@ -24,8 +24,7 @@ from perdure.stores.models import Embeddings, Model
 from perdure.stores.namespaces import check_prefix
 from perdure.stores.options import IndexOptions, Options, agreed_fields, check_number
 from perdure.stores.puts import Limit, Preparer
-from perdure.stores.reading import Reader, Wanted
-from perdure.stores.records import Records, micros
+from perdure.stores.reading import Reader, Records, Wanted, micros
 from perdure.stores.runner import Runner
 from perdure.stores.searching import Searcher
 from perdure.stores.values import fault

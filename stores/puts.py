@@ -12,7 +12,7 @@ from perdure.stores.base import Provenance
 from perdure.stores.models import Embeddings, Model
 from perdure.stores.namespaces import check_key, check_namespace
 from perdure.stores.options import check_number
-from perdure.stores.records import provenance_fields
+from perdure.stores.reading import provenance_fields
 from perdure.stores.text import ANALYZER, asks, tokens
 from perdure.stores.values import decode, encode, texts
 

@@ -26,8 +26,7 @@ from perdure.stores.namespaces import labels, span
 from perdure.stores.options import meant
 from perdure.stores.parts import Parts
 from perdure.stores.puts import Put
-from perdure.stores.reading import ended
-from perdure.stores.records import micros, moment, provenance_of
+from perdure.stores.reading import ended, micros, moment, provenance_of
 from perdure.stores.runner import Effects, Write
 from perdure.stores.values import decode
 from perdure.stores.writer import Changes, New, Times, Writer
@@ -72,7 +71,7 @@ class Transfer:
         out: list[Row] = []
         key = None
         for (key,) in (yield self._parts.sql("key_page", path, last, PAGE)):
-            for row in (yield self._parts.sql("key_versions", path, key)):
+            for row in (yield self._parts.sql("history", path, key)):
                 row = ended(row, self._parts.now())
                 if versions or row[6] is None:
                     out.append(row)
