@@ -69,8 +69,8 @@ from perdure.checkpointers.reports import (
     ThreadInfo,
 )
 from perdure.checkpointers.threads import Threads, missing
-from perdure.checkpointers.writer import Stale, Writer
 from perdure.checkpointers.values import Allowlist
+from perdure.checkpointers.writer import Stale, Writer
 from perdure.errors import ConfigurationError, InvalidConfig
 from perdure.storage.database import Database, DatabaseOwner, Lock, awaited
 from perdure.storage.encryption import Clear, LangGraphCipher, Seal, seal_for

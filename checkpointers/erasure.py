@@ -35,7 +35,6 @@ from perdure.checkpointers.manifest import (
     once,
     positions,
 )
-from perdure.checkpointers.values import unpack
 from perdure.checkpointers.planner import New
 from perdure.checkpointers.reader import PAGE, Reader
 from perdure.checkpointers.records import (
@@ -51,6 +50,7 @@ from perdure.checkpointers.records import (
 )
 from perdure.checkpointers.removal import GONE, Remover, Where
 from perdure.checkpointers.reports import ErasureReport
+from perdure.checkpointers.values import unpack
 from perdure.errors import CorruptRecord, ForbiddenType
 from perdure.storage.flow import Flow, Row
 

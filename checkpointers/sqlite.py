@@ -11,9 +11,9 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure import settings
 from perdure.checkpointers.checkpointer import Checkpointer, serde_and_seal
+from perdure.storage.database import Migration
 from perdure.storage.encryption import agree_on_key
 from perdure.storage.flow import load
-from perdure.storage.database import Migration
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import DURABLE, Synchronous
 

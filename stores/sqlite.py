@@ -11,8 +11,8 @@ from typing import Any, Final, Literal, Self
 from langgraph.store.base import IndexConfig, TTLConfig
 
 from perdure import settings
-from perdure.storage.flow import NamedSQL, load
 from perdure.storage.database import Migration
+from perdure.storage.flow import NamedSQL, load
 from perdure.storage.sqlite import SQLiteDatabase
 from perdure.storage.sqlite_connection import DURABLE, Synchronous
 from perdure.stores.offline import DIMS, StaticEmbedder
