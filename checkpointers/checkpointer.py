@@ -336,9 +336,21 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
             UnknownCheckpoint: It has no such checkpoint.
         """
         at = named(thread_id, checkpoint_ns, checkpoint_id)
-        return self._read(self._threads.history(at, channel, ends))
+        return self._read(self._threads.history(at, channel, ends))()
 
-    ahistory = awaited(history)
+    async def ahistory(
+        self,
+        thread_id: str,
+        *,
+        channel: str = "messages",
+        checkpoint_id: str | None = None,
+        checkpoint_ns: str = "",
+        ends: tuple[int, int] | None = None,
+    ) -> _List[HistoryItem]:
+        """See `history`."""
+        at = named(thread_id, checkpoint_ns, checkpoint_id)
+        decoded = await self.database.aread(self._threads.history(at, channel, ends))
+        return await self.database.in_thread(decoded)
 
     def threads(
         self,
@@ -359,7 +371,16 @@ class Checkpointer(DatabaseOwner, BaseCheckpointSaver[Any]):
         """
         return self.database.read(self._threads.page(limit, after, prefix, active_since))
 
-    athreads = awaited(threads)
+    async def athreads(
+        self,
+        *,
+        limit: int = 50,
+        after: str | None = None,
+        prefix: str = "",
+        active_since: datetime | None = None,
+    ) -> _List[ThreadInfo]:
+        """See `threads`."""
+        return await self.database.aread(self._threads.page(limit, after, prefix, active_since))
 
     def heads(
         self,

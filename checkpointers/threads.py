@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from operator import index
@@ -43,8 +43,11 @@ class Threads:
 
     def history(
         self, at: Address, channel: str, ends: tuple[int, int] | None
-    ) -> Flow[list[HistoryItem]]:
-        """Everything said on the way to a checkpoint; see `Checkpointer.history`."""
+    ) -> Flow[Callable[[], list[HistoryItem]]]:
+        """Everything said on the way to a checkpoint; see `Checkpointer.history`.
+
+        Returns what decodes it, to be called where that may take its time.
+        """
         channel, ends = check_text("channel", channel), None if ends is None else _pair(ends)
         found = yield from self.reader.find(at)
         if found is None:
@@ -58,26 +61,31 @@ class Threads:
         if ends is not None and sum(ends) < len(places):
             places = places[: ends[0]] + places[len(places) - ends[1] :]
         if not places:
-            return []
+            return list
         if not key:
             ((key,),) = yield self.sql("log_of", found.namespace, channel)
         held = snapshot.ranges.get(channel, (0, []))
         seen = {*(yield from self._origins(at, found, *held))}
         ranges = joined((place, place + 1) for place, _ in places)
         log = yield from self.reader.load(at.thread_id, found.thread, key, ranges)
-        values = self.reader.codec.values(log.full(ranges))
+        full = log.full(ranges)
         ref = snapshot.refs.get(channel)
         if isinstance(ref, bytes):
             pairs = type(self.reader.codec.decode(ref)) is dict  # an empty one
         else:
             pairs = ref is not None and ref[0] == DICT
-        if pairs:
-            values = [tuple(v) if type(v) is list and len(v) == 2 else v for v in values]
         found_at = [(log.origin(place), branch) for place, branch in places]
-        return [
-            HistoryItem(value, not branch and origin in seen, origin, branch)
-            for value, (origin, branch) in zip(values, found_at, strict=True)
-        ]
+
+        def decoded() -> list[HistoryItem]:
+            values = self.reader.codec.values(full)
+            if pairs:
+                values = [tuple(v) if type(v) is list and len(v) == 2 else v for v in values]
+            return [
+                HistoryItem(value, not branch and origin in seen, origin, branch)
+                for value, (origin, branch) in zip(values, found_at, strict=True)
+            ]
+
+        return decoded
 
     def _origins(self, at: Address, found: Found, key: int, ranges: Ranges) -> Flow[list[int]]:
         """The first positions of the items of ranges."""
